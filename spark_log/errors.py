@@ -1,0 +1,169 @@
+"""One error tree. Class names are kafka-python's wherever Kafka has the error.
+
+    SparkLogError
+    ├── RetriableError                    trying again may help (`retriable` is a fact of the class)
+    │   ├── MetadataStoreUnavailableError
+    │   ├── StorageUnavailableError
+    │   ├── UnknownTopicOrPartitionError  as in Kafka, where metadata may be on its way
+    │   ├── NotLeaderForPartitionError
+    │   ├── NotEnoughReplicasError
+    │   ├── NotEnoughReplicasAfterAppendError
+    │   └── KafkaTimeoutError
+    └── FatalError                        trying again changes nothing
+        ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
+        ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
+        │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
+        ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
+        ├── OffsetOutOfRangeError, DataLossError
+        ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
+        ├── CheckpointMismatchError
+        └── CorruptRecordError, UnsafePathError, LogDirMismatchError
+"""
+
+import re
+
+
+class SparkLogError(Exception):
+    """Root of every error that spark-log raises on purpose."""
+
+    retriable = False
+
+
+class RetriableError(SparkLogError):
+    retriable = True
+
+
+class FatalError(SparkLogError):
+    pass
+
+
+class MetadataStoreUnavailableError(RetriableError):
+    """The metadata store did not answer, or went away in the middle of a transaction."""
+
+
+class StorageUnavailableError(RetriableError):
+    """A log dir cannot be written or read just now (disk full, mount gone, object store away)."""
+
+
+class UnknownTopicOrPartitionError(RetriableError):
+    """This cluster does not host the topic or the partition."""
+
+
+class NotLeaderForPartitionError(RetriableError):
+    """The leader epoch that the writer knew is not the current one, or the partition has no leader."""
+
+
+class NotEnoughReplicasError(RetriableError):
+    """acks=all and the ISR is smaller than min.insync.replicas; nothing was appended."""
+
+
+class NotEnoughReplicasAfterAppendError(RetriableError):
+    """acks=all and the ISR shrank below min.insync.replicas while the records were on their way."""
+
+
+class KafkaTimeoutError(RetriableError):
+    """The time given for the operation has passed."""
+
+
+class ClusterNotFoundError(FatalError):
+    """There is no cluster at the address."""
+
+
+class ClusterAlreadyExistsError(FatalError):
+    """There is a cluster at the address already."""
+
+
+class UnsupportedVersionError(FatalError):
+    """The metadata store was written by a newer spark-log."""
+
+
+class UnsupportedStoreError(FatalError):
+    """The metadata store cannot give the guarantees that the log needs (network file system, fsync off, a standby)."""
+
+
+class InvalidConfigurationError(FatalError):
+    """A config name or its value is not valid."""
+
+
+class InvalidOptionError(FatalError):
+    """An option of `format("spark_log")` is missing, contradictory or malformed."""
+
+
+class InvalidTopicError(FatalError):
+    """The topic name is not legal."""
+
+
+class InvalidPartitionsError(FatalError):
+    """The number of partitions is not valid."""
+
+
+class InvalidReplicationFactorError(FatalError):
+    """The replication factor is below 1 or larger than the number of brokers."""
+
+
+class TopicAlreadyExistsError(FatalError):
+    """The topic exists, or its name collides with one that does (`.` and `_` count as the same)."""
+
+
+class PolicyViolationError(FatalError):
+    """The operation is not allowed on this topic (internal, or of another cleanup.policy)."""
+
+
+class InvalidRecordError(FatalError):
+    """A record has a field that the log cannot take."""
+
+
+class MessageSizeTooLargeError(InvalidRecordError):
+    """A record is larger than max.message.bytes."""
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A record's timestamp is negative or too far in the future."""
+
+
+class OffsetOutOfRangeError(FatalError):
+    """The offset is below the log start offset or above the high watermark."""
+
+
+class DataLossError(FatalError):
+    """Records that the reader was entitled to are gone (see failOnDataLoss)."""
+
+
+class ProducerFencedError(FatalError):
+    """A newer epoch of the same producer is at work."""
+
+
+class OutOfOrderSequenceNumberError(FatalError):
+    """The producer's sequence has a gap: a batch before this one was lost."""
+
+
+class UnknownProducerIdError(FatalError):
+    """The producer's state has expired and its sequence is not 0."""
+
+
+class WriteIdExpiredError(FatalError):
+    """The write id's lease ran out before the append; its files may be gone."""
+
+
+class CheckpointMismatchError(FatalError):
+    """A Spark batch comes a second time with other rows, or after a newer one: a copied or rolled-back checkpoint."""
+
+
+class CorruptRecordError(FatalError):
+    """Stored bytes fail their checksum or are not what the metadata says."""
+
+
+class UnsafePathError(FatalError):
+    """A path in the metadata is absolute, climbs with `..` or crosses a symlink."""
+
+
+class LogDirMismatchError(FatalError):
+    """A log dir does not carry the id that the metadata store knows (empty, swapped or restored), or overlaps another."""
+
+
+_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@\s]*@")
+
+
+def redact(text: str) -> str:
+    """`text` with the password of every URL in it replaced, for messages, logs, reprs and Spark plans."""
+    return _URL_PASSWORD.sub(r"\1:***@", text)
