@@ -1,0 +1,37 @@
+"""Named points where a test can kill this process, to show what a crash there leaves behind.
+
+`SPARK_LOG_FAILPOINT=append.committed` kills the process with SIGKILL the first time it passes the point;
+`append.committed:3` the third time. Without the variable a point costs one dictionary look-up.
+"""
+
+import os
+import signal
+
+POINTS = {
+    "file.temporary-written": "a segment's bytes are in a temporary file, not forced to disk",
+    "file.renamed": "a segment file has its final name; nobody names it yet",
+    "append.decided": "inside the append transaction, before COMMIT",
+    "append.committed": "the append transaction is durable; the caller has not been told",
+    "seal.file-written": "a sealed segment file exists; the transaction that swaps it in has not begun",
+    "seal.committed": "the tail has been swapped for the sealed file; the Delta table does not know",
+    "publish.before-commit": "the difference is known; the Delta log has not been written",
+    "publish.committed": "the Delta commit is done; the metadata store has not recorded it",
+    "publish.recorded": "the metadata store has recorded the Delta version",
+}
+
+_ENVIRONMENT_VARIABLE = "SPARK_LOG_FAILPOINT"
+_passed: dict[str, int] = {}
+
+
+def failpoint(name: str) -> None:
+    """Die here with SIGKILL if the environment names this point. `name` is a key of `POINTS`."""
+    wanted = os.environ.get(_ENVIRONMENT_VARIABLE)
+    if wanted is None:
+        return
+    point, _, count = wanted.partition(":")
+    assert name in POINTS and point in POINTS, f"no such failpoint: {name if name not in POINTS else point}"
+    if point != name:
+        return
+    _passed[name] = _passed.get(name, 0) + 1
+    if _passed[name] == int(count or 1):
+        os.kill(os.getpid(), signal.SIGKILL)

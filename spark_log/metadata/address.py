@@ -1,0 +1,68 @@
+"""Where a cluster is: a folder with a SQLite file in it, or the URL of a PostgreSQL database."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from spark_log.errors import InvalidConfigurationError, UnsupportedStoreError, redact
+
+SQLITE_FILE = "metadata.sqlite"
+_POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A cluster's address, parsed once.
+
+    `url` is what SQLAlchemy opens; `folder` is set for an embedded cluster only. `str()` and `repr()` show no password.
+    """
+
+    url: str
+    folder: Path | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`."""
+        if not isinstance(text, str) or not text.strip() or "\0" in text:
+            raise InvalidConfigurationError(f"cluster: expected a folder or a postgresql+psycopg:// URL, got {text!r}")
+        text = text.strip()
+        scheme, separator, rest = text.partition("://")
+        if separator and scheme in _POSTGRESQL:
+            return cls("postgresql+psycopg://" + rest, None)
+        if separator and scheme != "file":
+            raise InvalidConfigurationError(
+                f"cluster: expected a folder or a postgresql+psycopg:// URL, got {redact(text)!r}"
+                " (an object store can hold log dirs, not the metadata)"
+            )
+        folder = Path(os.path.abspath(unquote(urlsplit(text).path) if separator else os.path.expanduser(text)))
+        return cls(f"sqlite:///{folder / SQLITE_FILE}", folder)
+
+    def __str__(self) -> str:
+        return str(self.folder) if self.folder else redact(self.url)
+
+    def __repr__(self) -> str:
+        return f"Address({str(self)!r})"
+
+
+_NETWORK_FILE_SYSTEMS = frozenset(
+    "9p afs beegfs ceph cifs fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs nfs4 smb3 smbfs".split()
+)
+
+
+def refuse_network_file_system(folder: Path, mounts: str) -> None:
+    """SQLite's WAL needs shared memory and locks that network file systems do not give. `mounts` is /proc/mounts."""
+    best, kind = "", ""
+    real = os.path.realpath(folder)
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, fields[2]
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise UnsupportedStoreError(
+            f"cluster: {folder} is on a network file system ({kind} at {best}), where SQLite can lose or corrupt data;"
+            " keep the metadata in PostgreSQL (postgresql+psycopg://…) and only the log dirs there"
+        )

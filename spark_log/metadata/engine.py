@@ -1,0 +1,131 @@
+"""How each database is opened: the settings that make a commit durable and writers fair."""
+
+import fcntl
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from spark_log.errors import ClusterNotFoundError, UnsupportedStoreError
+from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
+
+_BUSY_TIMEOUT_MS = 60_000
+_WRITES = "spark_log_writes"
+
+
+def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
+    """An engine whose every connection is set up for `address`; `create` allows a SQLite file to come into being."""
+    engine = _sqlite_engine(address.folder, create) if address.folder else _postgresql_engine(address)
+    _engines.add(engine)
+    return engine
+
+
+def begin_write(connection: sa.Connection) -> sa.Connection:
+    """The same connection, whose next transaction will take SQLite's write lock at its beginning."""
+    return connection.execution_options(**{_WRITES: True})
+
+
+class WriterQueue:
+    """Writers of a SQLite file queue here: the kernel wakes them in turn, where SQLite's busy handler lets one starve.
+
+    A thread lock in front of the file lock keeps the threads of a process in turn too, and on one descriptor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread_lock = threading.Lock()
+        self._descriptor = -1
+        self._process = -1
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        with self._thread_lock:
+            if self._process != os.getpid():  # a forked child must not share its parent's file lock
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._process = os.getpid()
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
+    refuse_network_file_system(folder, Path("/proc/mounts").read_text())
+    path = folder / SQLITE_FILE
+    if not create and not path.is_file():
+        raise ClusterNotFoundError(f"no cluster at {folder}: make one with `spark-log init {folder}`")
+    engine = sa.create_engine(
+        f"sqlite:///file:{_quote_for_uri(path)}?mode={'rwc' if create else 'rw'}&uri=true",
+        connect_args={"timeout": _BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN comes too late and cannot be IMMEDIATE
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA temp_store=MEMORY")
+        cursor.execute("PRAGMA cache_size=-16384")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        immediate = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _quote_for_uri(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _postgresql_engine(address: Address) -> sa.Engine:
+    engine = sa.create_engine(
+        address.url,
+        pool_pre_ping=False,  # a lost connection is met and retried where it is used, which costs no round trip
+        connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": "-c timezone=UTC"},
+    )
+
+    @event.listens_for(engine, "connect")
+    def check(connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
+                " current_setting('full_page_writes'), pg_is_in_recovery()"
+            )
+            fsync, synchronous_commit, full_page_writes, in_recovery = cursor.fetchone()
+        connection.rollback()
+        if in_recovery:
+            raise UnsupportedStoreError(f"{address}: this PostgreSQL server is a standby in recovery; name the primary")
+        if fsync != "on" or full_page_writes != "on":
+            raise UnsupportedStoreError(
+                f"{address}: fsync is {fsync} and full_page_writes is {full_page_writes}; both must be on,"
+                " or an acknowledged record may be lost"
+            )
+        if synchronous_commit not in ("on", "remote_apply"):
+            raise UnsupportedStoreError(
+                f"{address}: synchronous_commit is {synchronous_commit}; it must be on (or remote_apply),"
+                " or an acknowledged record may be lost"
+            )
+
+    return engine
+
+
+_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()
+
+
+def _forget_connections_of_parent() -> None:
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections_of_parent)

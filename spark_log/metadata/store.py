@@ -1,0 +1,256 @@
+"""The metadata store as the rest of the code sees it: snapshots to read, transactions to write, one place that retries."""
+
+import contextlib
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.errors import (
+    ClusterAlreadyExistsError,
+    ClusterNotFoundError,
+    MetadataStoreUnavailableError,
+    StorageUnavailableError,
+    UnsupportedVersionError,
+    redact,
+)
+from spark_log.metadata import engine as engines
+from spark_log.metadata import tables
+from spark_log.metadata.address import Address
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_MS = 120_000
+"""How long a write is retried: Kafka's delivery.timeout.ms."""
+
+
+@dataclass(frozen=True)
+class StoreClock:
+    """The store's clock inside one transaction.
+
+    `wall_ms` is for timestamps. `lease_ms` judges leases, and only among rows of the same `era`: on SQLite it is the
+    host's boot clock, which nobody sets back, under the name of that boot; on PostgreSQL it is the server's now().
+    """
+
+    wall_ms: int
+    lease_ms: int
+    era: str
+
+    def expired(self, until_ms: int, era: str) -> bool:
+        """Whether a lease until `until_ms`, written under `era`, has ended."""
+        return era != self.era or until_ms <= self.lease_ms
+
+
+@dataclass
+class Attempt:
+    """Which try of a transaction this is. `may_be_committed`: the connection went away during an earlier COMMIT."""
+
+    number: int = 0
+    may_be_committed: bool = False
+
+
+class Store:
+    """The metadata store of one cluster. Safe to share between threads; not carried to other processes."""
+
+    def __init__(self, address: Address, *, create: bool = False) -> None:
+        self.address = address
+        self.engine = engines.create_engine(address, create=create)
+        self.sqlite = address.folder is not None
+        self._queue = engines.WriterQueue(address.folder / "metadata.lock") if address.folder else None
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[sa.Connection]:
+        """A short read-only transaction that sees one state of everything."""
+        try:
+            with self.engine.connect() as connection:
+                if not self.sqlite:
+                    connection = connection.execution_options(
+                        isolation_level="REPEATABLE READ", postgresql_readonly=True
+                    )
+                with connection.begin():
+                    yield connection
+        except sa.exc.DBAPIError as error:
+            raise _translate(error, self.address) from error
+
+    def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = 10_000) -> T:
+        """`body` in a snapshot, tried again while the store is away."""
+        deadline = clock.monotonic_s() + timeout_ms / 1000
+        for number in range(10_000):
+            try:
+                with self.snapshot() as connection:
+                    return body(connection)
+            except MetadataStoreUnavailableError:
+                _back_off(number, deadline)
+        raise AssertionError("unreachable: _back_off raises at the deadline")
+
+    def transact(
+        self,
+        body: Callable[[sa.Connection, Attempt], T],
+        *,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        durable: bool = True,
+    ) -> T:
+        """Run `body` in one write transaction and return what it returned, once the commit is done.
+
+        Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
+        MetadataStoreUnavailableError. `body` may therefore run more than once, and sees in its `Attempt` whether an
+        earlier try may have been committed. With `durable=False` the commit is not forced to disk (flush.messages).
+        """
+        attempt = Attempt()
+        deadline = clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            committing = False
+            try:
+                with self._writer_turn(), self._writing_connection(durable) as connection:
+                    transaction = connection.begin()
+                    try:
+                        if not durable and not self.sqlite:
+                            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+                        result = body(connection, attempt)
+                        committing = True
+                        transaction.commit()
+                    except BaseException:
+                        with contextlib.suppress(sa.exc.DBAPIError):
+                            transaction.rollback()
+                        raise
+                return result
+            except sa.exc.DBAPIError as error:
+                translated = _translate(error, self.address)
+                if not isinstance(translated, MetadataStoreUnavailableError):
+                    raise translated from error
+                attempt.may_be_committed |= committing and error.connection_invalidated
+                _back_off(attempt.number, deadline, error)
+                attempt.number += 1
+
+    @contextlib.contextmanager
+    def _writer_turn(self) -> Iterator[None]:
+        if self._queue is None:
+            yield
+        else:
+            with self._queue.turn():
+                yield
+
+    @contextlib.contextmanager
+    def _writing_connection(self, durable: bool) -> Iterator[sa.Connection]:
+        with self.engine.connect() as connection:
+            connection = engines.begin_write(connection)
+            if durable or not self.sqlite:
+                yield connection
+                return
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            driver.execute("PRAGMA synchronous=NORMAL")
+            try:
+                yield connection
+            finally:
+                driver.execute("PRAGMA synchronous=FULL")
+
+    def clock(self, connection: sa.Connection) -> StoreClock:
+        """The store's time in this transaction."""
+        if self.sqlite:
+            return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
+        now_ms = connection.exec_driver_sql(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        ).scalar_one()
+        return StoreClock(now_ms, now_ms, "")
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def create_store(address: Address) -> Store:
+    """A new, empty store with all its tables. ClusterAlreadyExistsError if there is one; a half-made one is completed."""
+    from spark_log.metadata import migrations
+
+    if address.folder:
+        address.folder.mkdir(parents=True, exist_ok=True)
+    store = Store(address, create=True)
+
+    def create(connection: sa.Connection, _attempt: Attempt) -> None:
+        if revision_of(connection) is not None and connection.execute(sa.select(tables.cluster.c.cluster_id)).first():
+            raise ClusterAlreadyExistsError(f"there is a cluster at {address} already")
+        migrations.upgrade(connection)
+        connection.execute(
+            tables.cluster.insert(),
+            {"singleton": 1, "cluster_id": str(uuid.uuid4()), "created_ms": store.clock(connection).wall_ms},
+        )
+
+    try:
+        store.transact(create, timeout_ms=10_000)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def open_store(address: Address) -> Store:
+    """The store at `address`: ClusterNotFoundError without one, UnsupportedVersionError if a newer spark-log wrote it.
+
+    A store of an older revision is brought up to this one.
+    """
+    store = Store(address)
+    try:
+        revision = store.read(revision_of)
+        if revision is None:
+            raise ClusterNotFoundError(f"no cluster at {address}: make one with `spark-log init {address}`")
+        if revision != tables.SCHEMA_REVISION:
+            _upgrade(store, revision)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def revision_of(connection: sa.Connection) -> str | None:
+    """The Alembic revision of the store, None where there is none."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
+
+
+def _upgrade(store: Store, revision: str) -> None:
+    from spark_log.metadata import migrations
+
+    if revision not in migrations.known_revisions():
+        raise UnsupportedVersionError(
+            f"the metadata store at {store.address} has revision {revision!r}, which is newer than this spark-log"
+            f" understands ({tables.SCHEMA_REVISION!r}): upgrade spark-log on this machine"
+        )
+    store.transact(lambda connection, _attempt: migrations.upgrade(connection))
+
+
+def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:
+    """Wait before the next try: 1 ms doubling to 500 ms, with jitter. At the deadline, raise what is being handled."""
+    if clock.monotonic_s() >= deadline:
+        if cause is not None:
+            raise MetadataStoreUnavailableError(redact(f"the metadata store did not answer: {cause}")) from cause
+        raise
+    clock.sleep_s(min(0.5, 0.001 * 2 ** min(number, 9)) * (0.5 + random.random()))
+
+
+_POSTGRESQL_RETRIABLE = ("40001", "40P01", "55P03", "08", "57P0", "53300")
+"""Serialisation failure, deadlock, lock not available, connection exceptions, shutdown, too many connections."""
+
+
+def _translate(error: sa.exc.DBAPIError, address: Address) -> Exception:
+    """The error of our tree that a database error stands for; what is a bug of ours stays as it is."""
+    message = redact(f"metadata store at {address}: {error.orig}")
+    state = getattr(error.orig, "sqlstate", None)
+    if "disk is full" in str(error.orig) or state == "53100" or "disk I/O error" in str(error.orig):
+        return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
+    if isinstance(error, sa.exc.OperationalError) and (
+        error.connection_invalidated
+        or (state is None and not _is_sqlite_error(error))
+        or (state is not None and state.startswith(_POSTGRESQL_RETRIABLE))
+        or "database is locked" in str(error.orig)
+    ):
+        return MetadataStoreUnavailableError(message)
+    return error
+
+
+def _is_sqlite_error(error: sa.exc.DBAPIError) -> bool:
+    return type(error.orig).__module__ == "sqlite3"
