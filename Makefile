@@ -1,0 +1,67 @@
+# spark-log. `make` lists the targets. Each installs what it needs; nothing outside .venv is touched
+# except that root gets Debian's Java and PostgreSQL packages where they are missing.
+
+VENV    := .venv
+PYTHON  := $(CURDIR)/$(VENV)/bin/python
+SOURCES := $(wildcard spark_log jobs pyspark_spark_log.py)
+LINTED  := $(SOURCES) $(wildcard tests scripts benchmarks)
+
+# Spark's Python workers must be the interpreter that drives them.
+export PYSPARK_PYTHON        := $(PYTHON)
+export PYSPARK_DRIVER_PYTHON := $(PYTHON)
+export SPARK_LOCAL_IP        ?= 127.0.0.1
+export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Recipes that need Java start with this: an old default Java does not matter while a good one is installed.
+WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
+
+.DEFAULT_GOAL := help
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+venv: $(VENV)/.installed  ## .venv with spark-log (editable) and all that develops, tests and demonstrates it
+
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/venv.sh
+	scripts/venv.sh $(VENV)
+	@touch $@
+
+java:  ## Java 17 or later, where it is missing
+	@scripts/java.sh install
+
+postgres:  ## PostgreSQL's server programs, where they are missing
+	@scripts/postgres.sh
+
+delta: $(VENV)/.delta  ## Delta's JARs, once, into the Spark of .venv
+
+$(VENV)/.delta: $(VENV)/.installed scripts/delta_jars.py | java
+	$(WITH_JAVA) $(PYTHON) scripts/delta_jars.py
+	@touch $@
+
+check: venv lint-docker  ## ruff, mypy --strict, the layers, the Dockerfile
+	ruff check $(LINTED)
+	ruff format --check $(LINTED)
+	mypy --strict $(SOURCES) tests/support
+	lint-imports
+
+lint-docker: venv  ## the Dockerfile
+	hadolint docker/Dockerfile
+
+format: venv  ## let ruff format and fix what it can
+	ruff format $(LINTED)
+	ruff check --fix $(LINTED)
+
+test: check java postgres delta  ## check, then every test
+	$(WITH_JAVA) $(PYTHON) -m pytest $(PYTEST_ARGS)
+
+unit: venv  ## the fast tests only
+	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
+
+demo: venv java delta  ## the whole product on a real data set
+	$(WITH_JAVA) $(PYTHON) scripts/demo.py
+
+bench: venv java postgres delta  ## the benchmarks
+	$(WITH_JAVA) $(PYTHON) -m benchmarks
+
+clean:  ## remove .venv and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

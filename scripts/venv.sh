@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Makes the virtual environment $1 and installs spark-log into it, with the versions of constraints.txt.
+set -euo pipefail
+venv=$1
+
+if [[ ! -x $venv/bin/python ]]; then
+    python=$(command -v python3.11 || command -v python3 || true)
+    if [[ -z $python ]] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "spark-log needs Python 3.11 or later: install python3 and python3-venv" >&2
+        exit 1
+    fi
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+        if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+            echo "Python's venv module is not complete: install Debian's package python3-venv" >&2
+            exit 1
+        fi
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv
+    fi
+    "$python" -m venv "$venv"
+fi
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'

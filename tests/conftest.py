@@ -1,0 +1,72 @@
+"""Fixtures that every test may use; the servers behind them are in tests/support."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import settings
+from pyspark.sql import SparkSession
+
+from tests.support.postgres import PostgresNotInstalledError, PostgresServer
+from tests.support.s3 import S3Server
+from tests.support.spark import session
+
+# A shared machine makes single examples slow by chance; a hang is pytest-timeout's to find.
+settings.register_profile("spark-log", deadline=None, print_blob=True)
+settings.load_profile("spark-log")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running PostgreSQL, fsync on. A test that restarts it leaves it running."""
+    try:
+        server = PostgresServer()
+    except PostgresNotInstalledError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        server.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """URL of an empty database of this test alone."""
+    return postgres_server.create_database()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Address of a cluster yet to be made: once a folder (SQLite), once a PostgreSQL URL."""
+    if request.param == "sqlite":
+        return str(tmp_path / "cluster")
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_uri(s3_server: S3Server) -> str:
+    """A pyarrow.fs URI of an empty folder in object storage, of this test alone."""
+    return s3_server.uri(uuid4().hex)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One local Spark for all tests: two cores, Delta, UTC."""
+    spark = session("local[2]", tmp_path_factory.mktemp("warehouse"))
+    yield spark
+    spark.stop()

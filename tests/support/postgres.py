@@ -1,0 +1,139 @@
+"""A real PostgreSQL for the tests: its own data folder, a free loopback port, durable as in production."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+
+USER = "spark_log"
+
+
+class PostgresNotInstalledError(Exception):
+    """There is no `initdb` on this machine."""
+
+
+def find_programs() -> Path:
+    """Folder of `initdb` and `postgres`, the newest version where there are several."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(debian[-1]) if debian else shutil.which("initdb")
+    if found is None:
+        raise PostgresNotInstalledError("no initdb found: install Debian's package postgresql (`make postgres`)")
+    return Path(found).resolve().parent
+
+
+class PostgresServer:
+    """One server process. PostgreSQL refuses root, so under root it runs as an unprivileged user.
+
+    `kill` and `start` on the same data folder are a crash and a recovery.
+    """
+
+    def __init__(self) -> None:
+        self._programs = find_programs()
+        self._root = Path(tempfile.mkdtemp(prefix="spark-log-pg-"))
+        self._data = self._root / "data"
+        self._owner = _unprivileged_user()
+        self._numbers = count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        if self._owner is not None:
+            os.chown(self._root, self._owner.pw_uid, self._owner.pw_gid)
+        initdb = [self._programs / "initdb", "-D", self._data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C"]
+        self._run(*map(str, initdb), "--no-instructions")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return (self._root / "log").read_text(errors="replace")
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Start and wait until it takes connections. fsync and synchronous_commit are on."""
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": self._root,
+            "max_connections": 100,
+            "fsync": "on",
+            "full_page_writes": "on",
+            "synchronous_commit": "on",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with (self._root / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._programs / "postgres"), "-D", str(self._data), *options],
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
+                **self._as_owner(),
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{self.log[-4000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Shut down; open connections are cut."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Crash: every server process ends at once, and the next start recovers from the write-ahead log."""
+        self._end(signal.SIGQUIT)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def create_database(self) -> str:
+        """URL of a new, empty database."""
+        name = f"db{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, sql: str, database: str = "postgres") -> None:
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", database]
+        self._run(str(self._programs / "psql"), *address, "-q", "-v", "ON_ERROR_STOP=1", "-c", sql)
+
+    def _answers(self) -> bool:
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(ready, check=False).returncode == 0
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        self._process.wait(timeout=60)
+        self._process = None
+
+    def _run(self, *command: str) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self._root, check=False, **self._as_owner())
+        if done.returncode != 0:
+            raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
+
+    def _as_owner(self) -> dict[str, object]:
+        return {} if self._owner is None else {"user": self._owner.pw_uid, "group": self._owner.pw_gid}
+
+
+def _unprivileged_user() -> pwd.struct_passwd | None:
+    """Who shall run the server: None is ourselves."""
+    if os.geteuid() != 0:
+        return None
+    users = {user.pw_name: user for user in pwd.getpwall()}
+    return users.get("postgres") or users["nobody"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,57 @@
+"""Object storage for the tests: moto's S3 on loopback, reached as a log dir reaches any: by a pyarrow.fs URI."""
+
+from urllib.parse import quote
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+ACCESS_KEY = "test-access-key"
+SECRET_KEY = "test-secret-key"
+REGION = "us-east-1"
+
+
+class S3Server:
+    """A server with one bucket. Other processes of this machine (Spark workers) reach it too."""
+
+    bucket = "log-dirs"
+
+    def __init__(self) -> None:
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+
+    @property
+    def host(self) -> str:
+        """`127.0.0.1:port`"""
+        address, port = self._server.get_host_and_port()
+        return f"{address}:{port}"
+
+    def start(self) -> None:
+        self._server.start()
+        self.client().create_bucket(Bucket=self.bucket)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def client(self):  # type: ignore[no-untyped-def]  # boto3 has no static client types
+        """A boto3 client, for what a test does behind the log's back."""
+        return boto3.client(
+            "s3",
+            endpoint_url=f"http://{self.host}",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name=REGION,
+        )
+
+    def uri(self, prefix: str) -> str:
+        """A pyarrow.fs URI of a folder in the bucket, with the endpoint and the keys in it."""
+        keys = f"{ACCESS_KEY}:{SECRET_KEY}"
+        return f"s3://{keys}@{self.bucket}/{prefix}?region={REGION}&scheme=http&endpoint_override={quote(self.host)}"
+
+    def storage_options(self) -> dict[str, str]:
+        """What deltalake needs to reach the same bucket."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://{self.host}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+        }
