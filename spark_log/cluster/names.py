@@ -1,0 +1,75 @@
+"""Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
+
+legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide when they are equal with `_` for `.`: metric
+names and folders cannot tell them apart. Internal topics can be read by anyone and written by nobody but the cluster.
+"""
+
+import re
+from collections.abc import Iterable
+
+from spark_log.errors import InvalidTopicError, PolicyViolationError, TopicAlreadyExistsError
+
+TOPIC_NAME_LENGTH_MAX = 249
+
+CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC = "__transaction_state"
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC})
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def validate_topic_name(name: object, field: str = "topic") -> str:
+    """`name`, if it is legal. `field` is what the message calls it (an option, a column, an argument).
+
+    Raises InvalidTopicError that names the field and the value.
+    """
+    if not isinstance(name, str):
+        raise InvalidTopicError(f"{field} must be text, got {name!r}")
+    if not name:
+        raise InvalidTopicError(f"{field} is not a legal topic name: {name!r} is empty")
+    if len(name) > TOPIC_NAME_LENGTH_MAX:
+        raise InvalidTopicError(
+            f"{field} is not a legal topic name: {name[:50]!r}… has {len(name)} characters, more than "
+            f"{TOPIC_NAME_LENGTH_MAX}"
+        )
+    if name in (".", ".."):
+        raise InvalidTopicError(f"{field} is not a legal topic name: {name!r} cannot be '.' or '..'")
+    if not _LEGAL.fullmatch(name):
+        raise InvalidTopicError(
+            f"{field} is not a legal topic name: {name!r} has characters other than ASCII letters, digits, '.', '_' "
+            "and '-'"
+        )
+    return name
+
+
+def validate_user_topic(name: object, operation: str, field: str = "topic") -> str:
+    """`name`, if it is legal and a user may do `operation` ("write to", "create", "delete") on it.
+
+    Raises InvalidTopicError, or PolicyViolationError for an internal topic.
+    """
+    topic = validate_topic_name(name, field)
+    if is_internal(topic):
+        raise PolicyViolationError(f"Cannot {operation} {field} {topic!r}: it is internal to the cluster")
+    return topic
+
+
+def is_internal(topic: str) -> bool:
+    """Whether only the cluster itself writes to `topic`. Patterns do not match such topics."""
+    return topic in INTERNAL_TOPICS
+
+
+def collision_key(topic: str) -> str:
+    """Equal for two names exactly if they collide. Worth a unique index in the metadata store."""
+    return topic.replace(".", "_")
+
+
+def check_collision(topic: str, existing: Iterable[str], field: str = "topic") -> None:
+    """Raises TopicAlreadyExistsError if `topic` is, or collides with, one of `existing`. O(len(existing))."""
+    key = collision_key(topic)
+    for other in existing:
+        if other == topic:
+            raise TopicAlreadyExistsError(f"{field} {topic!r} already exists")
+        if collision_key(other) == key:
+            raise TopicAlreadyExistsError(
+                f"{field} {topic!r} collides with the existing topic {other!r}: '.' and '_' count as the same character"
+            )

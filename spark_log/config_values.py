@@ -1,0 +1,136 @@
+"""Text of one config value -> its type. No rule here knows the name of a config.
+
+A `ValueType` refuses what Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN): what is stored is what
+was typed, and `parse(text) -> value`, `show(value) -> text` are inverse up to the spelling of numbers.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?|\.[0-9]{1,20}")
+
+
+class ValueType(ABC):
+    """What a config accepts. `kind` is Kafka's name of the type (long, int, double, boolean, string, list)."""
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def expected(self) -> str:
+        """What is valid, as a phrase that completes "expected …"."""
+
+    @abstractmethod
+    def parse(self, text: str) -> Any:
+        """The typed value of `text`. Raises ValueError; its text, if any, is a reason beyond `expected`."""
+
+    def show(self, value: Any) -> str:
+        """The text that `parse` would read as `value`."""
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Integer(ValueType):
+    """A whole number in decimal digits, least <= value <= most."""
+
+    least: int
+    most: int = INT64_MAX
+    kind: str = "long"
+
+    @property
+    def expected(self) -> str:
+        return f"a whole number from {self.least} to {self.most}"
+
+    def parse(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text) or not self.least <= int(text) <= self.most:
+            raise ValueError
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Decimal(ValueType):
+    """A finite decimal fraction without an exponent, least <= value <= most."""
+
+    least: float
+    most: float
+    kind: str = "double"
+
+    @property
+    def expected(self) -> str:
+        return f"a decimal number from {self.least:g} to {self.most:g}"
+
+    def parse(self, text: str) -> float:
+        if not _DECIMAL.fullmatch(text):
+            raise ValueError
+        value = float(text)
+        if not math.isfinite(value) or not self.least <= value <= self.most:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Boolean(ValueType):
+    """true or false, in any case as in Kafka."""
+
+    kind: str = "boolean"
+
+    @property
+    def expected(self) -> str:
+        return "true or false"
+
+    def parse(self, text: str) -> bool:
+        try:
+            return {"true": True, "false": False}[text.lower()]
+        except KeyError:
+            raise ValueError from None
+
+    def show(self, value: Any) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True)
+class Choice(ValueType):
+    """One of some words; `aliases` are other spellings, `refused` are words that deserve a reason."""
+
+    words: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    kind: str = "string"
+
+    @property
+    def expected(self) -> str:
+        return "one of " + ", ".join(self.words + tuple(alias for alias, _ in self.aliases))
+
+    def parse(self, text: str) -> str:
+        word = dict(self.aliases).get(text, text)
+        if word not in self.words:
+            raise ValueError(dict(self.refused).get(word, ""))
+        return word
+
+
+@dataclass(frozen=True)
+class WordSet(ValueType):
+    """One or more different words, separated by commas, in any order."""
+
+    words: tuple[str, ...]
+    kind: str = "list"
+
+    @property
+    def expected(self) -> str:
+        return "one or more of " + ", ".join(self.words) + ", separated by commas"
+
+    def parse(self, text: str) -> frozenset[str]:
+        given = re.split(r" *, *", text)
+        if len(set(given)) != len(given) or not set(given) <= set(self.words):
+            raise ValueError
+        return frozenset(given)
+
+    def show(self, value: Any) -> str:
+        return ",".join(sorted(value))

@@ -1,0 +1,268 @@
+"""The options of `format("spark_log")`: text becomes types once, here.
+
+Names, defaults, precedence and messages are those of Spark's connector ("Structured Streaming + Kafka Integration
+Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored. Everything wrong raises
+InvalidOptionError (a topic name: InvalidTopicError) that names the option and the value. Passwords in cluster addresses
+do not show in reprs or messages.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from spark_log.cluster.names import validate_user_topic
+from spark_log.datasource.offsets import EARLIEST, LATEST, parse_offsets, parse_timestamps
+from spark_log.datasource.option_text import INT32_MAX, INT64_MAX, INTEGER, OptionText
+from spark_log.datasource.positions import (
+    EarliestOffsets,
+    GlobalTimestamp,
+    LatestOffsets,
+    Position,
+    SpecificOffsets,
+    SpecificTimestamps,
+    TimestampStrategy,
+    check_unresolved,
+    show,
+)
+from spark_log.datasource.subscription import Subscription, parse_subscription
+from spark_log.errors import InvalidOptionError, redact
+
+CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
+DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
+
+READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""Fields of every row read, in order; `headers` follows them with includeHeaders."""
+HEADERS_COLUMN = "headers"
+
+_REFUSED_IN_READS = {
+    "kafka.auto.offset.reset": "Kafka option 'auto.offset.reset' is not supported. Instead set the source option "
+    "'startingoffsets' to 'earliest' or 'latest' to specify where to start. Structured Streaming manages which offsets "
+    "are consumed internally, rather than relying on the consumer to do it. This will ensure that no data is missed "
+    "when new topics/partitions are dynamically subscribed. Note that 'startingoffsets' only applies when a new "
+    "Streaming query is started, and that resuming will always pick up from where the query left off.",
+    "kafka.key.deserializer": "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte "
+    "arrays. Use DataFrame operations to explicitly deserialize the keys.",
+    "kafka.value.deserializer": "Kafka option 'value.deserializer' is not supported as values are deserialized as byte "
+    "arrays. Use DataFrame operations to explicitly deserialize the values.",
+    "kafka.enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported. Set the source option 'group.id' "
+    "to have a query commit the end offsets of each batch.",
+    "kafka.interceptor.classes": "Kafka option 'interceptor.classes' is not supported. Use DataFrame operations "
+    "instead.",
+}
+_REFUSED_IN_WRITES = {
+    "kafka.key.serializer": "Kafka option 'key.serializer' is not supported as keys are written as byte arrays.",
+    "kafka.value.serializer": "Kafka option 'value.serializer' is not supported as values are written as byte arrays.",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class ReadOptions:
+    """What the user asked a batch or a stream to read. Frozen and picklable; the cluster's address stays on the
+    driver."""
+
+    cluster: str
+    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), else the environment."""
+    subscription: Subscription
+    """Exactly one of subscribe, subscribePattern, assign."""
+    starting: Position
+    """startingTimestamp > startingOffsetsByTimestamp > startingOffsets; a batch starts at earliest, a stream at
+    latest."""
+    ending: Position
+    """endingTimestamp > endingOffsetsByTimestamp > endingOffsets; always latest for a stream."""
+    starting_timestamp_strategy: TimestampStrategy = "error"
+    """startingOffsetsByTimestampStrategy: what a start by timestamp does where no record is as new."""
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
+    columns: tuple[str, ...] = READ_COLUMNS
+    """Fields of the rows, in order. Option `columns`, ours; else all."""
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
+    group_id: str | None = None
+    """With it a query commits its end offsets to that group. Option `group.id` (alias kafka.group.id)."""
+    group_id_prefix: str | None = None
+    """groupIdPrefix; without effect where there is a group id."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "ReadOptions":
+        """`options` as Spark hands them over; `environ` is os.environ, passed in. Raises InvalidOptionError."""
+        given = OptionText(options)
+        if streaming:
+            given.refuse("endingoffsets", "ending offset not valid in streaming queries")
+            given.refuse("endingoffsetsbytimestamp", "ending timestamp not valid in streaming queries")
+            given.refuse("endingtimestamp", "ending timestamp not valid in streaming queries")
+        starting = _position(given, "starting", LatestOffsets() if streaming else EarliestOffsets())
+        ending = _position(given, "ending", LatestOffsets())
+        if not streaming:
+            _check_batch(starting, ending)
+        subscription = parse_subscription(given)
+        min_partitions = given.positive("minPartitions", "minPartitions", INT32_MAX)
+        max_records = given.positive("maxRecordsPerPartition", "maxrecordsperpartition", INT64_MAX)
+        for key, message in _REFUSED_IN_READS.items():
+            given.refuse(key, message)
+        given.one_of("kafka.isolation.level", ("read_committed", "read_uncommitted"), "read_committed")
+        cluster = _cluster(given, environ)
+        max_offsets = given.positive("maxOffsetsPerTrigger", "maxOffsetsPerTrigger", INT64_MAX)
+        min_offsets = given.positive("minOffsetsPerTrigger", "minOffsetsPerTrigger", INT64_MAX)
+        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+            raise InvalidOptionError(
+                f"The value of minOffsetPerTrigger({min_offsets}) is higher than the "
+                f"maxOffsetsPerTrigger({max_offsets})."
+            )
+        if not streaming:
+            check_unresolved(starting, ending)
+        columns = _columns(given)
+        return cls(
+            cluster=cluster,
+            subscription=subscription,
+            starting=starting,
+            ending=ending,
+            starting_timestamp_strategy=_timestamp_strategy(given),
+            fail_on_data_loss=given.boolean("failOnDataLoss", True),
+            include_headers=HEADERS_COLUMN in columns,
+            columns=columns,
+            min_partitions=min_partitions,
+            max_records_per_partition=max_records,
+            max_offsets_per_trigger=max_offsets,
+            min_offsets_per_trigger=min_offsets,
+            max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
+            group_id=given.word("group.id", "kafka.group.id"),
+            group_id_prefix=given.word("groupIdPrefix"),
+        )
+
+    def __repr__(self) -> str:
+        return _redacted_repr(self)
+
+
+@dataclass(frozen=True)
+class TxnVersion:
+    """A batch write that is done once: a version not above the application's last one changes nothing (as in Delta)."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, repr=False)
+class WriteOptions:
+    """What the user asked a batch or a stream to write to. Frozen and picklable."""
+
+    cluster: str
+    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), else the environment."""
+    topic: str | None = None
+    """Topic of every row; beats the column `topic`. None: each row names its own."""
+    txn: TxnVersion | None = None
+    """txnAppId and txnVersion: both or neither, batch writes only."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
+        """As `ReadOptions.parse`. Raises PolicyViolationError for an internal topic."""
+        given = OptionText(options)
+        for key, message in _REFUSED_IN_WRITES.items():
+            given.refuse(key, message)
+        topic = given.text("topic")
+        if topic is not None:
+            topic = validate_user_topic(topic.strip(), "write to", "option 'topic'")
+        return cls(cluster=_cluster(given, environ), topic=topic, txn=_txn(given, streaming))
+
+    def __repr__(self) -> str:
+        return _redacted_repr(self)
+
+
+def _cluster(given: OptionText, environ: Mapping[str, str]) -> str:
+    cluster = given.word("cluster", "kafka.bootstrap.servers") or environ.get(CLUSTER_ENVIRONMENT_VARIABLE, "").strip()
+    if not cluster:
+        raise InvalidOptionError(
+            "Option 'cluster' must be specified: the folder or the URL of a spark-log cluster "
+            f"(alias 'kafka.bootstrap.servers', or environment variable {CLUSTER_ENVIRONMENT_VARIABLE})"
+        )
+    return cluster
+
+
+def _position(given: OptionText, side: Literal["starting", "ending"], default: Position) -> Position:
+    if (text := given.text(f"{side}Timestamp")) is not None:
+        number = text.strip()
+        if not INTEGER.fullmatch(number) or int(number) > INT64_MAX:
+            raise InvalidOptionError(f"Expected a single long value, got {number}")
+        if int(number) < 0:
+            raise InvalidOptionError(f"Option '{side}Timestamp' must not be negative, got {number}")
+        return GlobalTimestamp(int(number))
+    if (text := given.text(f"{side}OffsetsByTimestamp")) is not None:
+        return SpecificTimestamps(parse_timestamps(text.strip()))
+    if (text := given.text(f"{side}Offsets")) is None:
+        return default
+    match text.strip().lower():
+        case "earliest":
+            return EarliestOffsets()
+        case "latest":
+            return LatestOffsets()
+        case _:
+            return SpecificOffsets(parse_offsets(text.strip()))
+
+
+def _check_batch(starting: Position, ending: Position) -> None:
+    if isinstance(starting, LatestOffsets):
+        raise InvalidOptionError("starting offset can't be latest for batch queries on spark_log")
+    if isinstance(ending, EarliestOffsets):
+        raise InvalidOptionError("ending offset can't be earliest for batch queries on spark_log")
+    for tp, offset in starting.offsets.items() if isinstance(starting, SpecificOffsets) else ():
+        if offset == LATEST:
+            raise InvalidOptionError(f"startingOffsets for {show(tp)} can't be latest for batch queries on spark_log")
+    for tp, offset in ending.offsets.items() if isinstance(ending, SpecificOffsets) else ():
+        if offset == EARLIEST:
+            raise InvalidOptionError(f"ending offset for {show(tp)} can't be earliest for batch queries on spark_log")
+
+
+def _timestamp_strategy(given: OptionText) -> TimestampStrategy:
+    word = given.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    return "latest" if word == "latest" else "error"
+
+
+def _columns(given: OptionText) -> tuple[str, ...]:
+    with_headers = given.boolean("includeHeaders", False)
+    text = given.text("columns")
+    if text is None:
+        return (*READ_COLUMNS, HEADERS_COLUMN) if with_headers else READ_COLUMNS
+    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN)}
+    names = [name.strip() for name in text.split(",")]
+    for at, name in enumerate(names):
+        if name.lower() not in known:
+            raise InvalidOptionError(
+                f"Option 'columns' has no column {name!r}: choose from {', '.join(known.values())}"
+            )
+        if name.lower() in (other.lower() for other in names[:at]):
+            raise InvalidOptionError(f"Option 'columns' names {name!r} twice: {text!r}")
+    columns = tuple(known[name.lower()] for name in names)
+    if given.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
+        raise InvalidOptionError(
+            f"Options 'columns' ({text!r}) and 'includeHeaders' ({with_headers}) contradict each other"
+        )
+    return columns
+
+
+def _txn(given: OptionText, streaming: bool) -> TxnVersion | None:
+    app_id, version = given.word("txnAppId"), given.integer("txnVersion", INT64_MAX)
+    if app_id is None and version is None:
+        return None
+    if app_id is None or version is None:
+        missing, there = ("txnAppId", "txnVersion") if app_id is None else ("txnVersion", "txnAppId")
+        raise InvalidOptionError(f"Option '{missing}' must be specified too where '{there}' is ({given.text(there)!r})")
+    if version < 0:
+        raise InvalidOptionError(f"Option 'txnVersion' must not be negative, got {version}")
+    if streaming:
+        raise InvalidOptionError(
+            f"Options 'txnAppId' ({app_id!r}) and 'txnVersion' ({version}) are for batch writes: "
+            "a streaming query already writes each of its batches once"
+        )
+    return TxnVersion(app_id, version)
+
+
+def _redacted_repr(options: ReadOptions | WriteOptions) -> str:
+    shown = (
+        f"{entry.name}={redact(repr(value)) if entry.name == 'cluster' else repr(value)}"
+        for entry in fields(options)
+        for value in (getattr(options, entry.name),)
+    )
+    return f"{type(options).__name__}({', '.join(shown)})"
