@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -162,8 +161,11 @@ class Store:
         self.engine.dispose()
 
 
-def create_store(address: Address) -> Store:
-    """A new, empty store with all its tables. ClusterAlreadyExistsError if there is one; a half-made one is completed."""
+def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
+    """A new store with all its tables, the cluster's row and whatever `fill` adds, all in one transaction.
+
+    Raises ClusterAlreadyExistsError.
+    """
     from spark_log.metadata import migrations
 
     if address.folder:
@@ -171,13 +173,14 @@ def create_store(address: Address) -> Store:
     store = Store(address, create=True)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if revision_of(connection) is not None and connection.execute(sa.select(tables.cluster.c.cluster_id)).first():
+        if revision_of(connection) is not None:
             raise ClusterAlreadyExistsError(f"there is a cluster at {address} already")
         migrations.upgrade(connection)
         connection.execute(
             tables.cluster.insert(),
-            {"singleton": 1, "cluster_id": str(uuid.uuid4()), "created_ms": store.clock(connection).wall_ms},
+            {"singleton": 1, "cluster_id": cluster_id, "created_ms": store.clock(connection).wall_ms},
         )
+        fill(connection)
 
     try:
         store.transact(create, timeout_ms=10_000)

@@ -88,7 +88,12 @@ log_dir = Table(
     metadata,
     _column("log_dir_id", _Serial, "key", primary_key=True, autoincrement=True),
     _column("broker_id", Integer, "owner", ForeignKey("broker.broker_id")),
-    _column("uri", Text, "absolute URI that pyarrow.fs opens; a local folder as file:///…", unique=True),
+    _column(
+        "uri",
+        Text,
+        "URI that pyarrow.fs opens, file:///… for a local folder; relative to an embedded cluster's folder if it has no scheme",
+        unique=True,
+    ),
     _column("uuid", String(36), "must equal the id in the log dir's own marker file"),
     _column("counter", BigInteger, "must equal the marker's; a restored snapshot has a lower one"),
     _column("online", Boolean, "false once the controller has declared it failed"),
@@ -244,7 +249,8 @@ publication_cursor = Table(
     _column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
     _partition(primary_key=True),
     _column("change", BigInteger, "partition.change that has been published"),
-    comment="Per partition, the change that is in the Delta table.",
+    _column("high_watermark", BigInteger, "partition.high_watermark at that time: what lay above it came later"),
+    comment="Per partition, how far the Delta table has followed.",
 )
 
 producer = Table(

@@ -237,8 +237,14 @@ def upgrade() -> None:
         sa.Column("log_dir_id", sa.BigInteger(), nullable=False, comment="log_dir.log_dir_id"),
         sa.Column("partition", sa.Integer(), nullable=False, comment="number of the partition in its topic, from 0"),
         sa.Column("change", sa.BigInteger(), nullable=False, comment="partition.change that has been published"),
+        sa.Column(
+            "high_watermark",
+            sa.BigInteger(),
+            nullable=False,
+            comment="partition.high_watermark at that time: what lay above it came later",
+        ),
         sa.PrimaryKeyConstraint("topic_id", "log_dir_id", "partition", name=op.f("pk_publication_cursor")),
-        comment="Per partition, the change that is in the Delta table.",
+        comment="Per partition, how far the Delta table has followed.",
     )
     op.create_table(
         "reassignment",
@@ -511,7 +517,10 @@ def upgrade() -> None:
         ),
         sa.Column("broker_id", sa.Integer(), nullable=False, comment="owner"),
         sa.Column(
-            "uri", sa.Text(), nullable=False, comment="absolute URI that pyarrow.fs opens; a local folder as file:///…"
+            "uri",
+            sa.Text(),
+            nullable=False,
+            comment="URI that pyarrow.fs opens, file:///… for a local folder; relative to an embedded cluster's folder if it has no scheme",
         ),
         sa.Column(
             "uuid", sa.String(length=36), nullable=False, comment="must equal the id in the log dir's own marker file"

@@ -1,0 +1,147 @@
+"""A cluster: one metadata store and the log dirs of its brokers."""
+
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDir, Marker, local_uri, normalise_uri, refuse_overlap
+from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
+from spark_log.ids import BrokerId, LogDirId
+from spark_log.metadata import tables
+from spark_log.metadata.address import Address
+from spark_log.metadata.store import Attempt, Store, create_store, open_store
+
+FIRST_BROKER = BrokerId(1)
+
+
+@dataclass(frozen=True)
+class LogDirInfo:
+    """A log dir as executors need it: where it is, and which id it must show."""
+
+    log_dir_id: LogDirId
+    broker_id: BrokerId
+    uri: str
+    uuid: str
+
+    def __repr__(self) -> str:
+        return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
+
+
+class Cluster:
+    """An open cluster.
+
+    >>> cluster = Cluster.open("/data/log")             # doctest: +SKIP
+    >>> cluster = Cluster.init("/data/log")             # doctest: +SKIP
+    >>> cluster = Cluster.init("postgresql+psycopg://me@db/log", log_dir="s3://bucket/log")   # doctest: +SKIP
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._checked: dict[LogDirId, LogDir] = {}
+
+    @classmethod
+    def init(cls, address: str, *, log_dir: str | None = None) -> "Cluster":
+        """Make a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
+
+        Raises ClusterAlreadyExistsError, InvalidConfigurationError.
+        """
+        parsed = Address.parse(address)
+        if log_dir is None:
+            if parsed.folder is None:
+                raise InvalidConfigurationError(
+                    "log_dir: a cluster with its metadata in a database needs a folder or URI for its segments"
+                    " that every worker can reach"
+                )
+            uri = f"broker-{FIRST_BROKER}"  # relative: the cluster's folder may be moved or mounted elsewhere
+        else:
+            uri = normalise_uri(log_dir)
+        directory = LogDir(_absolute(uri, parsed))
+        if not directory.empty():
+            raise InvalidConfigurationError(f"log dir: {redact(uri)} is not empty")
+        cluster_id, log_dir_uuid = str(uuid.uuid4()), str(uuid.uuid4())
+
+        def fill(connection: sa.Connection) -> None:
+            # the marker before the commit: a cluster that exists has its log dir, a marker alone harms nobody
+            directory.write_marker(Marker(cluster_id, FIRST_BROKER, log_dir_uuid, counter=0))
+            connection.execute(
+                tables.broker.insert(),
+                {
+                    "broker_id": FIRST_BROKER,
+                    "rack": None,
+                    "served": False,
+                    "epoch": 0,
+                    "lease_until_ms": None,
+                    "lease_era": None,
+                },
+            )
+            connection.execute(
+                tables.log_dir.insert(),
+                {"broker_id": FIRST_BROKER, "uri": uri, "uuid": log_dir_uuid, "counter": 0, "online": True},
+            )
+
+        return cls(create_store(parsed, cluster_id, fill))
+
+    @classmethod
+    def open(cls, address: str) -> "Cluster":
+        """The cluster at `address`. Raises ClusterNotFoundError, UnsupportedVersionError, UnsupportedStoreError."""
+        return cls(open_store(Address.parse(address)))
+
+    def __repr__(self) -> str:
+        return f"Cluster({str(self.store.address)!r})"
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.store.close()
+
+    @cached_property
+    def cluster_id(self) -> str:
+        return str(self.store.read(lambda c: c.execute(sa.select(tables.cluster.c.cluster_id)).scalar_one()))
+
+    def log_dirs(self) -> dict[LogDirId, LogDirInfo]:
+        """Every log dir of the cluster."""
+        t = tables.log_dir
+        query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)
+        rows = self.store.read(lambda c: c.execute(query).all())
+        address = self.store.address
+        return {LogDirId(i): LogDirInfo(i, broker, _absolute(uri, address), uuid_) for i, broker, uri, uuid_ in rows}
+
+    def log_dir(self, info: LogDirInfo) -> LogDir:
+        """The log dir, once it has shown the id that the metadata expects. LogDirMismatchError otherwise."""
+        if info.log_dir_id not in self._checked:
+            self._checked[info.log_dir_id] = open_log_dir(info)
+        return self._checked[info.log_dir_id]
+
+    def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
+        """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""
+        uri = normalise_uri(location)
+        refuse_overlap(uri, [info.uri for info in self.log_dirs().values()])
+        directory = LogDir(uri)
+        if directory.read_marker() is not None or not directory.empty():
+            raise LogDirMismatchError(f"log dir: {redact(uri)} belongs to a cluster already, or is not empty")
+        marker = Marker(self.cluster_id, broker_id, str(uuid.uuid4()), counter=0)
+        directory.write_marker(marker)
+
+        def add(connection: sa.Connection, _attempt: Attempt) -> LogDirId:
+            values = {"broker_id": broker_id, "uri": uri, "uuid": marker.uuid, "counter": 0, "online": True}
+            inserted = connection.execute(tables.log_dir.insert().returning(tables.log_dir.c.log_dir_id), values)
+            return LogDirId(inserted.scalar_one())
+
+        return self.store.transact(add)
+
+
+def _absolute(uri: str, address: Address) -> str:
+    return uri if "://" in uri or address.folder is None else local_uri(address.folder / uri)
+
+
+def open_log_dir(info: LogDirInfo) -> LogDir:
+    """The log dir, verified. On executors too."""
+    directory = LogDir(info.uri)
+    directory.verify(info.uuid)
+    return directory

@@ -1,0 +1,302 @@
+"""Log dirs: folders and buckets that hold segment files. All reading and writing of files goes through here.
+
+Used on the driver and on executors; knows nothing of the metadata store.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from spark_log.errors import (
+    CorruptRecordError,
+    InvalidConfigurationError,
+    LogDirMismatchError,
+    StorageUnavailableError,
+    UnsafePathError,
+    redact,
+)
+from spark_log.failpoints import failpoint
+
+MARKER = "spark_log_dir.json"
+_SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What a log dir says of itself; it must equal what the metadata store says."""
+
+    cluster_id: str
+    broker_id: int
+    uuid: str
+    counter: int
+
+
+class NewFile(Protocol):
+    """A file in the making. Invisible under its name until `commit`; gone after `abort`."""
+
+    def write(self, data: Any, /) -> int: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+def topic_folder(topic: str, uuid: str) -> str:
+    """Folder of a topic in every log dir, and the location of its Delta table there."""
+    return f"{topic}-{uuid[:8]}"
+
+
+def segment_path(folder: str, partition: int, name: str) -> str:
+    """Where a segment file lies, relative to its log dir. UnsafePathError if the parts do not make such a path."""
+    path = f"{folder}/_segments/{partition}/{name}"
+    if not _SEGMENT_NAME.fullmatch(path) or folder in (".", ".."):
+        raise UnsafePathError(
+            f"segment path {path!r}: not of the form <topic folder>/_segments/<partition>/<file>.parquet"
+        )
+    return path
+
+
+class LogDir:
+    """A log dir by its URI. `uri` is what the operator gave, or a local folder's `file:///…`."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            self._fs, self._root = fs.FileSystem.from_uri(uri)
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            raise InvalidConfigurationError(
+                f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
+            ) from error
+        self.local = isinstance(self._fs, fs.LocalFileSystem)
+
+    def __repr__(self) -> str:
+        return f"LogDir({redact(self.uri)!r})"
+
+    def location(self, relative: str) -> str:
+        """Where a part of this log dir is, for a human, Delta or Spark: a local path, or a URI without its query."""
+        if self.local:
+            return f"{self._root}/{relative}"
+        base = self.uri.partition("?")[0]
+        scheme, _, rest = base.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
+
+    def create(self, relative: str) -> NewFile:
+        """Begin a file that does not exist yet. StorageUnavailableError if the log dir cannot be written."""
+        path = self._resolve(relative)
+        with self._storage_errors(relative):
+            return _LocalFile(Path(path), Path(self._root)) if self.local else _RemoteFile(self._fs, path)
+
+    def open(self, relative: str) -> Any:
+        """Something that pyarrow.parquet opens: a checked local path, or an open file of the object store."""
+        path = self._resolve(relative)
+        if self.local:
+            if not os.path.isfile(path):
+                raise CorruptRecordError(f"segment {self.location(relative)} is missing")
+            return path
+        try:
+            return self._fs.open_input_file(path)
+        except FileNotFoundError as error:
+            raise CorruptRecordError(f"segment {self.location(relative)} is missing") from error
+        except OSError as error:
+            raise StorageUnavailableError(
+                redact(f"segment {self.location(relative)} cannot be read: {error}")
+            ) from error
+
+    def delete(self, relative: str) -> None:
+        """Remove a file. Only its writer before any metadata names it, or clean-up, may call this."""
+        with contextlib.suppress(FileNotFoundError), self._storage_errors(relative):
+            self._fs.delete_file(self._resolve(relative))
+
+    def sync(self, relative: str) -> None:
+        """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already."""
+        if self.local:
+            path = Path(self._resolve(relative))
+            _fsync(path)
+            _fsync(path.parent)
+
+    def read_marker(self) -> Marker | None:
+        """The marker file, None where there is none."""
+        with self._storage_errors(MARKER):
+            try:
+                with self._fs.open_input_file(f"{self._root}/{MARKER}") as file:
+                    content = file.read()
+            except FileNotFoundError:
+                return None
+        try:
+            return Marker(**json.loads(content))
+        except (ValueError, TypeError) as error:
+            raise LogDirMismatchError(f"log dir {redact(self.uri)}: its {MARKER} is not readable: {error}") from error
+
+    def write_marker(self, marker: Marker) -> None:
+        with self._storage_errors(MARKER):
+            if self.local:
+                os.makedirs(self._root, exist_ok=True)
+        file = self.create(MARKER)
+        with self._storage_errors(MARKER):
+            file.write(json.dumps(asdict(marker)).encode())
+            file.commit()
+
+    def empty(self) -> bool:
+        """Whether nothing but a marker is here."""
+        infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        return all(info.base_name == MARKER for info in infos)
+
+    def verify(self, uuid: str) -> None:
+        """LogDirMismatchError unless this is the log dir that the metadata store calls `uuid`."""
+        marker = self.read_marker()
+        if marker is None:
+            raise LogDirMismatchError(
+                f"log dir {redact(self.uri)} has no {MARKER}: it is empty, not mounted on this host, or was never made"
+            )
+        if marker.uuid != uuid:
+            raise LogDirMismatchError(
+                f"log dir {redact(self.uri)} is {marker.uuid}, but the metadata expects {uuid}: swapped?"
+            )
+
+    def _resolve(self, relative: str) -> str:
+        parts = PurePosixPath(relative)
+        if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
+            raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
+        path = f"{self._root}/{relative}"
+        if self.local:
+            real_root = os.path.realpath(self._root)
+            if os.path.realpath(path) != os.path.join(real_root, *parts.parts):
+                raise UnsafePathError(f"path {relative!r}: crosses a symbolic link in {self._root}")
+        return path
+
+    @contextlib.contextmanager
+    def _storage_errors(self, relative: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageUnavailableError(
+                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}; nothing was appended")
+            ) from error
+
+
+class _LocalFile:
+    """temp file -> fsync -> rename -> fsync the folder and every ancestor made on the way."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self._path = path
+        self._made = _make_folders(path.parent, root)
+        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
+
+    def commit(self) -> None:
+        try:
+            self._file.flush()
+            failpoint("file.temporary-written")
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.rename(self._temporary, self._path)
+            for folder in (self._path.parent, *self._made):
+                _fsync(folder)
+        except OSError as error:
+            self.abort()
+            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
+        failpoint("file.renamed")
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
+
+
+class _RemoteFile:
+    """One PUT: an object store shows an object whole or not at all."""
+
+    def __init__(self, file_system: fs.FileSystem, path: str) -> None:
+        self._fs, self._path = file_system, path
+        if not isinstance(file_system, fs.S3FileSystem | fs.GcsFileSystem | fs.AzureFileSystem):
+            file_system.create_dir(path.rpartition("/")[0], recursive=True)
+        self._stream = file_system.open_output_stream(path)
+
+    def write(self, data: Any) -> int:
+        try:
+            return int(self._stream.write(data))
+        except OSError as error:
+            raise StorageUnavailableError(
+                redact(f"{self._path} cannot be written: {error}; nothing was appended")
+            ) from error
+
+    def commit(self) -> None:
+        try:
+            self._stream.close()
+        except OSError as error:
+            raise StorageUnavailableError(
+                redact(f"{self._path} cannot be written: {error}; nothing was appended")
+            ) from error
+        failpoint("file.renamed")
+
+    def abort(self) -> None:
+        # closing is the only way to let go of the upload; the object that this may make is named by nobody
+        with contextlib.suppress(OSError):
+            self._stream.close()
+        with contextlib.suppress(OSError):
+            self._fs.delete_file(self._path)
+
+
+def local_uri(folder: Path) -> str:
+    return Path(os.path.realpath(folder)).as_uri()
+
+
+def normalise_uri(text: str) -> str:
+    """The URI of a log dir given as a URI or as a local folder; local ones are made absolute and free of symlinks."""
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return local_uri(Path(os.path.expanduser(text)))
+    if scheme == "file":
+        return local_uri(Path(unquote(urlsplit(text).path)))
+    return text.rstrip("/")
+
+
+def refuse_overlap(uri: str, others: list[str]) -> None:
+    """InvalidConfigurationError if `uri` is, holds, or lies in one of `others`: two log dirs must not share files."""
+
+    def location(value: str) -> str:
+        return value.partition("?")[0].rpartition("@")[2].rstrip("/") + "/"
+
+    for other in others:
+        mine, theirs = location(uri), location(other)
+        if mine.startswith(theirs) or theirs.startswith(mine):
+            raise InvalidConfigurationError(
+                f"log dir: {redact(uri)} overlaps {redact(other)}, which is a log dir already"
+            )
+
+
+def _make_folders(folder: Path, root: Path) -> list[Path]:
+    """Make `folder` below an existing `root`; the parents whose entries changed, deepest first."""
+    changed: list[Path] = []
+    missing = folder
+    while missing != root and not missing.exists():
+        changed.append(missing.parent)
+        missing = missing.parent
+    if changed and not root.exists():
+        raise FileNotFoundError(f"log dir {root} does not exist on this host")
+    folder.mkdir(parents=True, exist_ok=True)
+    return changed
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,63 @@
+"""Which brokers and log dirs get the replicas of new partitions. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_log.errors import InvalidReplicationFactorError
+
+
+@dataclass(frozen=True)
+class BrokerLoad:
+    """A live broker: its rack, and how many replicas each of its log dirs (by id) has."""
+
+    broker_id: int
+    rack: str | None
+    replicas_by_log_dir: Mapping[int, int]
+
+
+def place_replicas(
+    brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int
+) -> list[list[tuple[int, int]]]:
+    """AR of each new partition as (broker id, log dir id), the preferred leader first.
+
+    Leaders go round the brokers, starting at the one with the fewest replicas; followers take the next brokers, shifted by
+    one more each time round, as in Kafka, so that a dead broker's load spreads. Brokers alternate over racks. In its broker
+    a replica goes to the log dir with the fewest. Raises InvalidReplicationFactorError.
+    """
+    if isinstance(replication_factor, bool) or not isinstance(replication_factor, int) or replication_factor < 1:
+        raise InvalidReplicationFactorError(
+            f"replication_factor: expected a number of at least 1, got {replication_factor!r}"
+        )
+    if replication_factor > len(brokers):
+        raise InvalidReplicationFactorError(
+            f"replication_factor: {replication_factor} is more than the {len(brokers)} broker(s) of the cluster"
+        )
+    ordered = _alternate_racks(brokers)
+    count = len(ordered)
+    first = min(range(count), key=lambda i: sum(ordered[i].replicas_by_log_dir.values()))
+    load = {broker.broker_id: dict(broker.replicas_by_log_dir) for broker in brokers}
+    placement: list[list[tuple[int, int]]] = []
+    for number in range(partitions):
+        leader = (first + number) % count
+        shift = (number // count) % max(1, count - 1)
+        chosen = [leader] + [(leader + 1 + (shift + i) % (count - 1)) % count for i in range(replication_factor - 1)]
+        assigned: list[tuple[int, int]] = []
+        for index in chosen:
+            dirs = load[ordered[index].broker_id]
+            log_dir = min(dirs, key=lambda d: (dirs[d], d))
+            dirs[log_dir] += 1
+            assigned.append((ordered[index].broker_id, log_dir))
+        placement.append(assigned)
+    return placement
+
+
+def _alternate_racks(brokers: Sequence[BrokerLoad]) -> list[BrokerLoad]:
+    """Brokers so ordered that neighbours are in different racks where that can be."""
+    racks: dict[str | None, list[BrokerLoad]] = {}
+    for broker in sorted(brokers, key=lambda b: b.broker_id):
+        racks.setdefault(broker.rack, []).append(broker)
+    ordered: list[BrokerLoad] = []
+    queues = [racks[rack] for rack in sorted(racks, key=lambda r: r or "")]
+    while any(queues):
+        ordered.extend(queue.pop(0) for queue in queues if queue)
+    return ordered

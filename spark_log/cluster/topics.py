@@ -1,0 +1,384 @@
+"""Topics: create, list, describe, alter, delete. Kafka's rules and words."""
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import topic_folder
+from spark_log.cluster.names import collision_key, validate_user_topic
+from spark_log.cluster.placement import BrokerLoad, place_replicas
+from spark_log.config import TopicConfig, validate_overrides
+from spark_log.errors import (
+    InvalidConfigurationError,
+    InvalidPartitionsError,
+    OffsetOutOfRangeError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.ids import TopicId, TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt
+
+PARTITIONS_MAX = 100_000
+"""More in one topic are refused: every describe and plan would be slow, and nobody has needed it."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic without its partitions."""
+
+    topic_id: TopicId
+    uuid: str
+    name: str
+    partition_count: int
+    replication_factor: int
+    overrides: Mapping[str, str]
+    created_ms: int
+
+    @property
+    def config(self) -> TopicConfig:
+        return topic_config(json.dumps(dict(self.overrides)))
+
+    @property
+    def folder(self) -> str:
+        """Name of the topic's folder in every log dir."""
+        return topic_folder(self.name, self.uuid)
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    broker_id: int
+    log_dir_id: int
+    log_end_offset: int
+    in_sync: bool
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader first."""
+
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    replicas: tuple[ReplicaInfo, ...]
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        return tuple(replica.broker_id for replica in self.replicas if replica.in_sync)
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    topic: Topic
+    partitions: tuple[PartitionInfo, ...]
+
+
+@lru_cache(maxsize=1024)
+def topic_config(overrides_json: str) -> TopicConfig:
+    """The configs of a topic from column topic.configs. Cached: every append asks."""
+    return TopicConfig.from_overrides(json.loads(overrides_json))
+
+
+_TOPIC_COLUMNS = (
+    t.topic.c.topic_id,
+    t.topic.c.uuid,
+    t.topic.c.name,
+    t.topic.c.partition_count,
+    t.topic.c.replication_factor,
+    t.topic.c.configs,
+    t.topic.c.created_ms,
+)
+
+
+def _topic_of(row: sa.Row[tuple[int, str, str, int, int, str, int]]) -> Topic:
+    return Topic(
+        TopicId(row.topic_id),
+        row.uuid,
+        row.name,
+        row.partition_count,
+        row.replication_factor,
+        json.loads(row.configs),
+        row.created_ms,
+    )
+
+
+def find_topics(
+    connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False
+) -> dict[str, Topic]:
+    """The topics of these names that exist (all of them for None), by name. `lock` keeps them as they are."""
+    query = sa.select(*_TOPIC_COLUMNS).order_by(t.topic.c.topic_id)
+    if names is not None:
+        query = query.where(t.topic.c.name.in_(list(names)))
+    if lock:
+        query = query.with_for_update()
+    return {row.name: _topic_of(row) for row in connection.execute(query)}
+
+
+def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> Topic:
+    """The topic, or UnknownTopicOrPartitionError."""
+    topic = find_topics(connection, [name], lock=lock).get(name)
+    if topic is None:
+        raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+    return topic
+
+
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] | None = None,
+    *,
+    validate_only: bool = False,
+) -> Topic | None:
+    """Make a topic; returns it, or None with `validate_only`.
+
+    Raises InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ), InvalidPartitionsError,
+    InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
+    """
+    validate_user_topic(name, "create")
+    _check_partition_count(partitions, minimum=1)
+    overrides = dict(configs or {})
+    validate_overrides(overrides)
+    config = TopicConfig.from_overrides(overrides)
+    _check_min_isr(config, replication_factor)
+
+    def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
+        taken = connection.execute(
+            sa.select(t.topic.c.name).where(t.topic.c.collision_key == collision_key(name))
+        ).scalar()
+        if taken is not None:
+            reason = "exists already" if taken == name else f"collides with {taken!r}: '.' and '_' count as the same"
+            raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
+        placement = place_replicas(_broker_loads(connection), partitions, replication_factor)
+        if validate_only:
+            return None
+        values = {
+            "uuid": uuid.uuid4().hex,
+            "name": name,
+            "collision_key": collision_key(name),
+            "partition_count": partitions,
+            "replication_factor": replication_factor,
+            "configs": json.dumps(overrides, sort_keys=True),
+            "created_ms": cluster.store.clock(connection).wall_ms,
+        }
+        row = connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one()
+        _insert_partitions(connection, row.topic_id, 0, placement)
+        return _topic_of(row)
+
+    try:
+        return cluster.store.transact(create)
+    except sa.exc.IntegrityError as error:  # two creators at once on PostgreSQL: the unique key decides
+        raise TopicAlreadyExistsError(f"topic {name!r}: exists already") from error
+
+
+def list_topics(cluster: Cluster) -> list[Topic]:
+    """All topics, by name."""
+    topics = cluster.store.read(find_topics)
+    return [topics[name] for name in sorted(topics)]
+
+
+def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescription]:
+    """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is missing."""
+
+    def describe(connection: sa.Connection) -> list[TopicDescription]:
+        found = find_topics(connection, names)
+        for name in names:
+            if name not in found:
+                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        return [TopicDescription(found[name], _partitions(connection, found[name].topic_id)) for name in names]
+
+    return cluster.store.read(describe)
+
+
+def _partitions(connection: sa.Connection, topic_id: TopicId) -> tuple[PartitionInfo, ...]:
+    replicas: dict[int, list[ReplicaInfo]] = {}
+    r = t.replica.c
+    query = (
+        sa.select(r.partition, r.broker_id, r.log_dir_id, r.log_end_offset, r.in_sync)
+        .where(r.topic_id == topic_id)
+        .order_by(r.partition, r.preference)
+    )
+    for partition, *facts in connection.execute(query):
+        replicas.setdefault(partition, []).append(ReplicaInfo(*facts))
+    p = t.partition.c
+    rows = connection.execute(
+        sa.select(p.partition, p.leader, p.leader_epoch, p.log_start_offset, p.high_watermark, p.log_end_offset)
+        .where(p.topic_id == topic_id)
+        .order_by(p.partition)
+    )
+    return tuple(PartitionInfo(*row, replicas=tuple(replicas[row.partition])) for row in rows)
+
+
+def alter_configs(cluster: Cluster, name: str, changes: Mapping[str, str | None]) -> Topic:
+    """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or upkeep."""
+    validate_overrides({key: value for key, value in changes.items() if value is not None})
+    # a name to be put back is checked too
+    unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
+    if unknown:
+        raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
+
+    def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        topic = find_topic(connection, name, lock=True)
+        merged = {**topic.overrides, **changes}
+        overrides = {key: value for key, value in merged.items() if value is not None}
+        _check_min_isr(TopicConfig.from_overrides(overrides), topic.replication_factor)
+        update = t.topic.update().where(t.topic.c.topic_id == topic.topic_id)
+        connection.execute(update.values(configs=json.dumps(overrides, sort_keys=True)))
+        return find_topic(connection, name)
+
+    return cluster.store.transact(alter)
+
+
+def add_partitions(cluster: Cluster, name: str, total: int) -> Topic:
+    """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka."""
+    validate_user_topic(name, "add partitions to")
+    _check_partition_count(total, minimum=1)
+
+    def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        topic = find_topic(connection, name, lock=True)
+        if total <= topic.partition_count:
+            raise InvalidPartitionsError(
+                f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more (partitions cannot be removed)"
+            )
+        placement = place_replicas(_broker_loads(connection), total - topic.partition_count, topic.replication_factor)
+        _insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
+        connection.execute(t.topic.update().where(t.topic.c.topic_id == topic.topic_id).values(partition_count=total))
+        return find_topic(connection, name)
+
+    return cluster.store.transact(add)
+
+
+def delete_topic(cluster: Cluster, name: str) -> None:
+    """Delete a topic. Its metadata goes now, its files after retired.file.retention.ms; a new one never meets them."""
+    validate_user_topic(name, "delete")
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+        topic = find_topic(connection, name, lock=True)
+        t_id = topic.topic_id
+        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        rows = sa.select(t.partition.c.partition).where(t.partition.c.topic_id == t_id).order_by(t.partition.c.partition)
+        connection.execute(rows.with_for_update()).all()
+        connection.execute(
+            t.blob.delete().where(
+                t.blob.c.name.in_(sa.select(t.segment.c.name).where(t.segment.c.topic_id == t_id, t.segment.c.inline))
+            )
+        )
+        per_topic = (
+            t.transaction_segment, t.transaction_offset, t.producer_batch, t.group_offset, t.publication, t.publication_cursor,
+            t.reassignment, t.segment, t.replica, t.partition, t.topic,
+        )  # fmt: skip
+        for table in per_topic:
+            connection.execute(table.delete().where(table.c.topic_id == t_id))
+        retired_ms = cluster.store.clock(connection).wall_ms
+        connection.execute(t.retired_file.insert(), {"path": topic.folder, "retired_ms": retired_ms})
+
+    cluster.store.transact(delete)
+
+
+def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Move log start offsets up to the given offsets (-1: the high watermark), as Kafka's deleteRecords.
+
+    Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
+    OffsetOutOfRangeError above the high watermark, UnknownTopicOrPartitionError; then nothing is deleted.
+    """
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, int]:
+        topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
+        p = t.partition.c
+        low: dict[TopicPartition, int] = {}
+        for topic_partition in sorted(before, key=lambda tp: (topics[tp.topic].topic_id, tp.partition)):
+            name, number = topic_partition
+            offset = before[topic_partition]
+            here = (p.topic_id == topics[name].topic_id) & (p.partition == number)
+            row = connection.execute(
+                sa.select(p.log_start_offset, p.high_watermark).where(here).with_for_update()
+            ).one_or_none()
+            if row is None:
+                raise UnknownTopicOrPartitionError(f"partition {name}-{number}: unknown topic or partition")
+            wanted = row.high_watermark if offset == -1 else offset
+            if isinstance(offset, bool) or not 0 <= wanted <= row.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"before_offset: {offset} for {name}-{number} is not between 0 and the high watermark {row.high_watermark}"
+                )
+            low[topic_partition] = max(wanted, row.log_start_offset)
+            connection.execute(t.partition.update().where(here).values(log_start_offset=low[topic_partition]))
+        return low
+
+    return cluster.store.transact(delete)
+
+
+def _insert_partitions(
+    connection: sa.Connection, topic_id: int, first: int, placement: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    """Rows of new partitions; `placement[i]` is AR of partition `first + i` as (broker id, log dir id)."""
+    zero = dict.fromkeys(
+        (
+            "leader_epoch",
+            "partition_epoch",
+            "log_start_offset",
+            "log_end_offset",
+            "high_watermark",
+            "recovery_point",
+            "tail_bytes",
+            "change",
+        ),
+        0,
+    )
+    connection.execute(
+        t.partition.insert(),
+        [{"topic_id": topic_id, "partition": first + i, "leader": ar[0][0], **zero} for i, ar in enumerate(placement)],
+    )
+    connection.execute(
+        t.replica.insert(),
+        [
+            {
+                "topic_id": topic_id,
+                "partition": first + i,
+                "broker_id": broker_id,
+                "log_dir_id": log_dir_id,
+                "log_end_offset": 0,
+                "in_sync": True,
+                "preference": preference,
+            }
+            for i, ar in enumerate(placement)
+            for preference, (broker_id, log_dir_id) in enumerate(ar)
+        ],
+    )
+
+
+def _broker_loads(connection: sa.Connection) -> list[BrokerLoad]:
+    d, r = t.log_dir.c, t.replica.c
+    counts = sa.select(r.log_dir_id, sa.func.count().label("replicas")).group_by(r.log_dir_id).subquery()
+    query = (
+        sa.select(d.broker_id, t.broker.c.rack, d.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
+        .join(t.broker, t.broker.c.broker_id == d.broker_id)
+        .outerjoin(counts, counts.c.log_dir_id == d.log_dir_id)
+        .where(d.online)
+        .order_by(d.broker_id, d.log_dir_id)
+    )
+    brokers: dict[int, tuple[str | None, dict[int, int]]] = {}
+    for broker_id, rack, log_dir_id, replicas in connection.execute(query):
+        brokers.setdefault(broker_id, (rack, {}))[1][log_dir_id] = replicas
+    return [BrokerLoad(broker_id, rack, load) for broker_id, (rack, load) in brokers.items()]
+
+
+def _check_partition_count(count: object, minimum: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not minimum <= count <= PARTITIONS_MAX:
+        raise InvalidPartitionsError(f"partitions: expected a number from {minimum} to {PARTITIONS_MAX}, got {count!r}")
+
+
+def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
+    if config.min_insync_replicas > replication_factor:
+        raise InvalidConfigurationError(
+            f"min.insync.replicas: {config.min_insync_replicas} is more than the replication factor {replication_factor}:"
+            " no append with acks=all could ever succeed"
+        )

@@ -1,0 +1,245 @@
+"""The rules of an append. Pure: what may be appended where, and what it changes.
+
+Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves to
+base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only grows
+(invariant 2); a producer's sequence is appended once (invariant 8).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from spark_log.errors import (
+    CheckpointMismatchError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    OutOfOrderSequenceNumberError,
+    ProducerFencedError,
+    SparkLogError,
+    UnknownProducerIdError,
+)
+
+Acks = Literal[0, 1, "all"]
+
+REMEMBERED_BATCHES = 5
+"""Batches remembered for each producer and partition, as in Kafka."""
+
+
+@dataclass(frozen=True)
+class ProducerSequence:
+    """An idempotent producer's place in a partition: records have sequences from `first` on, without gaps."""
+
+    producer_id: int
+    producer_epoch: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records on their way into one partition: already written as a file, or small enough to be a blob."""
+
+    topic_id: int
+    partition: int
+    name: str
+    inline: bool
+    record_count: int
+    bytes: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: int
+    codec: str
+    checksum: str
+    written_to: frozenset[int] = frozenset()
+    """Brokers whose log dirs have the file; a blob counts for all."""
+    sequence: ProducerSequence | None = None
+    leader_epoch: int | None = None
+    """The epoch under which the writer chose the log dirs; None: any (a blob goes to no log dir)."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    broker_id: int
+    log_end_offset: int
+    in_sync: bool
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """A partition under its row lock. log_start <= high_watermark <= log_end_offset = LEO of the leader."""
+
+    leader: int | None
+    leader_epoch: int
+    log_end_offset: int
+    high_watermark: int
+    recovery_point: int
+    tail_bytes: int
+    change: int
+    replicas: tuple[Replica, ...]
+    min_insync_replicas: int = 1
+
+
+@dataclass(frozen=True)
+class RememberedBatch:
+    producer_epoch: int
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """What is known of a producer in one partition; `batches` by growing sequence. `epoch` None: never heard of it."""
+
+    epoch: int | None
+    batches: tuple[RememberedBatch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """The batch has the offsets [base_offset, end_offset). `duplicate`: it had them already."""
+
+    base_offset: int
+    end_offset: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True)
+class Rejected:
+    error: SparkLogError
+
+
+def decide(
+    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
+) -> tuple[Appended | Rejected, PartitionState]:
+    """The fate of a batch, and the partition after it (the same one if nothing was appended)."""
+    try:
+        _check_leader(state, batch)
+        if batch.sequence is not None:
+            known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
+            if known is not None:
+                return Appended(known.base_offset, known.end_offset, duplicate=True), state
+        if acks == "all":
+            _check_in_sync(state, batch)
+    except SparkLogError as error:
+        return Rejected(error), state
+    base = state.log_end_offset
+    end = base + batch.record_count
+    replicas = tuple(
+        replace(replica, log_end_offset=end)
+        if replica.log_end_offset == base and (batch.inline or replica.broker_id in batch.written_to)
+        else replica
+        for replica in state.replicas
+    )
+    high_watermark = advanced_high_watermark(state.high_watermark, replicas)
+    after = replace(
+        state,
+        log_end_offset=end,
+        replicas=replicas,
+        high_watermark=high_watermark,
+        tail_bytes=state.tail_bytes + (batch.bytes if batch.inline else 0),
+        # blobs do not concern publication, unless the watermark they move uncovers a file below them
+        change=state.change
+        + (0 if batch.inline and high_watermark - state.high_watermark <= batch.record_count else 1),
+    )
+    return Appended(base, end), after
+
+
+def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
+    """max(HW, min LEO over the ISR): it never goes down here."""
+    return max(current, min((replica.log_end_offset for replica in replicas if replica.in_sync), default=current))
+
+
+def remember(producer: ProducerState, batch: Batch, appended: Appended) -> ProducerState:
+    """The producer's state after the batch: its last five batches of the newest epoch."""
+    assert batch.sequence is not None
+    sequence = batch.sequence
+    new = RememberedBatch(
+        sequence.producer_epoch,
+        sequence.first,
+        sequence.first + batch.record_count - 1,
+        appended.base_offset,
+        appended.end_offset,
+    )
+    kept = tuple(known for known in producer.batches if known.producer_epoch == sequence.producer_epoch)
+    return ProducerState(sequence.producer_epoch, (*kept, new)[-REMEMBERED_BATCHES:])
+
+
+def _check_leader(state: PartitionState, batch: Batch) -> None:
+    if state.leader is None:
+        raise NotLeaderForPartitionError(f"partition {batch.partition} has no leader: no in-sync replica is alive")
+    if batch.leader_epoch is not None and batch.leader_epoch != state.leader_epoch:
+        raise NotLeaderForPartitionError(
+            f"partition {batch.partition}: leader epoch {batch.leader_epoch} is not the current {state.leader_epoch}"
+        )
+
+
+def _check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
+    """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
+    who = f"producer {sequence.producer_id}"
+    if producer.epoch is None:
+        raise UnknownProducerIdError(f"{who}: unknown, or expired")
+    if sequence.producer_epoch < producer.epoch:
+        raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
+    last_sequence = sequence.first + record_count - 1
+    current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
+    for known in current:
+        if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
+            return known
+    if not current and sequence.first != 0:
+        raise UnknownProducerIdError(
+            f"{who}: its state has expired; sequence {sequence.first} cannot be told from a gap"
+        )
+    expected = current[-1].last_sequence + 1 if current else 0
+    if sequence.first != expected:
+        raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
+    return None
+
+
+def _check_in_sync(state: PartitionState, batch: Batch) -> None:
+    in_sync = [replica.broker_id for replica in state.replicas if replica.in_sync]
+    if len(in_sync) < state.min_insync_replicas:
+        raise NotEnoughReplicasError(
+            f"partition {batch.partition}: {len(in_sync)} replica(s) in sync, min.insync.replicas is {state.min_insync_replicas}"
+        )
+    missing = [] if batch.inline else [broker for broker in in_sync if broker not in batch.written_to]
+    if missing:
+        raise NotEnoughReplicasError(
+            f"partition {batch.partition}: in-sync broker(s) {missing} do not have {batch.name}"
+        )
+
+
+@dataclass(frozen=True)
+class SparkBatch:
+    """A Spark write as the exactly-once sink knows it.
+
+    `strict`: a stream, where an older version or other rows under the same one mean a copied or rolled-back checkpoint.
+    Otherwise txnAppId/txnVersion, where as in Delta a version that is not newer is skipped.
+    """
+
+    application: str
+    target: str
+    version: int
+    record_count: int
+    fingerprint: str
+    strict: bool
+
+
+def decide_spark_batch(last: SparkBatch | None, new: SparkBatch) -> Literal["append", "replay"]:
+    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError."""
+    if last is None or new.version > last.version:
+        return "append"
+    if not new.strict:
+        return "replay"
+    if new.version < last.version:
+        raise CheckpointMismatchError(
+            f"{new.application}: batch {new.version} comes after batch {last.version} was written. The checkpoint was"
+            " rolled back or copied; start with a new checkpoint location"
+        )
+    if (new.record_count, new.fingerprint) != (last.record_count, last.fingerprint):
+        raise CheckpointMismatchError(
+            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes again with other"
+            f" rows ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
+            " start with a new checkpoint location"
+        )
+    return "replay"

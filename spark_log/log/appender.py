@@ -1,0 +1,376 @@
+"""The append transaction: read under lock, decide, write, in one commit for all partitions of a flush."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.cluster.topics import topic_config
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.failpoints import failpoint
+from spark_log.log.append import (
+    Acks,
+    Appended,
+    Batch,
+    PartitionState,
+    ProducerState,
+    Rejected,
+    RememberedBatch,
+    Replica,
+    SparkBatch,
+    decide,
+    decide_spark_batch,
+    remember,
+)
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+
+Key = tuple[int, int]
+"""Topic id and partition number."""
+
+
+@dataclass(frozen=True)
+class AppendRequest:
+    """What one flush appends, over any number of topics and partitions, in order.
+
+    `blobs` holds the bytes of the inline batches by name. With `atomic` either every batch is appended or none is.
+    Files need the `write_id` under which they were written; `release_write_id` gives it back in the same transaction.
+    """
+
+    batches: Sequence[Batch]
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    acks: Acks = "all"
+    atomic: bool = False
+    write_id: str | None = None
+    release_write_id: bool = False
+    spark_batch: SparkBatch | None = None
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """`outcomes` match the request's batches. `replayed`: a Spark batch that was there already; nothing changed."""
+
+    outcomes: Sequence[Appended | Rejected]
+    partitions: Mapping[Key, PartitionState]
+    replayed: bool = False
+
+
+class _Abandoned(Exception):
+    """Rolls the transaction back with its outcomes."""
+
+    def __init__(self, outcomes: Sequence[Appended | Rejected]) -> None:
+        self.outcomes = outcomes
+
+
+def append(store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> AppendResult:
+    """Run the append transaction. What a batch may not do is an outcome; only the store's own trouble is raised."""
+
+    def body(connection: sa.Connection, attempt: Attempt) -> AppendResult:
+        if attempt.may_be_committed:
+            found = _find_committed(connection, request)
+            if found is not None:
+                return found
+        return _append(connection, store.clock(connection), request)
+
+    try:
+        result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable)
+    except _Abandoned as abandoned:
+        return AppendResult(abandoned.outcomes, {})
+    failpoint("append.committed")
+    return result
+
+
+def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) -> AppendResult:
+    if request.spark_batch is not None and _replayed(connection, now, request.spark_batch):
+        return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
+    if request.write_id is not None:
+        _check_write_id(connection, request.write_id, release=request.release_write_id)
+    before, producers = _lock(connection, request.batches)
+    states, outcomes, rows = dict(before), [], []
+    remembered: dict[tuple[int, int, int], ProducerState] = dict(producers)
+    for batch in request.batches:
+        key = (batch.topic_id, batch.partition)
+        state = states.get(key)
+        if state is None:
+            gone = UnknownTopicOrPartitionError(
+                f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
+            )
+            outcomes.append(Rejected(gone))
+            continue
+        producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
+        producer = remembered.get(producer_key) if producer_key else None
+        outcome, states[key] = decide(state, batch, request.acks, producer)
+        outcomes.append(outcome)
+        if isinstance(outcome, Appended) and not outcome.duplicate:
+            rows.append(_segment_row(batch, outcome, states[key]))
+            if producer_key and producer:
+                remembered[producer_key] = remember(producer, batch, outcome)
+    if request.atomic and any(isinstance(outcome, Rejected) for outcome in outcomes):
+        raise _Abandoned(outcomes)
+    if rows:
+        connection.execute(t.segment.insert(), rows)
+        blobs = [{"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["inline"]]
+        if blobs:
+            connection.execute(t.blob.insert(), blobs)
+        _save_partitions(connection, before, states, durable=request.durable)
+        _save_producers(connection, now, producers, remembered)
+    failpoint("append.decided")
+    return AppendResult(outcomes, states)
+
+
+_P, _R = t.partition.c, t.replica.c
+_LOCK = (
+    sa.select(
+        _P.topic_id, _P.partition, _P.leader, _P.leader_epoch, _P.log_end_offset, _P.high_watermark,
+        _P.recovery_point, _P.tail_bytes, _P.change, t.topic.c.configs,
+    )
+    .join(t.topic, t.topic.c.topic_id == _P.topic_id)
+    .where(_P.topic_id == bindparam("topic_id"), _P.partition.in_(bindparam("partitions", expanding=True)))
+    .order_by(_P.partition)
+    .with_for_update(of=t.partition)
+)  # fmt: skip
+_REPLICAS = (
+    sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync)
+    .where(_R.topic_id == bindparam("topic_id"), _R.partition.in_(bindparam("partitions", expanding=True)))
+    .order_by(_R.partition, _R.preference)
+)
+
+
+def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
+    """The partitions that exist, their rows locked in the order that everybody keeps."""
+    states: dict[Key, PartitionState] = {}
+    for topic_id, numbers in _by_topic(keys):
+        parameters = {"topic_id": topic_id, "partitions": numbers}
+        rows = connection.execute(_LOCK, parameters).all()
+        # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait for the lock
+        replicas: dict[int, list[Replica]] = {}
+        for partition, *facts in connection.execute(_REPLICAS, parameters):
+            replicas.setdefault(partition, []).append(Replica(*facts))
+        for _, number, *facts, configs in rows:
+            states[topic_id, number] = PartitionState(
+                *facts, replicas=tuple(replicas[number]), min_insync_replicas=topic_config(configs).min_insync_replicas
+            )
+    return states
+
+
+def _lock(
+    connection: sa.Connection, batches: Sequence[Batch]
+) -> tuple[dict[Key, PartitionState], dict[tuple[int, int, int], ProducerState]]:
+    """Producers first, then partitions: the lock order of `metadata.tables`."""
+    wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
+    epochs: dict[int, int] = {}
+    if wanted:
+        p = t.producer.c
+        ids = sorted({producer_id for producer_id, _, _ in wanted})
+        query = (
+            sa.select(p.producer_id, p.epoch).where(p.producer_id.in_(ids)).order_by(p.producer_id).with_for_update()
+        )
+        epochs = {row.producer_id: row.epoch for row in connection.execute(query)}
+    states = lock_partitions(connection, [(b.topic_id, b.partition) for b in batches])
+    producers: dict[tuple[int, int, int], ProducerState] = {}
+    b = t.producer_batch.c
+    for key in wanted:
+        query = (
+            sa.select(b.producer_epoch, b.first_sequence, b.last_sequence, b.base_offset, b.end_offset)
+            .where(b.producer_id == key[0], b.topic_id == key[1], b.partition == key[2])
+            .order_by(b.producer_epoch, b.first_sequence)
+        )
+        known = tuple(RememberedBatch(*row) for row in connection.execute(query))
+        producers[key] = ProducerState(epochs.get(key[0]), known)
+    return states, producers
+
+
+def _by_topic(keys: Sequence[Key], chunk: int = 5_000) -> Iterator[tuple[int, list[int]]]:
+    """Sorted (topic, partitions), at most `chunk` partitions at a time: databases bound the parameters of a statement."""
+    topics: dict[int, list[int]] = {}
+    for topic_id, number in sorted(set(keys)):
+        topics.setdefault(topic_id, []).append(number)
+    for topic_id, numbers in topics.items():
+        for first in range(0, len(numbers), chunk):
+            yield topic_id, numbers[first : first + chunk]
+
+
+def _check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
+    # the row's lock makes clean-up, which deletes the row before it deletes files, wait for this append, and us for it
+    here = t.write_id.c.write_id == write_id
+    if release:
+        found = connection.execute(t.write_id.delete().where(here)).rowcount == 1
+    else:
+        query = sa.select(t.write_id.c.write_id).where(here).with_for_update(read=True)
+        found = connection.execute(query).first() is not None
+    if not found:
+        raise WriteIdExpiredError(
+            f"write id {write_id} has expired: its files may have been cleaned up; write them again"
+        )
+
+
+def _replayed(connection: sa.Connection, now: StoreClock, new: SparkBatch) -> bool:
+    s = t.spark_batch.c
+    here = (s.application == new.application) & (s.target == new.target)
+    query = sa.select(s.application, s.target, s.version, s.record_count, s.fingerprint).where(here).with_for_update()
+    row = connection.execute(query).one_or_none()
+    last = SparkBatch(*row, strict=new.strict) if row else None
+    if decide_spark_batch(last, new) == "replay":
+        return True
+    values = {
+        "version": new.version,
+        "record_count": new.record_count,
+        "fingerprint": new.fingerprint,
+        "committed_ms": now.wall_ms,
+    }
+    if row:
+        connection.execute(t.spark_batch.update().where(here).values(values))
+    else:
+        connection.execute(t.spark_batch.insert(), {"application": new.application, "target": new.target, **values})
+    return False
+
+
+def _segment_row(batch: Batch, appended: Appended, after: PartitionState) -> dict[str, Any]:
+    sequence = batch.sequence
+    return {
+        "topic_id": batch.topic_id,
+        "partition": batch.partition,
+        "base_offset": appended.base_offset,
+        "end_offset": appended.end_offset,
+        "record_count": batch.record_count,
+        "bytes": batch.bytes,
+        "min_timestamp_ms": batch.min_timestamp_ms,
+        "max_timestamp_ms": batch.max_timestamp_ms,
+        "timestamp_type": batch.timestamp_type,
+        "leader_epoch": after.leader_epoch,
+        "producer_id": sequence.producer_id if sequence else None,
+        "producer_epoch": sequence.producer_epoch if sequence else None,
+        "first_sequence": sequence.first if sequence else None,
+        "codec": batch.codec,
+        "checksum": batch.checksum,
+        "name": batch.name,
+        "inline": batch.inline,
+        "change": after.change,
+    }
+
+
+_SAVE_PARTITION = (
+    t.partition.update()
+    .where(_P.topic_id == bindparam("key_topic"), _P.partition == bindparam("key_partition"))
+    .values(
+        {
+            name: bindparam(name)
+            for name in ("log_end_offset", "high_watermark", "recovery_point", "tail_bytes", "change")
+        }
+    )
+)
+_SAVE_REPLICA = (
+    t.replica.update()
+    .where(
+        _R.topic_id == bindparam("key_topic"),
+        _R.partition == bindparam("key_partition"),
+        _R.broker_id == bindparam("key_broker"),
+    )
+    .values(log_end_offset=bindparam("log_end_offset"))
+)
+
+
+def _save_partitions(
+    connection: sa.Connection,
+    before: Mapping[Key, PartitionState],
+    after: Mapping[Key, PartitionState],
+    *,
+    durable: bool,
+) -> None:
+    changed = [(key, state) for key, state in after.items() if state is not before[key]]
+    connection.execute(
+        _SAVE_PARTITION,
+        [
+            {
+                "key_topic": topic_id,
+                "key_partition": number,
+                "log_end_offset": state.log_end_offset,
+                "high_watermark": state.high_watermark,
+                "recovery_point": state.log_end_offset if durable else state.recovery_point,
+                "tail_bytes": state.tail_bytes,
+                "change": state.change,
+            }
+            for (topic_id, number), state in changed
+        ],
+    )
+    moved = [
+        {
+            "key_topic": topic_id,
+            "key_partition": number,
+            "key_broker": new.broker_id,
+            "log_end_offset": new.log_end_offset,
+        }
+        for (topic_id, number), state in changed
+        for old, new in zip(before[topic_id, number].replicas, state.replicas, strict=True)
+        if new is not old
+    ]
+    if moved:
+        connection.execute(_SAVE_REPLICA, moved)
+
+
+def _save_producers(
+    connection: sa.Connection,
+    now: StoreClock,
+    before: Mapping[tuple[int, int, int], ProducerState],
+    after: Mapping[tuple[int, int, int], ProducerState],
+) -> None:
+    b = t.producer_batch.c
+    for key, state in after.items():
+        known = before[key]
+        if state is known:
+            continue
+        # first away with the old: an epoch's sequences begin at 0 again
+        for old in known.batches:
+            if old not in state.batches:
+                here = (b.producer_id == key[0]) & (b.topic_id == key[1]) & (b.partition == key[2])
+                connection.execute(
+                    t.producer_batch.delete().where(
+                        here, b.first_sequence == old.first_sequence, b.producer_epoch == old.producer_epoch
+                    )
+                )
+        for new in state.batches:
+            if new not in known.batches:
+                values = dict(zip(("producer_id", "topic_id", "partition"), key, strict=True))
+                connection.execute(t.producer_batch.insert(), {**values, **vars(new), "appended_ms": now.wall_ms})
+        if state.epoch != known.epoch:
+            connection.execute(t.producer.update().where(t.producer.c.producer_id == key[0]).values(epoch=state.epoch))
+
+
+def _find_committed(connection: sa.Connection, request: AppendRequest) -> AppendResult | None:
+    """The outcomes of this very request, if an earlier try whose answer was lost has been committed.
+
+    Names are unique for ever; but a blob's goes when its tail is sealed. Idempotent producers are found by their sequence
+    in the transaction itself, Spark batches by their version, other Spark writes by the write id that the commit took away.
+    """
+    if request.release_write_id and request.spark_batch is None:
+        query = sa.select(t.write_id.c.write_id).where(t.write_id.c.write_id == request.write_id)
+        if connection.execute(query).first() is None:
+            return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
+        return None
+    s = t.segment.c
+    found: dict[str, Appended] = {}
+    for batch in request.batches:
+        query = sa.select(s.base_offset, s.end_offset).where(
+            s.topic_id == batch.topic_id, s.partition == batch.partition, s.name == batch.name
+        )
+        row = connection.execute(query).one_or_none()
+        if row is not None:
+            found[batch.name] = Appended(row.base_offset, row.end_offset, duplicate=True)
+    if not found:
+        return None
+    lost = Rejected(SparkLogError("the batch was not appended, while others of its flush were"))
+    return AppendResult([found.get(batch.name, lost) for batch in request.batches], {})
+
+
+def force(store: Store, keys: Sequence[Key]) -> None:
+    """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        for topic_id, numbers in _by_topic(keys):
+            here = (_P.topic_id == topic_id) & _P.partition.in_(numbers)
+            connection.execute(t.partition.update().where(here).values(recovery_point=_P.log_end_offset))
+
+    store.transact(body)
