@@ -10,6 +10,7 @@ together, which is the idea of Kafka's sticky partitioner.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +48,9 @@ def partition_of(
     without_key = free & np.asarray(keys.is_null()) if keys.null_count else np.zeros(len(keys), bool)
     with_key = free & ~without_key
     if with_key.all():
-        return (murmur2(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64).__mod__(partitions).astype(np.int32)
+        return _of_hashes(murmur2(keys), partitions).astype(np.int32)
     if with_key.any():
-        hashes = murmur2(keys.filter(pa.array(with_key))) & np.uint32(0x7FFFFFFF)
-        chosen[with_key] = hashes.astype(np.int64) % partitions
+        chosen[with_key] = _of_hashes(murmur2(keys.filter(pa.array(with_key))), partitions)
     count = int(without_key.sum())
     if count:
         runs = max(1, min(partitions, count // max(1, run_records_min)))
@@ -81,8 +81,12 @@ def split_by_partition(records: pa.Table, partitions: npt.NDArray[np.int32]) -> 
     ordered = partitions[order]
     moved = records.take(pa.array(order))
     starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in pairwise(starts):
         yield int(ordered[begin]), moved.slice(begin, end - begin)
+
+
+def _of_hashes(hashes: npt.NDArray[np.uint32], partitions: int) -> npt.NDArray[np.int64]:
+    return (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
 
 
 def _explicit(explicit: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ A Python loop here runs once for every distinct length (in words), never once fo
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ def word_rows(values: pa.Array, word: type[np.uint32] | type[np.uint64]) -> Iter
         bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(starts)]
     # Word i of this view starts at byte i, aligned or not.
     at_byte: npt.NDArray[Any] = np.ndarray((len(data) - width + 1,), word, data, strides=(1,))
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in pairwise(bounds):
         count = int(counts[order[begin]])
         step = max(1, _WORDS_PER_STEP // max(1, count))
         for first in range(begin, end, step):
@@ -51,7 +52,7 @@ def word_rows(values: pa.Array, word: type[np.uint32] | type[np.uint64]) -> Iter
             words = at_byte[starts[rows][None, :] + (width * np.arange(count))[:, None]]
             if count:
                 spare_bits = (width * 8 - 8 * (row_lengths - width * (count - 1))).astype(word)
-                words[-1] &= np.array(np.iinfo(word).max, word) >> spare_bits
+                words[-1] &= np.right_shift(np.iinfo(word).max, spare_bits, dtype=word)
             yield WordRows(rows, row_lengths, words)
 
 
@@ -61,7 +62,7 @@ def _layout(
     """Start and length of each value in a copy of their bytes that is long enough to read a whole word anywhere."""
     large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     padding = np.dtype(word).itemsize
-    validity, offset_buffer, data_buffer = values.buffers()
+    _validity, offset_buffer, data_buffer = values.buffers()
     if len(values) == 0 or offset_buffer is None:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(padding, np.uint8)
     raw = np.frombuffer(offset_buffer, np.int64 if large else np.int32)

@@ -176,7 +176,9 @@ class SegmentWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._parquet.write_table(pa.concat_tables(self._waiting), row_group_size=ROW_GROUP_RECORDS)
+            # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
+            rows = pa.concat_tables(self._waiting).combine_chunks()
+            self._parquet.write_table(rows, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
 

@@ -1,0 +1,16 @@
+"""Segment files: the one door to writing (segment_write), opening (segment_open) and reading (segment_read) them."""
+
+from spark_log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
+from spark_log.records.segment_read import first_offset_at_or_after, read_slice
+from spark_log.records.segment_write import SegmentFacts, SegmentWriter, codec_name
+
+__all__ = [
+    "ExpectedSegment",
+    "SegmentFacts",
+    "SegmentWriter",
+    "codec_name",
+    "first_offset_at_or_after",
+    "open_segment",
+    "read_slice",
+    "verify_checksum",
+]
