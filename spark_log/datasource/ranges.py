@@ -109,13 +109,14 @@ def split_ranges(
     if min_partitions is None or len(pieces) >= min_partitions or not pieces:
         return pieces
     total = sum(piece.size for piece in pieces)
-    small = [piece.size for piece in pieces if _part_count(piece.size, total, min_partitions) == 1]
-    whole = {piece for piece in pieces if _part_count(piece.size, total, min_partitions) == 1}
+    counts = [_part_count(piece.size, total, min_partitions) for piece in pieces]
+    small = [piece.size for piece, count in zip(pieces, counts, strict=True) if count == 1]
+    # Whole pieces leave the sum, so that they do not take parts away from the large ones.
     large_total, large_parts = total - sum(small), max(min_partitions - len(small), 1)
     return [
         part
-        for piece in pieces
-        for part in _cut(piece, 1 if piece in whole else _part_count(piece.size, large_total, large_parts))
+        for piece, count in zip(pieces, counts, strict=True)
+        for part in _cut(piece, 1 if count == 1 else _part_count(piece.size, large_total, large_parts))
     ]
 
 
