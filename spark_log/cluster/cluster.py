@@ -1,12 +1,11 @@
 """A cluster: one metadata store and the log dirs of its brokers."""
 
 import uuid
-from dataclasses import dataclass
 from functools import cached_property
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import LogDir, Marker, local_uri, normalise_uri, refuse_overlap
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker, local_uri, normalise_uri, open_log_dir, refuse_overlap
 from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
@@ -14,19 +13,6 @@ from spark_log.metadata.address import Address
 from spark_log.metadata.store import Attempt, Store, create_store, open_store
 
 FIRST_BROKER = BrokerId(1)
-
-
-@dataclass(frozen=True)
-class LogDirInfo:
-    """A log dir as executors need it: where it is, and which id it must show."""
-
-    log_dir_id: LogDirId
-    broker_id: BrokerId
-    uri: str
-    uuid: str
-
-    def __repr__(self) -> str:
-        return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
 
 
 class Cluster:
@@ -138,10 +124,3 @@ class Cluster:
 
 def _absolute(uri: str, address: Address) -> str:
     return uri if "://" in uri or address.folder is None else local_uri(address.folder / uri)
-
-
-def open_log_dir(info: LogDirInfo) -> LogDir:
-    """The log dir, verified. On executors too."""
-    directory = LogDir(info.uri)
-    directory.verify(info.uuid)
-    return directory

@@ -25,6 +25,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.failpoints import failpoint
+from spark_log.ids import BrokerId, LogDirId
 
 MARKER = "spark_log_dir.json"
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
@@ -38,6 +39,19 @@ class Marker:
     broker_id: int
     uuid: str
     counter: int
+
+
+@dataclass(frozen=True)
+class LogDirInfo:
+    """A log dir as executors need it: where it is, and which id it must show."""
+
+    log_dir_id: LogDirId
+    broker_id: BrokerId
+    uri: str
+    uuid: str
+
+    def __repr__(self) -> str:
+        return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
 
 
 class NewFile(Protocol):
@@ -114,6 +128,13 @@ class LogDir:
         with contextlib.suppress(FileNotFoundError), self._storage_errors(relative):
             self._fs.delete_file(self._resolve(relative))
 
+    def make_folder(self, relative: str) -> None:
+        """Make a folder and force its entry to disk; object stores have none."""
+        if self.local:
+            with self._storage_errors(relative):
+                for folder in _make_folders(Path(self._resolve(relative)), Path(self._root)):
+                    _fsync(folder)
+
     def sync(self, relative: str) -> None:
         """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already."""
         if self.local:
@@ -181,6 +202,13 @@ class LogDir:
             raise StorageUnavailableError(
                 redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}; nothing was appended")
             ) from error
+
+
+def open_log_dir(info: LogDirInfo) -> LogDir:
+    """The log dir, verified. On executors too."""
+    directory = LogDir(info.uri)
+    directory.verify(info.uuid)
+    return directory
 
 
 class _LocalFile:

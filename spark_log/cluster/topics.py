@@ -265,7 +265,9 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         topic = find_topic(connection, name, lock=True)
         t_id = topic.topic_id
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        rows = sa.select(t.partition.c.partition).where(t.partition.c.topic_id == t_id).order_by(t.partition.c.partition)
+        rows = (
+            sa.select(t.partition.c.partition).where(t.partition.c.topic_id == t_id).order_by(t.partition.c.partition)
+        )
         connection.execute(rows.with_for_update()).all()
         connection.execute(
             t.blob.delete().where(

@@ -87,7 +87,7 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
     if request.spark_batch is not None and _replayed(connection, now, request.spark_batch):
         return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
     if request.write_id is not None:
-        _check_write_id(connection, request.write_id, release=request.release_write_id)
+        check_write_id(connection, request.write_id, release=request.release_write_id)
     before, producers = _lock(connection, request.batches)
     states, outcomes, rows = dict(before), [], []
     remembered: dict[tuple[int, int, int], ProducerState] = dict(producers)
@@ -193,7 +193,8 @@ def _by_topic(keys: Sequence[Key], chunk: int = 5_000) -> Iterator[tuple[int, li
             yield topic_id, numbers[first : first + chunk]
 
 
-def _check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
+def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
+    """WriteIdExpiredError unless the write id is registered; with `release` it is given back by this transaction."""
     # the row's lock makes clean-up, which deletes the row before it deletes files, wait for this append, and us for it
     here = t.write_id.c.write_id == write_id
     if release:

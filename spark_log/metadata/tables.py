@@ -192,7 +192,7 @@ segment = Table(
         "rows were published before under another file (merge, compaction): no data change in Delta",
         server_default=false(),
     ),
-    Index(None, "topic_id", "partition", "max_timestamp_ms"),
+    Index(None, "topic_id", "partition", "max_timestamp_ms", "base_offset"),
     Index(None, "topic_id", "partition", "change"),
     Index(
         "ix_segment_inline", "topic_id", "partition", sqlite_where=text("inline = 1"), postgresql_where=text("inline")

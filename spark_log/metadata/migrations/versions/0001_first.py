@@ -371,9 +371,9 @@ def upgrade() -> None:
         op.f("ix_segment_topic_id_partition_change"), "segment", ["topic_id", "partition", "change"], unique=False
     )
     op.create_index(
-        op.f("ix_segment_topic_id_partition_max_timestamp_ms"),
+        op.f("ix_segment_topic_id_partition_max_timestamp_ms_base_offset"),
         "segment",
-        ["topic_id", "partition", "max_timestamp_ms"],
+        ["topic_id", "partition", "max_timestamp_ms", "base_offset"],
         unique=False,
     )
     op.create_table(

@@ -1,0 +1,141 @@
+"""From a table of records to a batch that can be appended: a blob if it is small, else a segment file. On executors too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_log.cluster.log_dir import LogDir, NewFile
+from spark_log.config import TopicConfig
+from spark_log.ids import LogDirId
+from spark_log.log.append import Batch, ProducerSequence
+from spark_log.records import inline
+from spark_log.records.check import RecordLimits
+from spark_log.records.schema import TimestampType
+from spark_log.records.segment_file import SegmentFacts, SegmentWriter
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a topic's records are checked and stored: its configs, as far as a writer needs them."""
+
+    codec: str
+    level: int | None
+    timestamp_type: TimestampType
+    inline_max_bytes: int
+    segment_bytes: int
+    limits: RecordLimits
+
+    @classmethod
+    def of(cls, config: TopicConfig) -> "Encoding":
+        levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
+        append_time = config.message_timestamp_type == "LogAppendTime"
+        return cls(
+            config.compression_type,
+            levels.get(config.compression_type),
+            TimestampType.LOG_APPEND_TIME if append_time else TimestampType.CREATE_TIME,
+            config.inline_max_bytes,
+            config.segment_bytes,
+            RecordLimits(
+                max_message_bytes=config.max_message_bytes,
+                timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+                timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+                compacted=config.compacts,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a file of a partition goes: the partition, and the log dirs of the leader and, with acks=all, the ISR."""
+
+    topic_id: int
+    folder: str
+    partition: int
+    leader_epoch: int
+    brokers: frozenset[int]
+    log_dir_ids: tuple[LogDirId, ...]
+
+
+def segment_batch(
+    target: Target, name: str, facts: SegmentFacts, encoding: Encoding, sequence: ProducerSequence | None = None
+) -> Batch:
+    """The batch of a segment file that lies in all log dirs of its target."""
+    return Batch(
+        topic_id=target.topic_id,
+        partition=target.partition,
+        name=name,
+        inline=False,
+        timestamp_type=int(encoding.timestamp_type),
+        written_to=target.brokers,
+        sequence=sequence,
+        leader_epoch=target.leader_epoch,
+        **vars(facts),
+    )
+
+
+def blob_batch(
+    topic_id: int,
+    partition: int,
+    name: str,
+    facts: SegmentFacts,
+    encoding: Encoding,
+    sequence: ProducerSequence | None = None,
+) -> Batch:
+    """The batch of an inline blob."""
+    return Batch(
+        topic_id=topic_id,
+        partition=partition,
+        name=name,
+        inline=True,
+        timestamp_type=int(encoding.timestamp_type),
+        sequence=sequence,
+        **vars(facts),
+    )
+
+
+def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
+    """The records as a blob, None if they are too large for the inline tail."""
+    if records.nbytes >= 2 * encoding.inline_max_bytes and encoding.codec == "none":
+        return None
+    if records.nbytes >= 16 * encoding.inline_max_bytes:
+        return None
+    blob = inline.encode(records, "none" if encoding.codec == "none" else "zstd")
+    return blob if len(blob.data) < encoding.inline_max_bytes else None
+
+
+class SegmentFiles:
+    """One segment in the making in one or more log dirs: the same bytes in each."""
+
+    def __init__(self, log_dirs: Sequence[LogDir], path: str, encoding: Encoding) -> None:
+        self._files: list[NewFile] = []
+        try:
+            for log_dir in log_dirs:
+                self._files.append(log_dir.create(path))
+        except BaseException:
+            self.abort()
+            raise
+        self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
+
+    def write(self, data: bytes, /) -> int:
+        for file in self._files:
+            file.write(data)
+        return len(data)
+
+    @property
+    def bytes_written(self) -> int:
+        return self._encoder.bytes_written + self._encoder.bytes_waiting
+
+    def append(self, records: pa.Table) -> None:
+        self._encoder.write(records)
+
+    def commit(self) -> SegmentFacts:
+        """Finish the file and give it its name, durably, in every log dir."""
+        facts = self._encoder.close()
+        for file in self._files:
+            file.commit()
+        return facts
+
+    def abort(self) -> None:
+        for file in self._files:
+            file.abort()

@@ -1,0 +1,277 @@
+"""The log of a cluster, as whoever appends and reads in this process sees it: one door to the stages of this folder."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
+from spark_log.log.appender import AppendRequest, AppendResult, Key, append, force
+from spark_log.log.delta import try_publish
+from spark_log.log.encode import Encoding, SegmentFiles, Target, blob_batch, encode_inline, segment_batch
+from spark_log.log.fetch import Fetcher
+from spark_log.log.seal import seal
+from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
+from spark_log.log.write_ids import Writer
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
+from spark_log.records.check import check, truncate_to_milliseconds
+from spark_log.records.schema import TimestampType, read_schema, stamp
+
+_ALL_TIMES = TimestampBounds()
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records on their way into one partition, in order. `table` has RECORD_SCHEMA."""
+
+    partition: int
+    table: pa.Table
+    sequence: ProducerSequence | None = None
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Slices with all that is needed to read them, as of one snapshot. Free of the metadata store; it travels."""
+
+    slices: Sequence[Slice]
+    log_dirs: LogDirs
+
+
+class Log:
+    """Appends to and reads from a cluster. Safe to share between threads.
+
+    >>> log = Log(Cluster.open("/data/log"))                                  # doctest: +SKIP
+    >>> log.append(topic, [Records(0, table)])                                # doctest: +SKIP
+    """
+
+    def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
+        self.cluster = cluster
+        self.settings = settings or ClusterSettings()
+        self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def append(
+        self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> list[Appended | Rejected]:
+        """Append to several partitions of a topic in one transaction; each has its own outcome.
+
+        Raises the errors of `records.check` for what may not be written at all, before anything is.
+        """
+        encoding = Encoding.of(topic.config)
+        clock = self.cluster.store.read(self.cluster.store.clock)
+        targets: dict[int, Target] = {}
+        batches: list[Batch] = []
+        blobs: dict[str, bytes] = {}
+        write_id = None
+        prepared = [_prepare(item, encoding, clock.wall_ms) for item in records]
+        for item in prepared:
+            blob = encode_inline(item.table, encoding)
+            if blob is not None:
+                name = uuid.uuid4().hex
+                batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
+                blobs[name] = blob.data
+                continue
+            if not targets:
+                targets = self.targets(topic, sorted({other.partition for other in records}), acks)
+            target = targets[item.partition]
+            write_id, name = self._writer.file_name()
+            files = SegmentFiles(self._log_dirs(target), segment_path(topic.folder, item.partition, name), encoding)
+            try:
+                files.append(item.table)
+                facts = files.commit()
+            except BaseException:
+                files.abort()
+                raise
+            batches.append(segment_batch(target, name, facts, encoding, item.sequence))
+        durable = topic.config.flush_messages <= 1
+        request = AppendRequest(batches, blobs, acks=acks, write_id=write_id, durable=durable)
+        return list(self.commit(request, {topic.topic_id: topic}, timeout_ms=timeout_ms).outcomes)
+
+    def commit(
+        self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> AppendResult:
+        """The append transaction, and then what it makes due: forcing to disk, sealing full tails, publication."""
+        result = append(self.cluster.store, request, timeout_ms=timeout_ms)
+        if not request.durable:
+            self._force_what_is_due(topics, result)
+        touched = {
+            batch.topic_id
+            for batch, outcome in zip(request.batches, result.outcomes, strict=True)
+            if isinstance(outcome, Appended) and not outcome.duplicate and not batch.inline
+        }
+        for (topic_id, partition), state in result.partitions.items():
+            if state.tail_bytes >= topics[topic_id].config.inline_tail_bytes:
+                seal(self.cluster, self._writer, topics[topic_id], partition)
+                touched.add(topic_id)
+        try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
+        return result
+
+    def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
+        """Turn the tails of the partitions into segment files now, and publish; returns how many files."""
+        files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
+        if files:
+            try_publish(self.cluster, [topic])
+        return files
+
+    def targets(self, topic: Topic, partitions: Sequence[int], acks: Acks = "all") -> dict[int, Target]:
+        """Where files of the partitions go. UnknownTopicOrPartitionError names one that is not there."""
+        with self.cluster.store.snapshot() as connection:
+            found = targets_of(connection, topic, partitions, acks)
+        for partition in partitions:
+            if partition not in found:
+                raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+        return found
+
+    def find_topic(self, name: str) -> Topic:
+        """The topic, or UnknownTopicOrPartitionError."""
+        return self.cluster.store.read(lambda connection: find_topic(connection, name))
+
+    def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
+        """Log start offset and high watermark of each partition."""
+        return self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
+
+    def plan(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        times: TimestampBounds = _ALL_TIMES,
+        topics: Mapping[str, Topic] | None = None,
+    ) -> ReadPlan:
+        """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
+
+        Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
+        and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
+        """
+        log_dirs = self.cluster.log_dirs()
+        while True:
+            with self.cluster.store.snapshot() as connection:
+                found = find_topics(connection, {name for name, _ in ranges})
+                _check_topics(found, ranges, topics)
+                _check_ranges(planner.positions(connection, found.values()), ranges)
+                slices = planner.plan(connection, found, ranges, times)
+                too_long = self._too_long(planner.inline_bytes(slices))
+                if not too_long:
+                    return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
+            if not sum(self.seal(found[name], [partition]) for name, partition in too_long):
+                # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
+                with self.cluster.store.snapshot() as connection:
+                    slices = planner.plan(connection, found, ranges, times)
+                    return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
+
+    def read(
+        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of the records of the ranges, by partition and offset; all columns with headers by default."""
+        plan = self.plan(ranges)
+        return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
+
+    def offsets_for_times(self, topic: Topic, timestamps_ms: Mapping[int, int]) -> dict[int, int | None]:
+        """Per partition, the first readable offset with timestamp >= the given one; None where there is none (KIP-79)."""
+        with self.cluster.store.snapshot() as connection:
+            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms)
+            candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}
+        fetcher = Fetcher(self.cluster.log_dirs())
+        found: dict[int, int | None] = dict.fromkeys(timestamps_ms)
+        for partition, pieces in candidates.items():
+            offsets = (fetcher.first_offset_at_or_after(piece, timestamps_ms[partition]) for piece in pieces)
+            found[partition] = next((offset for offset in offsets if offset is not None), None)
+        return found
+
+    def _log_dirs(self, target: Target) -> list[LogDir]:
+        infos = self.cluster.log_dirs()
+        return [self.cluster.log_dir(infos[log_dir_id]) for log_dir_id in target.log_dir_ids]
+
+    def _force_what_is_due(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
+        due: list[Key] = [
+            key
+            for key, state in result.partitions.items()
+            if state.log_end_offset - state.recovery_point >= topics[key[0]].config.flush_messages
+        ]
+        if due:
+            force(self.cluster.store, due)
+
+    def _too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """The longest tails, without which the plan keeps under its caps."""
+        per_task, total = self.settings.plan_inline_bytes_per_task_max, self.settings.plan_inline_bytes_max
+        excess = sum(sizes.values()) - total
+        chosen: list[TopicPartition] = []
+        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            if size <= per_task and excess <= 0:
+                break
+            chosen.append(partition)
+            excess -= size
+        return chosen
+
+
+def targets_of(
+    connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
+) -> dict[int, Target]:
+    """Where files of the partitions (all for None) go: the leader's log dir, and with acks=all those of the ISR."""
+    p, r = t.partition.c, t.replica.c
+    query = (
+        sa.select(p.partition, p.leader_epoch, r.broker_id, r.log_dir_id)
+        .join(t.replica, (r.topic_id == p.topic_id) & (r.partition == p.partition))
+        .where(p.topic_id == topic.topic_id)
+        .where((r.broker_id == p.leader) | (r.in_sync if acks == "all" else sa.false()))
+        .order_by(p.partition, r.preference)
+    )
+    if partitions is not None and len(partitions) < 1_000:
+        query = query.where(p.partition.in_(partitions))
+    found: dict[int, Target] = {}
+    for partition, leader_epoch, broker_id, log_dir_id in connection.execute(query):
+        before = found.get(partition, Target(topic.topic_id, topic.folder, partition, leader_epoch, frozenset(), ()))
+        found[partition] = replace(
+            before,
+            brokers=before.brokers | {broker_id},
+            log_dir_ids=(*before.log_dir_ids, LogDirId(log_dir_id)),
+        )
+    return found
+
+
+def _prepare(item: Records, encoding: Encoding, now_ms: int) -> Records:
+    """Timestamps in whole milliseconds, or the store's time for LogAppendTime; then the checks of `records.check`."""
+    table = item.table
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        table = stamp(table, now_ms)
+    else:
+        column = table.schema.get_field_index("timestamp")
+        table = table.set_column(column, table.schema.field(column), truncate_to_milliseconds(table.column(column)))
+    check(table, encoding.limits, now_ms)
+    return replace(item, table=table)
+
+
+def _check_topics(
+    found: Mapping[str, Topic], ranges: Mapping[TopicPartition, OffsetRange], pinned: Mapping[str, Topic] | None
+) -> None:
+    for name in {name for name, _ in ranges}:
+        if name not in found:
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        if pinned is not None and found[name].topic_id != pinned[name].topic_id:
+            raise DataLossError(
+                f"topic {name!r} was deleted and created again: the records that were to be read are lost"
+            )
+
+
+def _check_ranges(limits: Mapping[TopicPartition, Positions], ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    for topic_partition, (start, end) in ranges.items():
+        limit = limits.get(topic_partition)
+        if limit is None:
+            raise UnknownTopicOrPartitionError(
+                f"partition {topic_partition.topic}-{topic_partition.partition}: unknown topic or partition"
+            )
+        if start < end and not limit.log_start_offset <= start <= end <= limit.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"{topic_partition.topic}-{topic_partition.partition}: offsets [{start}, {end}) are not between the log"
+                f" start offset {limit.log_start_offset} and the high watermark {limit.high_watermark}"
+            )

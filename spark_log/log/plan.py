@@ -1,0 +1,201 @@
+"""Planning a read: which segments overlap the offsets that are asked for. One snapshot, on the driver."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import Topic
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.log.slices import Positions, Slice, TimestampBounds
+from spark_log.metadata import tables as t
+
+_ALL_TIMES = TimestampBounds()
+
+
+def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
+    """Log start offset and high watermark of every partition of the topics, in order."""
+    p = t.partition.c
+    found: dict[TopicPartition, Positions] = {}
+    for topic in topics:
+        query = (
+            sa.select(p.partition, p.log_start_offset, p.high_watermark)
+            .where(p.topic_id == topic.topic_id)
+            .order_by(p.partition)
+        )
+        for partition, start, end in connection.execute(query):
+            found[TopicPartition(topic.name, partition)] = Positions(start, end)
+    return found
+
+
+def plan(
+    connection: sa.Connection,
+    topics: Mapping[str, Topic],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    times: TimestampBounds = _ALL_TIMES,
+) -> list[Slice]:
+    """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
+
+    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them.
+    """
+    slices: list[Slice] = []
+    by_topic: dict[str, list[tuple[int, int, int]]] = {}
+    for (name, partition), (start, end) in sorted(ranges.items()):
+        if start < end:
+            by_topic.setdefault(name, []).append((partition, start, end))
+    for name, wanted in by_topic.items():
+        topic = topics[name]
+        replicas = _replicas(connection, topic, [partition for partition, _, _ in wanted])
+        bounds = {partition: (start, end) for partition, start, end in wanted}
+        parameters = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
+        folder = topic.folder
+        for row in connection.execute(_OVERLAPPING[connection.dialect.name], parameters):
+            (partition, base, end_offset, count, size, min_ms, max_ms, type_, segment_name, checksum, inline) = row
+            if (times.min_ms is not None and max_ms < times.min_ms) or (
+                times.max_ms is not None and min_ms >= times.max_ms
+            ):
+                continue
+            start, end = bounds[partition]
+            everywhere, log_end_offset_min = replicas[partition]
+            slices.append(
+                Slice(
+                    name,
+                    folder,
+                    partition,
+                    base,
+                    max(base, start),
+                    min(end_offset, end),
+                    count,
+                    size,
+                    type_,
+                    segment_name,
+                    checksum,
+                    () if inline else _holders(everywhere, end_offset, log_end_offset_min),
+                    b"" if inline else None,
+                )
+            )
+    return slices
+
+
+def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
+    """Bytes of inline segments per partition."""
+    sizes: dict[TopicPartition, int] = {}
+    for piece in slices:
+        if piece.data is not None:
+            sizes[piece.topic_partition] = sizes.get(piece.topic_partition, 0) + piece.bytes
+    return sizes
+
+
+def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
+    """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
+    names = [piece.name for piece in slices if piece.data is not None]
+    data: dict[str, bytes] = {}
+    b = t.blob.c
+    for first in range(0, len(names), 5_000):
+        query = sa.select(b.name, b.data).where(b.name.in_(names[first : first + 5_000]))
+        data.update((row.name, bytes(row.data)) for row in connection.execute(query))
+    return [piece if piece.data is None else piece._replace(data=data[piece.name]) for piece in slices]
+
+
+def first_segments_at_or_after(
+    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int]
+) -> dict[int, list[Slice]]:
+    """Per partition, the segments that may hold its first readable record with timestamp >= the given one, in order.
+
+    The first is nearly always the one; the second is needed if the log start offset cuts that record off.
+    """
+    found: dict[int, list[Slice]] = {}
+    limits = positions(connection, [topic])
+    replicas = _replicas(connection, topic, list(timestamps_ms))
+    s = t.segment.c
+    for partition, timestamp_ms in timestamps_ms.items():
+        start, end = limits[TopicPartition(topic.name, partition)]
+        first = (
+            sa.select(sa.func.min(s.base_offset))
+            .where(s.topic_id == topic.topic_id, s.partition == partition)
+            .where(s.max_timestamp_ms >= timestamp_ms, s.end_offset > start, s.base_offset < end)
+        )
+        base = connection.execute(first).scalar()
+        if base is None:
+            continue
+        rows = connection.execute(
+            sa.select(*_SEGMENT_COLUMNS)
+            .where(s.topic_id == topic.topic_id, s.partition == partition, s.base_offset >= base, s.base_offset < end)
+            .where(s.max_timestamp_ms >= timestamp_ms)
+            .order_by(s.base_offset)
+            .limit(2)
+        ).all()
+        everywhere, minimum = replicas[partition]
+        found[partition] = [
+            Slice(
+                topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
+                name, checksum, () if inline else _holders(everywhere, end_offset, minimum), b"" if inline else None,
+            )
+            for _, base, end_offset, count, size, _, _, type_, name, checksum, inline in rows
+        ]  # fmt: skip
+    return found
+
+
+_SEGMENT_COLUMNS = (
+    t.segment.c.partition,
+    t.segment.c.base_offset,
+    t.segment.c.end_offset,
+    t.segment.c.record_count,
+    t.segment.c.bytes,
+    t.segment.c.min_timestamp_ms,
+    t.segment.c.max_timestamp_ms,
+    t.segment.c.timestamp_type,
+    t.segment.c.name,
+    t.segment.c.checksum,
+    t.segment.c.inline,
+)
+
+# The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the segment
+# that holds its start with one look into the primary key, and goes on from there. CROSS JOIN keeps SQLite in that order.
+_RANGES = {
+    "sqlite": """SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS first_offset,
+                        json_extract(value, '$[2]') AS last_offset FROM json_each(:ranges)""",
+    "postgresql": """SELECT (value->>0)::integer AS number, (value->>1)::bigint AS first_offset,
+                            (value->>2)::bigint AS last_offset FROM jsonb_array_elements(CAST(:ranges AS jsonb))""",
+}
+_OVERLAPPING = {
+    dialect: sa.text(
+        f"""
+        WITH wanted AS ({ranges}),
+        bounds AS MATERIALIZED (
+            SELECT number, last_offset, coalesce(
+                (SELECT max(base_offset) FROM segment
+                 WHERE topic_id = :topic_id AND partition = number AND base_offset <= first_offset), first_offset
+            ) AS low FROM wanted
+        )
+        SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
+        FROM bounds CROSS JOIN segment
+        WHERE segment.topic_id = :topic_id AND segment.partition = bounds.number
+          AND segment.base_offset >= bounds.low AND segment.base_offset < bounds.last_offset
+        ORDER BY segment.partition, segment.base_offset
+        """
+    ).columns(*_SEGMENT_COLUMNS)
+    for dialect, ranges in _RANGES.items()
+}
+
+_Replicas = tuple[tuple[tuple[LogDirId, int], ...], int]
+"""(log dir, LEO) of the replicas, in-sync ones first, and the smallest of the LEOs."""
+
+
+def _replicas(connection: sa.Connection, topic: Topic, partitions: Sequence[int]) -> dict[int, _Replicas]:
+    r = t.replica.c
+    query = sa.select(r.partition, r.log_dir_id, r.log_end_offset).where(r.topic_id == topic.topic_id)
+    if len(partitions) < 1_000:
+        query = query.where(r.partition.in_(partitions))
+    found: dict[int, list[tuple[LogDirId, int]]] = {}
+    for partition, log_dir_id, log_end_offset in connection.execute(query.order_by(r.in_sync.desc(), r.preference)):
+        found.setdefault(partition, []).append((LogDirId(log_dir_id), log_end_offset))
+    return {number: (tuple(dirs), min(end for _, end in dirs)) for number, dirs in found.items()}
+
+
+def _holders(replicas: tuple[tuple[LogDirId, int], ...], end_offset: int, log_end_offset_min: int) -> Any:
+    """The log dirs whose replica has the segment whole: LEO >= its end."""
+    if end_offset <= log_end_offset_min:
+        return tuple(log_dir_id for log_dir_id, _ in replicas)
+    return tuple(log_dir_id for log_dir_id, log_end_offset in replicas if log_end_offset >= end_offset)

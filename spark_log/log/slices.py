@@ -1,0 +1,46 @@
+"""What a reader is sent: slices of segments, with all that is needed to read them and nothing of the metadata store."""
+
+from typing import NamedTuple
+
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.ids import LogDirId, TopicPartition
+
+
+class Slice(NamedTuple):
+    """Records with start <= offset < end of one segment: a file in any of `log_dir_ids`, or the bytes in `data`."""
+
+    topic: str
+    folder: str
+    partition: int
+    base_offset: int
+    start: int
+    end: int
+    record_count: int
+    bytes: int
+    timestamp_type: int
+    name: str
+    checksum: str
+    log_dir_ids: tuple[LogDirId, ...]
+    data: bytes | None
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class Positions(NamedTuple):
+    """Where a partition begins and ends for readers: log_start_offset <= offset < high_watermark."""
+
+    log_start_offset: int
+    high_watermark: int
+
+
+class TimestampBounds(NamedTuple):
+    """min_ms <= timestamp < max_ms; None: unbounded. Segments and row groups without such a record are passed over."""
+
+    min_ms: int | None = None
+    max_ms: int | None = None
+
+
+LogDirs = dict[LogDirId, LogDirInfo]
+"""Log dirs by id, as far as a plan's slices need them."""

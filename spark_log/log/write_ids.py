@@ -1,0 +1,75 @@
+"""Write ids: the registered right to create segment files.
+
+A writer registers an id before its first file; the id prefixes the file names. Clean-up deletes the row of an expired id in
+a transaction before it deletes the files that no segment names, and an append under an id without a row fails. So a file
+is deleted only when no append can name it any more.
+"""
+
+import itertools
+import threading
+import uuid
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.ids import WriteId
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+
+
+def register(store: Store, holder: str, lease_ms: int) -> WriteId:
+    """A new write id for `lease_ms` milliseconds. `holder` tells people what writes under it."""
+    write_id = WriteId(uuid.uuid4().hex)
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+        now = store.clock(connection)
+        values = {"write_id": write_id, "holder": holder, "until_ms": now.lease_ms + lease_ms, "era": now.era}
+        connection.execute(t.write_id.insert(), values)
+
+    store.transact(insert)
+    return write_id
+
+
+def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
+    """Extend the lease; False if clean-up has taken the id away."""
+
+    def update(connection: sa.Connection, _attempt: Attempt) -> bool:
+        now = store.clock(connection)
+        change = t.write_id.update().where(t.write_id.c.write_id == write_id)
+        return bool(connection.execute(change.values(until_ms=now.lease_ms + lease_ms, era=now.era)).rowcount)
+
+    return store.transact(update)
+
+
+def release(store: Store, write_id: WriteId) -> None:
+    """Give the id back. What was written under it and is named by no segment may be deleted from now on."""
+    store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id)))
+
+
+class Writer:
+    """A process's write id, registered with the first file and renewed when half its lease is over."""
+
+    def __init__(self, store: Store, holder: str, lease_ms: int) -> None:
+        self._store, self._holder, self._lease_ms = store, holder, lease_ms
+        self._lock = threading.Lock()
+        self._write_id: WriteId | None = None
+        self._renew_at_s = 0.0
+        self._numbers = itertools.count()
+
+    def file_name(self) -> tuple[WriteId, str]:
+        """The write id, and a file name under it that nobody has used or will."""
+        with self._lock:
+            now_s = clock.monotonic_s()
+            if self._write_id is None or (
+                now_s >= self._renew_at_s and not renew(self._store, self._write_id, self._lease_ms)
+            ):
+                self._write_id = register(self._store, self._holder, self._lease_ms)
+            if now_s >= self._renew_at_s:
+                self._renew_at_s = now_s + self._lease_ms / 2000
+            return self._write_id, f"{self._write_id}-{next(self._numbers)}.parquet"
+
+    def close(self) -> None:
+        with self._lock:
+            if self._write_id is not None:
+                release(self._store, self._write_id)
+                self._write_id = None
