@@ -1,7 +1,6 @@
 """The harness for tests that need executors in processes of their own."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ from pathlib import Path
 from tests.support.spark import session
 
 spark = session(sys.argv[1], Path(sys.argv[2]))
-pids = spark.range(0, 100, 1, 4).rdd.mapPartitions(lambda rows: [(os.getpid(), sum(r.id for r in rows))]).collect()
-assert os.getpid() not in {pid for pid, _ in pids}
-spark.range(100).write.format("delta").save(sys.argv[2] + "/table")
+rows = spark.range(0, 100, 1, 4).rdd.mapPartitions(lambda rows: [(os.getpid(), sum(row.id for row in rows))]).collect()
+assert os.getpid() not in {pid for pid, _ in rows}
 executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-print("sum", sum(total for _, total in pids), "executors", len(executors) - 1, "rows", spark.read.format("delta").load(sys.argv[2] + "/table").count())
+print("sum", sum(total for _, total in rows), "executors", len(executors) - 1)
 spark.stop()
 """
 
@@ -29,8 +27,7 @@ def test_a_job_runs_on_two_workers_and_all_processes_end(tmp_path: Path) -> None
     with StandaloneSpark(tmp_path, workers=2) as cluster:
         pids = [daemon.pid for daemon in cluster.daemons]
         done = run_python(JOB, cluster.master_url, str(tmp_path / "warehouse"))
-        assert "sum 4950 executors 2 rows 100" in done, done
-    assert sys.executable
+        assert "sum 4950 executors 2" in done, done
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -37,12 +37,14 @@ class PostgresServer:
         self._programs = find_programs()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-pg-"))
         self._data = self._root / "data"
-        self._owner = _unprivileged_user()
+        user = _server_user()
+        self._uid = None if user is None else user.pw_uid
+        self._gid = None if user is None else user.pw_gid
         self._numbers = count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
-        if self._owner is not None:
-            os.chown(self._root, self._owner.pw_uid, self._owner.pw_gid)
+        if self._uid is not None and self._gid is not None:
+            os.chown(self._root, self._uid, self._gid)
         initdb = [self._programs / "initdb", "-D", self._data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C"]
         self._run(*map(str, initdb), "--no-instructions")
 
@@ -73,7 +75,8 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._root,
-                **self._as_owner(),
+                user=self._uid,
+                group=self._gid,
             )
         deadline = time.monotonic() + timeout_s
         while not self._answers():
@@ -117,16 +120,15 @@ class PostgresServer:
         self._process = None
 
     def _run(self, *command: str) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self._root, check=False, **self._as_owner())
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=self._root, check=False, user=self._uid, group=self._gid
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
 
-    def _as_owner(self) -> dict[str, object]:
-        return {} if self._owner is None else {"user": self._owner.pw_uid, "group": self._owner.pw_gid}
 
-
-def _unprivileged_user() -> pwd.struct_passwd | None:
-    """Who shall run the server: None is ourselves."""
+def _server_user() -> pwd.struct_passwd | None:
+    """Who shall run the server; None is ourselves."""
     if os.geteuid() != 0:
         return None
     users = {user.pw_name: user for user in pwd.getpwall()}

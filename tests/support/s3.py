@@ -1,5 +1,6 @@
 """Object storage for the tests: moto's S3 on loopback, reached as a log dir reaches any: by a pyarrow.fs URI."""
 
+from typing import Any
 from urllib.parse import quote
 
 import boto3
@@ -16,7 +17,7 @@ class S3Server:
     bucket = "log-dirs"
 
     def __init__(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server: Any = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 
     @property
     def host(self) -> str:
@@ -31,7 +32,7 @@ class S3Server:
     def stop(self) -> None:
         self._server.stop()
 
-    def client(self):  # type: ignore[no-untyped-def]  # boto3 has no static client types
+    def client(self) -> Any:
         """A boto3 client, for what a test does behind the log's back."""
         return boto3.client(
             "s3",

@@ -8,6 +8,8 @@ import pyspark
 from pyspark.sql import SparkSession
 
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Tests start JVMs more than they compute in them; the second compiler and its threads would only take their time."""
 
 
 def delta_settings() -> dict[str, str]:
@@ -22,7 +24,10 @@ def delta_settings() -> dict[str, str]:
 
 
 def session(master: str, warehouse: Path, **settings: str) -> SparkSession:
-    """A session small enough for a test machine, with Delta, in UTC. Further settings have `_` for `.` in their names."""
+    """A session small enough for a test machine, with Delta, in UTC.
+
+    Further settings have `_` for `.` in their names.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -32,6 +37,8 @@ def session(master: str, warehouse: Path, **settings: str) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": QUICK_JVM,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pyspark
 
+from tests.support.spark import QUICK_JVM
+
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = "Successfully registered with master"
 
@@ -52,7 +54,7 @@ class Daemon:
 
 
 class StandaloneSpark:
-    """A Master and `workers` Workers; `with StandaloneSpark(folder) as cluster:` then a session on `cluster.master_url`.
+    """A Master and `workers` Workers: `with StandaloneSpark(folder) as cluster:`, then a session on its `master_url`.
 
     Every process runs this environment's Spark, with `environment` added to what the executors inherit.
     """
@@ -100,6 +102,8 @@ class StandaloneSpark:
             "SPARK_CONF_DIR": str(home / "conf"),  # whatever the developer's own says
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "512m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a fixed port
             "PYSPARK_PYTHON": sys.executable,
             **self._environment,
         }

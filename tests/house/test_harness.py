@@ -1,0 +1,76 @@
+"""The test servers are what they say they are; a test on a server that lies proves nothing."""
+
+import os
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+import sqlalchemy
+from pyspark.sql import SparkSession
+from sqlalchemy.exc import OperationalError
+
+from tests.support.postgres import PostgresServer
+from tests.support.s3 import S3Server
+
+
+def show(url: str, setting: str) -> str:
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        value: str = connection.exec_driver_sql(f"SHOW {setting}").scalar_one()
+    engine.dispose()
+    return value
+
+
+@pytest.mark.parametrize("setting", ["fsync", "synchronous_commit", "full_page_writes"])
+def test_postgres_is_durable(postgres_url: str, setting: str) -> None:
+    assert show(postgres_url, setting) == "on"
+
+
+def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) -> None:
+    assert postgres_server.create_database() != postgres_server.create_database()
+
+
+def test_postgres_keeps_what_was_committed_over_a_crash() -> None:
+    server = PostgresServer()
+    try:
+        server.start()
+        url = server.create_database()
+        database = url.rsplit("/", 1)[1]
+        server.execute("CREATE TABLE t AS SELECT 7 AS n", database)
+        server.kill()
+        with pytest.raises(OperationalError):
+            show(url, "fsync")
+        server.start()
+        pid = server.pid
+        server.execute("SELECT 1 / (SELECT n - 6 FROM t)", database)
+    finally:
+        server.stop()
+        server.remove()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_cluster_address_is_fresh(cluster_address: str) -> None:
+    if "://" in cluster_address:
+        engine = sqlalchemy.create_engine(cluster_address)
+        assert sqlalchemy.inspect(engine).get_table_names() == []
+        engine.dispose()
+    else:
+        assert not Path(cluster_address).exists()
+
+
+def test_object_storage_through_a_uri(s3_server: S3Server, s3_uri: str) -> None:
+    storage, path = pyarrow.fs.FileSystem.from_uri(s3_uri)
+    with storage.open_output_stream(f"{path}/a/b.bin") as stream:
+        stream.write(b"abc")
+    with storage.open_input_file(f"{path}/a/b.bin") as file:
+        assert file.read() == b"abc"
+    listed = s3_server.client().list_objects_v2(Bucket=s3_server.bucket, Prefix=path.split("/", 1)[1])
+    assert [found["Size"] for found in listed["Contents"]] == [3]
+
+
+def test_spark_reads_and_writes_delta(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    spark.range(10).write.format("delta").save(table)
+    assert spark.read.format("delta").load(table).count() == 10
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
