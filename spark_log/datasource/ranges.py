@@ -174,9 +174,10 @@ def _part_count(size: int, total: int, parts: int) -> int:
 
 
 def _cut(piece: PartitionRange, parts: int) -> Sequence[PartitionRange]:
-    """`parts` pieces that differ by at most one record; fewer if there are not so many records."""
+    """`parts` pieces, the last ones larger by one where it does not divide; fewer if there are not so many records."""
     if parts == 1:
         return (piece,)
     parts = min(parts, piece.size)
-    bounds = [piece.start + piece.size * at // parts for at in range(parts + 1)]
+    least, rest = divmod(piece.size, parts)
+    bounds = [piece.start + least * at + max(0, at - (parts - rest)) for at in range(parts + 1)]
     return [PartitionRange(piece.topic_partition, start, end) for start, end in pairwise(bounds)]

@@ -152,6 +152,7 @@ def test_precedence(side: str, options: dict[str, str], position: object) -> Non
 def test_latest_and_earliest_inside_the_json() -> None:
     assert read(startingOffsets='{"t":{"0":-2}}').starting == SpecificOffsets({T0: -2})
     assert read(endingOffsets='{"t":{"0":-1}}').ending == SpecificOffsets({T0: -1})
+    assert read(startingOffsets=JSON, endingOffsets='{"t":{"0":-1}}').ending == SpecificOffsets({T0: -1})
     assert stream(startingOffsets='{"t":{"0":-1}}').starting == SpecificOffsets({T0: -1})
 
 

@@ -125,6 +125,9 @@ def test_split_as_spark_does() -> None:
     assert cuts({A: 100, B: 1}, min_partitions=3) == [(0, 0, 50), (0, 50, 100), (1, 0, 1)]
     assert cuts({A: 1}, min_partitions=10) == [(0, 0, 1)]
     assert cuts({A: 10_000, B: 1, C: 1}, min_partitions=4) == [(0, 0, 5000), (0, 5000, 10_000), (1, 0, 1), (2, 0, 1)]
+    assert cuts({A: 7}, min_partitions=5) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (0, 3, 5), (0, 5, 7)]
+    assert cuts({A: 5, B: 3}, min_partitions=3) == [(0, 0, 2), (0, 2, 5), (1, 0, 3)]  # 1.875 -> 2, 1.125 -> 1
+    assert cuts({A: 10, B: 4, C: 4}, min_partitions=5)[:3] == [(0, 0, 3), (0, 3, 6), (0, 6, 10)]  # B, C leave 3 to A
     assert cuts({}, min_partitions=4) == []
 
 
@@ -163,6 +166,11 @@ def test_few_pieces_have_a_task_each() -> None:
     pieces = [PartitionRange(A, 5, 9), PartitionRange(A, 0, 5), PartitionRange(B, 0, 1)]
     assert pack_tasks(pieces, tasks_max=3) == [((A, 0, 5),), ((A, 5, 9),), ((B, 0, 1),)]
     assert pack_tasks([], tasks_max=3) == []
+
+
+def test_a_large_piece_is_balanced_by_many_small_ones() -> None:
+    pieces = [PartitionRange(A, 0, 100_000), *(PartitionRange(B, at, at + 1) for at in range(9))]
+    assert pack_tasks(pieces, tasks_max=2) == [tuple(pieces[:1]), tuple(pieces[1:])]
 
 
 PIECES = st.lists(
