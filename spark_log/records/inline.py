@@ -53,7 +53,8 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
     length, used = body.size, 0
     if codec == "zstd" and length >= COMPRESS_BYTES_MIN:
         packed = pa.compress(body, codec="zstd")
-        if packed.size < length:
+        # Bytes that do not shrink by an eighth are not worth decompressing on every read.
+        if packed.size <= length - length // 8:
             body, used = packed, 1
     data = b"".join((_HEADER.pack(_MAGIC, used, length), body))
     low = high = NO_TIMESTAMP_MS

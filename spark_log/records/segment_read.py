@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.errors import CorruptRecordError
@@ -14,6 +15,8 @@ from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType
 from spark_log.records.segment_open import corrupt_on_bad_bytes
 
 _OFFSET_DELTA, _TIMESTAMP = 0, 1
+_HEADER_LEAVES = (4, 5)
+"""Parquet's columns are the leaves: offset_delta, timestamp, key, value, header keys, header values."""
 
 
 class _RowGroup(NamedTuple):
@@ -124,7 +127,28 @@ def _decode(parquet_file: pq.ParquetFile, group: _RowGroup, names: list[str], pa
     if len(batches) != 1 or batches[0].num_rows != group.rows:
         rows = sum(batch.num_rows for batch in batches)
         raise CorruptRecordError(f"{path}: row group {group.number} has {rows} records, expected {group.rows}")
-    return batches[0]
+    rows_read = batches[0]
+    if "headers" in names:
+        _check_headers(parquet_file, group, rows_read.column("headers"), path)
+    return rows_read
+
+
+def _check_headers(parquet_file: pq.ParquetFile, group: _RowGroup, headers: pa.Array, path: str) -> None:
+    """A page header has no checksum; a value count that is too low there would drop headers from the last records.
+
+    (In the other columns it would make the row count wrong.) A list takes a slot for each item, or one if it has none.
+    """
+    if headers.null_count == group.rows:
+        slots = group.rows
+    else:
+        slots = int(np.maximum(pc.fill_null(pc.list_value_length(headers), 0), 1).sum())
+    metadata = parquet_file.metadata.row_group(group.number)
+    for leaf in _HEADER_LEAVES:
+        if metadata.column(leaf).num_values != slots:
+            raise CorruptRecordError(
+                f"{path}: row group {group.number} has {slots} header slots, its footer says "
+                f"{metadata.column(leaf).num_values}"
+            )
 
 
 def _deltas(rows: pa.RecordBatch, group: _RowGroup, path: str) -> npt.NDArray[np.int32]:
