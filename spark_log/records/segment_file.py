@@ -1,8 +1,9 @@
 """Segment files: the one door to writing (segment_write), opening (segment_open) and reading (segment_read) them."""
 
+from spark_log.records.codecs import codec_name
 from spark_log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
 from spark_log.records.segment_read import first_offset_at_or_after, read_slice
-from spark_log.records.segment_write import SegmentFacts, SegmentWriter, codec_name
+from spark_log.records.segment_write import SegmentFacts, SegmentWriter
 
 __all__ = [
     "ExpectedSegment",

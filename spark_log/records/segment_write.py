@@ -7,17 +7,17 @@ like timestamp, has statistics; key, value and headers have none, which would co
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
-from spark_log.errors import InvalidConfigurationError, InvalidRecordError, MessageSizeTooLargeError
+from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.check import RECORD_BYTES_MAX
+from spark_log.records.codecs import codec_level, codec_name
+from spark_log.records.hashed_stream import HashedStream, Sink
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, SEGMENT_SCHEMA
 
 ROW_GROUP_RECORDS = 65_536
@@ -26,18 +26,6 @@ ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 NO_TIMESTAMP_MS = -1
 """min and max timestamp of a segment without records, as in Kafka (RecordBatch.NO_TIMESTAMP)."""
-
-_CODECS = {"zstd": 1, "snappy": None, "lz4": None, "gzip": 6, "none": None}
-"""Default level of each compression.type. zstd 1 writes 2.3 M records/s of 100 bytes per core, level 3 0.94."""
-
-_LEVELS = {"zstd": range(-7, 23), "gzip": range(1, 10)}
-"""Codecs that take a level and the levels that they take."""
-
-
-class Sink(Protocol):
-    """Where a file's bytes go, in order."""
-
-    def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -53,15 +41,6 @@ class SegmentFacts:
     """xxh3_128 of all bytes, in hex."""
 
 
-def codec_name(compression_type: str) -> str:
-    """`compression_type` (Kafka's compression.type) as segments name it; InvalidConfigurationError if unknown."""
-    name = "none" if compression_type == "uncompressed" else compression_type
-    if name not in _CODECS:
-        known = ", ".join([*_CODECS, "uncompressed"])
-        raise InvalidConfigurationError(f"compression.type: expected one of {known}, got {compression_type!r}")
-    return name
-
-
 class SegmentWriter:
     """Writes one segment file to `sink`, which stays open and is the caller's to sync and name.
 
@@ -70,8 +49,7 @@ class SegmentWriter:
 
     def __init__(self, sink: Sink, codec: str = "zstd", level: int | None = None) -> None:
         self.codec = codec_name(codec)
-        if level is not None and level not in _LEVELS.get(self.codec, range(-(1 << 31), 1 << 31)):
-            raise InvalidConfigurationError(f"compression.{self.codec}.level: {level} is not a level")
+        compression_level = codec_level(self.codec, level)
         self.record_count = 0
         self._next_delta = 0
         self._min_us: int | None = None
@@ -79,12 +57,12 @@ class SegmentWriter:
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
-        self._stream = _HashedStream(sink)
+        self._stream = HashedStream(sink)
         self._parquet = pq.ParquetWriter(
             pa.PythonFile(self._stream, mode="w"),
             SEGMENT_SCHEMA,
             compression=self.codec,
-            compression_level=(_CODECS[self.codec] if level is None else level) if self.codec in _LEVELS else None,
+            compression_level=compression_level,
             use_dictionary=False,
             column_encoding={"offset_delta": "DELTA_BINARY_PACKED"},
             write_statistics=["offset_delta", "timestamp"],
@@ -147,6 +125,15 @@ class SegmentWriter:
             checksum=self._stream.checksum(),
         )
 
+    def abort(self) -> None:
+        """Give the file up: nothing more reaches the sink, and what is there is no segment (it has no footer).
+
+        To be called when `write` or the sink failed; a writer that is merely dropped would still write to the sink.
+        """
+        self._waiting = []
+        self._stream.hold()
+        self._parquet.close()
+
     def _deltas(
         self, count: int, given: pa.Array | pa.ChunkedArray | None
     ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -199,43 +186,3 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 def _milliseconds(micros: int | None) -> int:
     return NO_TIMESTAMP_MS if micros is None else micros // MICROSECONDS_PER_MILLISECOND
-
-
-class _HashedStream:
-    """File-like object that passes bytes on, counts and hashes them; what comes after `hold` waits for `release`."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.bytes_written = 0
-        self.closed = False
-        self._sink = sink
-        self._hash = xxhash.xxh3_128()
-        self._held: list[bytes] | None = None
-
-    def write(self, data: bytes) -> int:
-        if self._held is not None:
-            self._held.append(bytes(data))
-        else:
-            self._sink.write(data)
-            self._hash.update(data)
-            self.bytes_written += len(data)
-        return len(data)
-
-    def hold(self) -> None:
-        self._held = []
-
-    def release(self) -> None:
-        closing = b"".join(self._held or [])
-        self._held = None
-        self.write(segment_footer.sealed(closing))
-
-    def checksum(self) -> str:
-        return self._hash.hexdigest()
-
-    def tell(self) -> int:
-        return self.bytes_written + sum(map(len, self._held or []))
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True

@@ -10,7 +10,7 @@ from spark_log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP, Timestam
 from spark_log.records.segment_file import ExpectedSegment, SegmentFacts, SegmentWriter, open_segment, read_slice
 
 _HEADER = st.fixed_dictionaries({"key": st.text(max_size=5), "value": st.none() | st.binary(max_size=9)})
-_ROWS = st.lists(
+_ROWS: st.SearchStrategy[list[tuple[object, ...]]] = st.lists(
     st.tuples(
         st.none() | st.binary(max_size=20),
         st.none() | st.binary(max_size=40),
@@ -71,7 +71,8 @@ def segment_of(
     for at in range(0, table.num_rows, step):
         part = None if deltas is None else pa.array(deltas[at : at + step], pa.int32())
         writer.write(table.slice(at, step), part)
-    return (facts := writer.close()) and sink.getvalue(), facts
+    facts = writer.close()
+    return sink.getvalue(), facts
 
 
 def read_back(

@@ -53,7 +53,7 @@ def test_any_changed_byte_counts(value: bytes, data: st.DataObject) -> None:
 def test_no_two_different_batches_agree() -> None:
     header = {"key": "a", "value": b"x"}
     other = {"key": "b", "value": b"y"}
-    batches = [
+    batches: list[list[tuple[object, object, object]]] = [
         [(None, None, None)],
         [(b"", None, None)],
         [(None, b"", None)],

@@ -1,3 +1,4 @@
+import errno
 import io
 from pathlib import Path
 
@@ -170,3 +171,22 @@ def test_writer_refuses_what_cannot_be_read_back() -> None:
         writer.write(table, pa.array([9, 10, 11]))
     writer.write(RECORD_SCHEMA.empty_table())
     assert writer.close().record_count == 3
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: object, /) -> int:
+        if self.tell() > 500:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def test_full_disk_and_abort() -> None:
+    sink = FullDisk()
+    writer = SegmentWriter(sink, "none")
+    with pytest.raises(OSError, match="No space left") as raised:
+        writer.write(example_table())
+    assert raised.value.errno == errno.ENOSPC
+    size = len(sink.getvalue())
+    writer.abort()
+    del writer
+    assert len(sink.getvalue()) == size

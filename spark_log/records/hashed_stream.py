@@ -1,0 +1,53 @@
+"""The way of a segment's bytes from the Parquet writer to the sink: counted, hashed, and its footer sealed."""
+
+from typing import Protocol
+
+import xxhash
+
+from spark_log.records import segment_footer
+
+
+class Sink(Protocol):
+    """Where a file's bytes go, in order."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+class HashedStream:
+    """File-like object that passes bytes on, counts and hashes them; what comes after `hold` waits for `release`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.bytes_written = 0
+        self.closed = False
+        self._sink = sink
+        self._hash = xxhash.xxh3_128()
+        self._held: list[bytes] | None = None
+
+    def write(self, data: bytes) -> int:
+        if self._held is not None:
+            self._held.append(bytes(data))
+        else:
+            self._sink.write(data)
+            self._hash.update(data)
+            self.bytes_written += len(data)
+        return len(data)
+
+    def hold(self) -> None:
+        self._held = []
+
+    def release(self) -> None:
+        closing = b"".join(self._held or [])
+        self._held = None
+        self.write(segment_footer.sealed(closing))
+
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+    def tell(self) -> int:
+        return self.bytes_written + sum(map(len, self._held or []))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
