@@ -1,23 +1,23 @@
 """One error tree. Class names are kafka-python's wherever Kafka has the error.
 
-    SparkLogError
-    ├── RetriableError                    trying again may help (`retriable` is a fact of the class)
-    │   ├── MetadataStoreUnavailableError
-    │   ├── StorageUnavailableError
-    │   ├── UnknownTopicOrPartitionError  as in Kafka, where metadata may be on its way
-    │   ├── NotLeaderForPartitionError
-    │   ├── NotEnoughReplicasError
-    │   ├── NotEnoughReplicasAfterAppendError
-    │   └── KafkaTimeoutError
-    └── FatalError                        trying again changes nothing
-        ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
-        ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
-        │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
-        ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
-        ├── OffsetOutOfRangeError, DataLossError
-        ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
-        ├── CheckpointMismatchError
-        └── CorruptRecordError, UnsafePathError, LogDirMismatchError
+SparkLogError
+├── RetriableError                    trying again may help (`retriable` is a fact of the class)
+│   ├── MetadataStoreUnavailableError
+│   ├── StorageUnavailableError
+│   ├── UnknownTopicOrPartitionError  as in Kafka, where metadata may be on its way
+│   ├── NotLeaderForPartitionError
+│   ├── NotEnoughReplicasError
+│   ├── NotEnoughReplicasAfterAppendError
+│   └── KafkaTimeoutError
+└── FatalError                        trying again changes nothing
+    ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
+    ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
+    │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
+    ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
+    ├── OffsetOutOfRangeError, DataLossError
+    ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
+    ├── CheckpointMismatchError
+    └── CorruptRecordError, UnsafePathError, LogDirMismatchError
 """
 
 import re
@@ -161,9 +161,10 @@ class LogDirMismatchError(FatalError):
     """A log dir does not carry the id that the metadata store knows (empty, swapped or restored), or overlaps another."""
 
 
-_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@\s]*@")
+_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s/]*@")
+_QUERY_SECRET = re.compile(r"([?&](?:password|secret_key|access_key|sslpassword|token)=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """`text` with the password of every URL in it replaced, for messages, logs, reprs and Spark plans."""
-    return _URL_PASSWORD.sub(r"\1:***@", text)
+    """`text` with the secrets of every URL in it replaced, for messages, logs, reprs and Spark plans."""
+    return _QUERY_SECRET.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))

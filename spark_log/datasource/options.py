@@ -171,6 +171,11 @@ class WriteOptions:
         return _redacted_repr(self)
 
 
+def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Fields of the rows read, from includeHeaders and `columns` alone: a schema is asked for before all else is known."""
+    return _columns(OptionText(options))
+
+
 def _cluster(given: OptionText, environ: Mapping[str, str]) -> str:
     cluster = given.word("cluster", "kafka.bootstrap.servers") or environ.get(CLUSTER_ENVIRONMENT_VARIABLE, "").strip()
     if not cluster:

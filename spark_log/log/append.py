@@ -11,6 +11,7 @@ from typing import Literal
 
 from spark_log.errors import (
     CheckpointMismatchError,
+    InvalidRecordError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     OutOfOrderSequenceNumberError,
@@ -114,6 +115,8 @@ def decide(
 ) -> tuple[Appended | Rejected, PartitionState]:
     """The fate of a batch, and the partition after it (the same one if nothing was appended)."""
     try:
+        if batch.record_count < 1:  # its row would take the key of the next segment
+            raise InvalidRecordError(f"partition {batch.partition}: a batch of {batch.record_count} records")
         _check_leader(state, batch)
         if batch.sequence is not None:
             known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
@@ -200,7 +203,8 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
     in_sync = [replica.broker_id for replica in state.replicas if replica.in_sync]
     if len(in_sync) < state.min_insync_replicas:
         raise NotEnoughReplicasError(
-            f"partition {batch.partition}: {len(in_sync)} replica(s) in sync, min.insync.replicas is {state.min_insync_replicas}"
+            f"partition {batch.partition}: {len(in_sync)} replica(s) in sync,"
+            f" min.insync.replicas is {state.min_insync_replicas}"
         )
     missing = [] if batch.inline else [broker for broker in in_sync if broker not in batch.written_to]
     if missing:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.cluster.topics import topic_config
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.log.append import (
     Acks,
@@ -68,11 +68,7 @@ class _Abandoned(Exception):
 def append(store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> AppendResult:
     """Run the append transaction. What a batch may not do is an outcome; only the store's own trouble is raised."""
 
-    def body(connection: sa.Connection, attempt: Attempt) -> AppendResult:
-        if attempt.may_be_committed:
-            found = _find_committed(connection, request)
-            if found is not None:
-                return found
+    def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
         return _append(connection, store.clock(connection), request)
 
     try:
@@ -213,6 +209,11 @@ def _replayed(connection: sa.Connection, now: StoreClock, new: SparkBatch) -> bo
     here = (s.application == new.application) & (s.target == new.target)
     query = sa.select(s.application, s.target, s.version, s.record_count, s.fingerprint).where(here).with_for_update()
     row = connection.execute(query).one_or_none()
+    if row is None and connection.dialect.name == "postgresql":
+        # two first batches at once: no row to lock yet, so one waits here for the other
+        lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
+        connection.execute(lock)
+        row = connection.execute(query).one_or_none()
     last = SparkBatch(*row, strict=new.strict) if row else None
     if decide_spark_batch(last, new) == "replay":
         return True
@@ -340,36 +341,11 @@ def _save_producers(
             connection.execute(t.producer.update().where(t.producer.c.producer_id == key[0]).values(epoch=state.epoch))
 
 
-def _find_committed(connection: sa.Connection, request: AppendRequest) -> AppendResult | None:
-    """The outcomes of this very request, if an earlier try whose answer was lost has been committed.
-
-    Names are unique for ever; but a blob's goes when its tail is sealed. Idempotent producers are found by their sequence
-    in the transaction itself, Spark batches by their version, other Spark writes by the write id that the commit took away.
-    """
-    if request.release_write_id and request.spark_batch is None:
-        query = sa.select(t.write_id.c.write_id).where(t.write_id.c.write_id == request.write_id)
-        if connection.execute(query).first() is None:
-            return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
-        return None
-    s = t.segment.c
-    found: dict[str, Appended] = {}
-    for batch in request.batches:
-        query = sa.select(s.base_offset, s.end_offset).where(
-            s.topic_id == batch.topic_id, s.partition == batch.partition, s.name == batch.name
-        )
-        row = connection.execute(query).one_or_none()
-        if row is not None:
-            found[batch.name] = Appended(row.base_offset, row.end_offset, duplicate=True)
-    if not found:
-        return None
-    lost = Rejected(SparkLogError("the batch was not appended, while others of its flush were"))
-    return AppendResult([found.get(batch.name, lost) for batch in request.batches], {})
-
-
 def force(store: Store, keys: Sequence[Key]) -> None:
     """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
         for topic_id, numbers in _by_topic(keys):
             here = (_P.topic_id == topic_id) & _P.partition.in_(numbers)
             connection.execute(t.partition.update().where(here).values(recovery_point=_P.log_end_offset))

@@ -168,7 +168,7 @@ def _open_table(log_dir: LogDir, topic: Topic) -> DeltaTable:
     if log_dir.local:
         log_dir.make_folder(f"{topic.folder}/_delta_log")
     try:
-        return DeltaTable.create(
+        table = DeltaTable.create(
             location,
             schema=DELTA_SCHEMA,
             partition_by=PARTITION_COLUMNS,
@@ -177,6 +177,8 @@ def _open_table(log_dir: LogDir, topic: Topic) -> DeltaTable:
             configuration=_PROPERTIES,
             storage_options=options,
         )
+        log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
+        return table
     except DeltaError:  # another publisher was first
         return DeltaTable(location, storage_options=options)
 
@@ -347,7 +349,8 @@ def _record(
 
     def record(connection: sa.Connection, _attempt: Attempt) -> None:
         # the partitions' parent row: a topic deleted meanwhile takes no more notes, two publishers take turns
-        if not find_topics(connection, [topic.name], lock=True):
+        now = find_topics(connection, [topic.name], lock=True).get(topic.name)
+        if now is None or now.topic_id != topic.topic_id:
             return
         current = connection.execute(sa.select(p.transaction_version).where(here)).scalar()
         if (current or 0) != before:

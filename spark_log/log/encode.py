@@ -10,8 +10,8 @@ from spark_log.config import TopicConfig
 from spark_log.ids import LogDirId
 from spark_log.log.append import Batch, ProducerSequence
 from spark_log.records import inline
-from spark_log.records.check import RecordLimits
-from spark_log.records.schema import TimestampType
+from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
+from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
 
 
@@ -94,6 +94,21 @@ def blob_batch(
     )
 
 
+def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
+    """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
+
+    `now_ms` is the store's time. Raises the errors of `records.check` for what may not be written at all.
+    """
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        records = stamp(records, now_ms)
+    else:
+        place = records.schema.get_field_index("timestamp")
+        milliseconds = truncate_to_milliseconds(records.column(place))
+        records = records.set_column(place, records.schema.field(place), milliseconds)
+    check(records, encoding.limits, now_ms)
+    return records
+
+
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
     """The records as a blob, None if they are too large for the inline tail."""
     if records.nbytes >= 2 * encoding.inline_max_bytes and encoding.codec == "none":
@@ -109,6 +124,7 @@ class SegmentFiles:
 
     def __init__(self, log_dirs: Sequence[LogDir], path: str, encoding: Encoding) -> None:
         self._files: list[NewFile] = []
+        self._encoder: SegmentWriter | None = None
         try:
             for log_dir in log_dirs:
                 self._files.append(log_dir.create(path))
@@ -124,10 +140,20 @@ class SegmentFiles:
 
     @property
     def bytes_written(self) -> int:
-        return self._encoder.bytes_written + self._encoder.bytes_waiting
+        """Bytes of the row groups so far."""
+        return self._encoder.bytes_written if self._encoder else 0
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Arrow bytes of the rows that wait for their row group."""
+        return self._encoder.bytes_waiting if self._encoder else 0
 
     def append(self, records: pa.Table) -> None:
         self._encoder.write(records)
+
+    def flush_rows(self) -> None:
+        """Write out the rows that wait, as a row group smaller than usual."""
+        self._encoder.flush_rows()
 
     def commit(self) -> SegmentFacts:
         """Finish the file and give it its name, durably, in every log dir."""
@@ -137,5 +163,8 @@ class SegmentFiles:
         return facts
 
     def abort(self) -> None:
+        """Give the file up, in every log dir; nothing is left of it."""
+        if self._encoder is not None:
+            self._encoder.abort()
         for file in self._files:
             file.abort()

@@ -1,5 +1,6 @@
 """The log of a cluster, as whoever appends and reads in this process sees it: one door to the stages of this folder."""
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +12,29 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
-from spark_log.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    DataLossError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    WriteIdExpiredError,
+    redact,
+)
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log import plan as planner
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
 from spark_log.log.appender import AppendRequest, AppendResult, Key, append, force
 from spark_log.log.delta import try_publish
-from spark_log.log.encode import Encoding, SegmentFiles, Target, blob_batch, encode_inline, segment_batch
+from spark_log.log.encode import Encoding, SegmentFiles, Target, blob_batch, encode_inline, prepare, segment_batch
 from spark_log.log.fetch import Fetcher
 from spark_log.log.seal import seal
 from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
-from spark_log.records.check import check, truncate_to_milliseconds
-from spark_log.records.schema import TimestampType, read_schema, stamp
+from spark_log.records.schema import read_schema
+
+logger = logging.getLogger(__name__)
 
 _ALL_TIMES = TimestampBounds()
 
@@ -75,7 +84,7 @@ class Log:
         batches: list[Batch] = []
         blobs: dict[str, bytes] = {}
         write_id = None
-        prepared = [_prepare(item, encoding, clock.wall_ms) for item in records]
+        prepared = [replace(item, table=prepare(item.table, encoding, clock.wall_ms)) for item in records]
         for item in prepared:
             blob = encode_inline(item.table, encoding)
             if blob is not None:
@@ -86,7 +95,9 @@ class Log:
             if not targets:
                 targets = self.targets(topic, sorted({other.partition for other in records}), acks)
             target = targets[item.partition]
-            write_id, name = self._writer.file_name()
+            before, (write_id, name) = write_id, self._writer.file_name()
+            if before not in (None, write_id):
+                raise WriteIdExpiredError(f"write id {before} has expired during the append: write the files again")
             files = SegmentFiles(self._log_dirs(target), segment_path(topic.folder, item.partition, name), encoding)
             try:
                 files.append(item.table)
@@ -113,8 +124,8 @@ class Log:
         }
         for (topic_id, partition), state in result.partitions.items():
             if state.tail_bytes >= topics[topic_id].config.inline_tail_bytes:
-                seal(self.cluster, self._writer, topics[topic_id], partition)
-                touched.add(topic_id)
+                if self._try_seal(topics[topic_id], partition):
+                    touched.add(topic_id)
         try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
         return result
 
@@ -127,8 +138,7 @@ class Log:
 
     def targets(self, topic: Topic, partitions: Sequence[int], acks: Acks = "all") -> dict[int, Target]:
         """Where files of the partitions go. UnknownTopicOrPartitionError names one that is not there."""
-        with self.cluster.store.snapshot() as connection:
-            found = targets_of(connection, topic, partitions, acks)
+        found = self.cluster.store.read(lambda connection: targets_of(connection, topic, partitions, acks))
         for partition in partitions:
             if partition not in found:
                 raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
@@ -163,7 +173,7 @@ class Log:
                 too_long = self._too_long(planner.inline_bytes(slices))
                 if not too_long:
                     return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
-            if not sum(self.seal(found[name], [partition]) for name, partition in too_long):
+            if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
                 # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
                 with self.cluster.store.snapshot() as connection:
                     slices = planner.plan(connection, found, ranges, times)
@@ -187,6 +197,14 @@ class Log:
             offsets = (fetcher.first_offset_at_or_after(piece, timestamps_ms[partition]) for piece in pieces)
             found[partition] = next((offset for offset in offsets if offset is not None), None)
         return found
+
+    def _try_seal(self, topic: Topic, partition: int) -> int:
+        """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
+        try:
+            return seal(self.cluster, self._writer, topic, partition)
+        except (SparkLogError, OSError) as error:
+            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
+            return 0
 
     def _log_dirs(self, target: Target) -> list[LogDir]:
         infos = self.cluster.log_dirs()
@@ -237,18 +255,6 @@ def targets_of(
             log_dir_ids=(*before.log_dir_ids, LogDirId(log_dir_id)),
         )
     return found
-
-
-def _prepare(item: Records, encoding: Encoding, now_ms: int) -> Records:
-    """Timestamps in whole milliseconds, or the store's time for LogAppendTime; then the checks of `records.check`."""
-    table = item.table
-    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        table = stamp(table, now_ms)
-    else:
-        column = table.schema.get_field_index("timestamp")
-        table = table.set_column(column, table.schema.field(column), truncate_to_milliseconds(table.column(column)))
-    check(table, encoding.limits, now_ms)
-    return replace(item, table=table)
 
 
 def _check_topics(

@@ -15,7 +15,6 @@ from spark_log.log.appender import check_write_id
 from spark_log.log.encode import Encoding, SegmentFiles
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt
 from spark_log.records import inline
 
 
@@ -61,8 +60,7 @@ def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int) -> int:
     just written, which nobody names, is removed again.
     """
     store = cluster.store
-    with store.snapshot() as connection:
-        tail = _tail(connection, topic, partition)
+    tail = store.read(lambda connection: _tail(connection, topic, partition))
     sealed = 0
     for run in runs(tail, topic.config.segment_bytes):
         with store.snapshot() as connection:
@@ -108,7 +106,7 @@ def _seal_run(
         **vars(facts),
     }
     try:
-        swapped = cluster.store.transact(lambda c, attempt: _swap(c, attempt, write_id, row, run, targets))
+        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, write_id, row, run, targets))
     except WriteIdExpiredError:
         swapped = False
     if not swapped:  # ours alone to delete: our write id, and a transaction that is known not to have named it
@@ -121,7 +119,6 @@ def _seal_run(
 
 def _swap(
     connection: sa.Connection,
-    attempt: Attempt,
     write_id: str,
     row: dict[str, object],
     run: Sequence[TailSegment],
@@ -139,8 +136,6 @@ def _swap(
         & (s.base_offset < run[-1].end_offset)
     )
     names = list(connection.execute(sa.select(s.name).where(in_run).order_by(s.base_offset)).scalars())
-    if attempt.may_be_committed and names == [row["name"]]:
-        return True
     if names != [piece.name for piece in run]:
         return False
     check_write_id(connection, write_id, release=False)

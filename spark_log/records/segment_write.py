@@ -112,7 +112,7 @@ class SegmentWriter:
 
     def close(self) -> SegmentFacts:
         """Write what waits and the footer; the sink stays open."""
-        self._flush()
+        self.flush_rows()
         self._stream.hold()
         self._parquet.close()
         self._stream.release()
@@ -151,7 +151,7 @@ class SegmentWriter:
 
     def _gather(self, piece: pa.Table) -> None:
         if self._waiting_bytes + piece.nbytes > ROW_GROUP_BYTES:
-            self._flush()
+            self.flush_rows()
         while piece.num_rows:
             head = piece.slice(0, ROW_GROUP_RECORDS - self._waiting_rows)
             self._waiting.append(head)
@@ -159,9 +159,10 @@ class SegmentWriter:
             self._waiting_bytes += head.nbytes
             piece = piece.slice(head.num_rows)
             if self._waiting_rows == ROW_GROUP_RECORDS:
-                self._flush()
+                self.flush_rows()
 
-    def _flush(self) -> None:
+    def flush_rows(self) -> None:
+        """Write the rows that wait as a row group, however small: for a caller that is short of memory."""
         if self._waiting:
             # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
             rows = pa.concat_tables(self._waiting).combine_chunks()

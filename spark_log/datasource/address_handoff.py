@@ -1,0 +1,43 @@
+"""The cluster's address, from the driver process that plans a batch write to the one that commits it.
+
+Spark pickles one writer object for both the executors and the commit. The address (and a password in it) must not reach the
+executors, so it does not go with the object but through a file that only this user of this host can read.
+"""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from spark_log.errors import SparkLogError
+from spark_log.ids import WriteId
+
+
+def leave(write_id: WriteId, address: str) -> None:
+    """Keep `address` for the commit of the write."""
+    folder = _folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise SparkLogError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+    descriptor = os.open(folder / write_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(address)
+
+
+def take(write_id: WriteId) -> str:
+    """The address that was left for the write."""
+    try:
+        return (_folder() / write_id).read_text()
+    except FileNotFoundError:
+        raise SparkLogError(
+            f"write {write_id}: {_folder()} no longer says which cluster it was for; was it cleaned while the job ran?"
+        ) from None
+
+
+def forget(write_id: WriteId) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        (_folder() / write_id).unlink()
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"spark-log-writes-{os.getuid()}"

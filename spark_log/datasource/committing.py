@@ -1,0 +1,104 @@
+"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that sees the metadata store."""
+
+import socket
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import WriteId
+from spark_log.log import write_ids
+from spark_log.log.append import Rejected, SparkBatch
+from spark_log.log.appender import AppendRequest
+from spark_log.log.encode import Encoding
+from spark_log.log.log import Log, targets_of
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt
+
+
+def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
+    """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
+    settings = ClusterSettings()
+    with Cluster.open(options.cluster) as cluster:
+        with cluster.store.snapshot() as connection:
+            names = None if options.topic is None else [options.topic]
+            found = find_topics(connection, names)
+            if options.topic is not None and options.topic not in found:
+                raise UnknownTopicOrPartitionError(
+                    f"topic {options.topic!r}: unknown topic or partition"
+                    f" (make it with `spark-log topic create {options.topic}`)"
+                )
+            topics = {name: _topic_plan(connection, topic) for name, topic in found.items() if not is_internal(name)}
+            now_ms = cluster.store.clock(connection).wall_ms
+        write_id = write_ids.register(
+            cluster.store, f"spark write on {socket.gethostname()}", settings.spark_write_id_lease_ms
+        )
+        log_dirs = cluster.log_dirs()
+    inline_bytes_max = settings.commit_inline_bytes_per_task_max
+    return WritePlan(write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint)
+
+
+def _topic_plan(connection: sa.Connection, topic: Topic) -> TopicPlan:
+    targets = targets_of(connection, topic, None, "all")
+    encoding = Encoding.of(topic.config)
+    return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets)
+
+
+def commit_write(
+    cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, batch: SparkBatch | None
+) -> None:
+    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped instead."""
+    batches = [found for output in outputs for found in output.batches]
+    blobs = {name: data for output in outputs for name, data in output.blobs.items()}
+    with Cluster.open(cluster_address) as cluster:
+        log = Log(cluster, holder="spark commit")
+        topics = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+        request = AppendRequest(
+            batches, blobs, atomic=True, write_id=write_id, release_write_id=True, spark_batch=batch
+        )
+        try:
+            result = log.commit(request, topics)
+        finally:
+            log.close()
+        for outcome in result.outcomes:
+            if isinstance(outcome, Rejected):
+                raise outcome.error
+        if result.replayed:
+            _drop(cluster, outputs, write_id)
+
+
+def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
+    """Delete what the tasks wrote, if it was not appended after all (a commit whose answer was lost)."""
+    with Cluster.open(cluster_address) as cluster:
+        _drop(cluster, outputs, write_id)
+
+
+def _drop(cluster: Cluster, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
+    """Whoever takes the write id out of the store decides the files' fate: an append takes it in its own transaction.
+
+    So if it is still there, these files were not appended and never will be, and may be deleted.
+    """
+
+    def take(connection: sa.Connection, _attempt: Attempt) -> bool:
+        taken = connection.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id))
+        return bool(taken.rowcount == 1)
+
+    if not cluster.store.transact(take):
+        return
+    folders = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
+    infos = cluster.log_dirs()
+    for output in outputs:
+        for batch in output.batches:
+            if batch.inline or batch.topic_id not in folders:
+                continue
+            path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
+            for info in infos.values():
+                if info.broker_id in batch.written_to:
+                    cluster.log_dir(info).delete(path)

@@ -1,0 +1,143 @@
+"""From options to tasks, on the driver: the only part of reading that sees the metadata store."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.datasource.data_loss import resolve_ranges
+from spark_log.datasource.filters import Pruning, apply
+from spark_log.datasource.options import ReadOptions
+from spark_log.datasource.positions import Position, resolve, timestamps_to_look_up
+from spark_log.datasource.ranges import PartitionRange, check_resolved, pack_tasks, split_ranges
+from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
+from spark_log.datasource.tasks import ReadTask
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.log import Log, ReadPlan
+from spark_log.log.slices import Slice
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Available:
+    """What a subscription covers now: its topics, and [log start offset, high watermark) of its partitions."""
+
+    topics: dict[str, Topic]
+    ranges: dict[TopicPartition, OffsetRange]
+
+
+class ReadPlanner:
+    """Plans reads of one query. Holds an open cluster; stays on the driver."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.cluster = Cluster.open(options.cluster)
+        self.log = Log(self.cluster, holder="spark read")
+
+    def close(self) -> None:
+        self.log.close()
+        self.cluster.close()
+
+    def available(self, *, must_exist: bool = True) -> Available:
+        """The subscription now. Without a topic of `subscribe`: UnknownTopicOrPartitionError, if it `must_exist`."""
+        return self.cluster.store.read(lambda connection: self._available(connection, must_exist))
+
+    def _available(self, connection: sa.Connection, must_exist: bool) -> Available:
+        match self.options.subscription:
+            case SubscribeTopics(names):
+                topics = find_topics(connection, names)
+                missing = [name for name in names if name not in topics]
+                if missing and must_exist:
+                    raise UnknownTopicOrPartitionError(
+                        f"topic {missing[0]!r}: unknown topic or partition"
+                        f" (make it with `spark-log topic create {missing[0]}`)"
+                    )
+            case SubscribePattern() as pattern:
+                everything = find_topics(connection)
+                topics = {name: everything[name] for name in pattern.select(everything)}
+            case AssignPartitions(partitions):
+                topics = find_topics(connection, {partition.topic for partition in partitions})
+        found = planner.positions(connection, topics.values())
+        if isinstance(self.options.subscription, AssignPartitions):
+            found = {tp: found[tp] for tp in self.options.subscription.partitions if tp in found}
+        return Available(topics, {tp: OffsetRange(start, end) for tp, (start, end) in found.items()})
+
+    def offsets(self, position: Position, available: Available, *, starting: bool) -> dict[TopicPartition, int]:
+        """The offsets that a position stands for now."""
+        wanted = timestamps_to_look_up(position, available.ranges)
+        found: dict[TopicPartition, int | None] = {}
+        by_topic: dict[str, dict[int, int]] = {}
+        for (name, partition), timestamp_ms in wanted.items():
+            if TopicPartition(name, partition) in available.ranges:
+                by_topic.setdefault(name, {})[partition] = timestamp_ms
+        for name, timestamps_ms in by_topic.items():
+            offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms)
+            found.update((TopicPartition(name, partition), offset) for partition, offset in offsets.items())
+        strategy = self.options.starting_timestamp_strategy
+        return resolve(position, available.ranges, starting=starting, strategy=strategy, found=found)
+
+    def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
+        """The ranges of a batch query."""
+        available = self.available()
+        start = self.offsets(self.options.starting, available, starting=True)
+        end = self.offsets(self.options.ending, available, starting=False)
+        check_resolved(start, end)
+        resolved = resolve_ranges(
+            start,
+            end,
+            available.ranges,
+            fail_on_data_loss=self.options.fail_on_data_loss,
+            group_id=self.options.group_id,
+        )
+        for loss in resolved.losses:
+            logger.warning("%s", loss)
+        return available, resolved.ranges
+
+    def tasks(
+        self,
+        available: Available,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        pruning: Pruning = Pruning(),  # noqa: B008 - frozen
+    ) -> list[ReadTask]:
+        """The tasks that read the ranges."""
+        wanted = apply(pruning, ranges)
+        pieces = split_ranges(
+            wanted,
+            min_partitions=self.options.min_partitions,
+            max_records_per_partition=self.options.max_records_per_partition,
+        )
+        if not pieces:
+            return []
+        packed = pack_tasks(
+            pieces,
+            tasks_max=max(self.log.settings.plan_tasks_max, self.options.min_partitions or 0),
+            max_records_per_task=self.options.max_records_per_partition,
+        )
+        plan = self.log.plan(wanted, pruning.times, available.topics)
+        return list(_tasks(packed, plan, pruning))
+
+
+def _tasks(packed: Iterable[tuple[PartitionRange, ...]], plan: ReadPlan, pruning: Pruning) -> Iterable[ReadTask]:
+    slices: dict[TopicPartition, list[Slice]] = {}
+    for piece in plan.slices:
+        slices.setdefault(piece.topic_partition, []).append(piece)
+    ends = {topic_partition: [piece.end for piece in pieces] for topic_partition, pieces in slices.items()}
+    for task in packed:
+        mine: list[Slice] = []
+        for topic_partition, start, end in task:
+            pieces = slices.get(topic_partition, [])
+            for number in range(bisect_right(ends.get(topic_partition, []), start), len(pieces)):
+                piece = pieces[number]
+                if piece.start >= end:
+                    break
+                inside = piece.start >= start and piece.end <= end
+                mine.append(piece if inside else piece._replace(start=max(piece.start, start), end=min(piece.end, end)))
+        if mine:
+            yield ReadTask(mine, plan.log_dirs, pruning.times)

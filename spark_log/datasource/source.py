@@ -1,0 +1,87 @@
+"""`format("spark_log")`: the door that Spark comes through.
+
+Modules that only the driver needs (they bring SQLAlchemy along) are imported where they are used: executors unpickle these
+classes for every task, and should not pay for it.
+"""
+
+import os
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_log.datasource.batch_reader import BatchReader
+from spark_log.datasource.batch_writer import BatchWriter
+from spark_log.datasource.options import ReadOptions, WriteOptions, parse_columns
+from spark_log.datasource.stream_reader import StreamReader
+from spark_log.datasource.stream_writer import StreamWriter
+from spark_log.datasource.write_schema import check_write_schema
+from spark_log.errors import InvalidOptionError
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": HEADERS,
+}
+
+
+class SparkLogDataSource(DataSource):
+    """Driver only. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "spark_log"
+
+    def schema(self) -> StructType:
+        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or what option `columns` names."""
+        return StructType([StructField(name, _TYPES[name]) for name in parse_columns(self.options)])
+
+    def reader(self, schema: StructType) -> BatchReader:
+        self._refuse_schema(schema)
+        return BatchReader(ReadOptions.parse(self.options, streaming=False, environ=os.environ))
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        self._refuse_schema(schema)
+        return StreamReader(ReadOptions.parse(self.options, streaming=True, environ=os.environ))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise InvalidOptionError(
+                "Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: a log is only appended to"
+            )
+        options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
+        check_write_schema(schema, options)
+        return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        if overwrite:
+            raise InvalidOptionError("Output mode Complete not allowed for spark_log. Use Append or Update")
+        options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
+        check_write_schema(schema, options)
+        return StreamWriter(options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self.options),)
+
+    def _refuse_schema(self, schema: StructType) -> None:
+        if schema.fieldNames() != self.schema().fieldNames():
+            raise InvalidOptionError(
+                "spark_log source has a fixed schema and cannot be set with a custom one; use option 'columns' for fewer columns"
+            )

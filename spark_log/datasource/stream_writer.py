@@ -1,0 +1,64 @@
+"""The streaming sink: exactly once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from spark_log.datasource.batch_writer import write_task
+from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.write_plan import TaskOutput, WritePlan
+from spark_log.records.fingerprint import EMPTY, combine
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Driver only: plans a micro-batch when it is sent to executors (as a `StreamTaskWriter`), commits or aborts it.
+
+    Spark makes a new one for each commit; which query it serves, it learns from the tasks' messages.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        raise AssertionError("executors get a StreamTaskWriter")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Append the micro-batch, unless it has been: a replay changes nothing, CheckpointMismatchError for another one."""
+        from spark_log.datasource.committing import commit_write
+        from spark_log.log.append import SparkBatch
+
+        outputs = [message for message in messages if isinstance(message, TaskOutput)]
+        if not outputs:
+            return
+        fingerprint = EMPTY
+        for output in outputs:
+            fingerprint = combine(fingerprint, output.fingerprint)
+        count = sum(output.record_count for output in outputs)
+        application = f"stream:{outputs[0].query_id}"
+        target = self._options.topic or ""
+        batch = SparkBatch(application, target, batchId, count, f"{fingerprint:016x}", strict=True)
+        commit_write(self._options.cluster, outputs, outputs[0].write_id, batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        from spark_log.datasource.committing import abort_write
+
+        outputs = [message for message in messages if isinstance(message, TaskOutput)]
+        if outputs:
+            abort_write(self._options.cluster, outputs, outputs[0].write_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from spark_log.datasource.committing import plan_write
+
+        return StreamTaskWriter, (plan_write(self._options, fingerprint=True),)
+
+
+class StreamTaskWriter(DataSourceStreamArrowWriter):
+    """Executor only: writes the tasks of a micro-batch."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_task(self._plan, iterator)
