@@ -1,0 +1,5 @@
+"""`python -m spark_log`: the command line where the script `spark-log` is not on the path."""
+
+from spark_log.cli.main import app
+
+app(prog_name="python -m spark_log")

@@ -1,0 +1,94 @@
+"""`spark-log init` and `spark-log status`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json
+from spark_log.cli.output import bytes_of, count_of, print_facts, print_json, print_table, say
+from spark_log.errors import SparkLogError, redact
+
+
+def init(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER-OR-URL",
+            envvar=CLUSTER_ENVIRONMENT_VARIABLE,
+            help="A folder to make, or the postgresql+psycopg:// URL of an empty database.",
+            show_default=False,
+        ),
+    ],
+    log_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Where broker 1 keeps its segments: a folder or URI that every worker reaches. "
+            "[default: FOLDER/broker-1; needed with a database]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a cluster with one broker.
+
+    **Examples**
+
+    - `spark-log init /data/log`
+    - `spark-log init postgresql+psycopg://me@db/log --log-dir s3://bucket/log`
+    """
+    from spark_log.cluster.cluster import Cluster
+
+    with Cluster.init(address, log_dir=log_dir) as cluster:
+        shown = str(cluster.store.address)
+        dirs = [redact(info.uri) for info in cluster.log_dirs().values()]
+        if as_json:
+            print_json({"cluster_id": cluster.cluster_id, "address": shown, "log_dirs": dirs})
+            return
+        say(f"Made cluster {cluster.cluster_id} at {shown}, segments in {', '.join(dirs)}.")
+        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={shown}; spark-log topic create events --partitions 4")
+
+
+def status(cluster: Cluster_, as_json: Json = False) -> None:
+    """Show the cluster: its store, its brokers and whether their log dirs answer, its topics and what they hold."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topics
+    from spark_log.cluster.usage import Usage, usage
+
+    with Cluster.open(cluster) as opened:
+        topics, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
+        dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
+        total = sum(used.values(), start=Usage())
+        facts = {
+            "cluster_id": opened.cluster_id,
+            "address": str(opened.store.address),
+            "store": "SQLite" if opened.store.sqlite else "PostgreSQL",
+            "topics": len(topics),
+            "partitions": sum(topic.partition_count for topic in topics.values()),
+            "records": total.records,
+            "bytes": total.bytes,
+            "segments": total.segments,
+        }
+    if as_json:
+        print_json({**facts, "log_dirs": dirs})
+    else:
+        print_facts({**facts, "bytes": bytes_of(total.bytes)})
+        print_table(None, ("broker", "log dir", "reachable", "problem"), [tuple(row.values()) for row in dirs])
+    if not all(row["reachable"] for row in dirs):
+        unreachable = sum(not row["reachable"] for row in dirs)
+        typer.echo(f"spark-log: {count_of(unreachable, 'log dir')} cannot be reached", err=True)
+        raise typer.Exit(1)
+
+
+def _log_dir_facts(cluster: Any, info: Any) -> dict[str, Any]:
+    problem: str | None = None
+    try:
+        cluster.log_dir(info)
+    except (SparkLogError, OSError) as error:
+        problem = redact(str(error))
+    return {
+        "broker": info.broker_id,
+        "log_dir": redact(info.uri),
+        "reachable": problem is None,
+        "problem": problem,
+    }

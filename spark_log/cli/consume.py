@@ -1,0 +1,114 @@
+"""`spark-log consume`: records of a topic to stdout."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli.options import Cluster_, TopicName
+from spark_log.cli.output import count_of, note
+from spark_log.cli.position import parse_position
+from spark_log.cli.record_lines import show_json, show_text
+
+
+def consume(
+    topic: TopicName,
+    cluster: Cluster_,
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help="earliest, latest, an offset, -N for the last N of each partition, a time (2026-01-31T12:00:00Z) or "
+            "@milliseconds.",
+        ),
+    ] = "earliest",
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
+    ] = None,
+    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end; Ctrl-C stops.")] = False,
+    idle: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="With --follow: stop when nothing came for so long.")
+    ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Print the bytes of the values only, one a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a record, as `produce` reads.")
+    ] = False,
+) -> None:
+    """Print the records of a topic that are there when it starts, or with --follow all that come.
+
+    Records of a partition come in order. Bytes that are not UTF-8 are shown as base64.
+
+    **Examples**
+
+    - `spark-log consume events --from -10`
+    - `spark-log consume events --from 2026-01-31T12:00:00Z --json | jq .value`
+    - `spark-log consume events --from latest --follow`
+    """
+    try:
+        position = parse_position(from_)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--from") from None
+    if values and as_json:
+        raise typer.BadParameter("--values and --json exclude each other")
+    if idle is not None and not follow:
+        raise typer.BadParameter("--idle is for --follow")
+
+    from spark_log.cli.receiving import Receiver
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.log.log import Log
+
+    with Cluster.open(cluster) as opened:
+        log = Log(opened, holder="spark-log consume")
+        receiver = Receiver(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
+        receiver.seek(position)
+        batches = receiver.follow(idle) if follow else receiver.read_available()
+        count = 0
+        try:
+            for row in _rows(batches, max_messages):
+                _print(row, values, as_json)
+                count += 1
+        except KeyboardInterrupt:
+            pass
+        finally:
+            log.close()
+        sys.stdout.flush()
+    for lost_partition, lost in receiver.lost.items():
+        note(f"{topic}-{lost_partition.partition}: {count_of(lost, 'offset')} deleted before they could be read")
+    if not values and not as_json:
+        note(f"{count_of(count, 'record')}.")
+
+
+def _rows(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of the read schema, at most `limit`, with `timestamp` in milliseconds."""
+    import pyarrow as pa
+
+    left = limit
+    for batch in batches:
+        rows = batch if left is None else batch.slice(0, left)
+        at = rows.schema.get_field_index("timestamp")
+        milliseconds = rows.column(at).cast(pa.int64())
+        for row, micros in zip(rows.drop_columns(["timestamp"]).to_pylist(), milliseconds.to_pylist(), strict=True):
+            yield {**row, "timestamp": micros // 1000}
+        sys.stdout.flush()
+        if left is not None:
+            left -= rows.num_rows
+            if left == 0:
+                return
+
+
+def _print(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
+    if values:
+        sys.stdout.buffer.write((row["value"] or b"") + b"\n")
+    elif as_json:
+        sys.stdout.write(json.dumps(show_json(row), ensure_ascii=False) + "\n")
+    else:
+        moment = datetime.fromtimestamp(row["timestamp"] / 1000, UTC).isoformat(timespec="milliseconds")
+        place = f"{row['topic']}-{row['partition']}@{row['offset']}"
+        headers = " ".join(f"{h['key']}={show_text(h['value'])}" for h in row["headers"] or ())
+        line = f"{place}  {moment.replace('+00:00', 'Z')}  {show_text(row['key'])}  {show_text(row['value'])}"
+        sys.stdout.write(f"{line}  [{headers}]\n" if headers else f"{line}\n")

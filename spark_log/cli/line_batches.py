@@ -1,0 +1,48 @@
+"""Cuts a stream of bytes into batches of lines: large while there is much to read, small while it trickles."""
+
+import io
+import select
+from collections.abc import Iterator
+from typing import BinaryIO
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""A batch is about so large at most: some MiB a partition make a good segment file."""
+
+LINGER_S = 0.05
+"""How long to wait for more before a batch that is not full goes out (Kafka's linger.ms)."""
+
+_READ_BYTES = 1 << 20
+
+
+def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: float = LINGER_S) -> Iterator[list[bytes]]:
+    """Lists of whole lines without their ends (\\n or \\r\\n), in order; none is empty.
+
+    A last line without an end counts. A line longer than `batch_bytes` makes a longer batch.
+    """
+    rest = b""
+    while True:
+        parts, size, ended = [rest], len(rest), False
+        while size < batch_bytes and (len(parts) == 1 or _more_within(source, linger_s)):
+            data = source.read1(_READ_BYTES) if isinstance(source, io.BufferedReader) else source.read(_READ_BYTES)
+            if not data:
+                ended = True
+                break
+            parts.append(data)
+            size += len(data)
+        lines = b"".join(parts).split(b"\n")
+        rest = b"" if ended else lines.pop()
+        if ended and not lines[-1]:
+            lines.pop()
+        if len(rest) >= batch_bytes:
+            batch_bytes = 2 * len(rest)  # one long line: read on, without joining it anew for every piece
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+        if ended:
+            return
+
+
+def _more_within(source: BinaryIO, seconds: float) -> bool:
+    try:
+        return bool(select.select([source], [], [], seconds)[0])
+    except (OSError, ValueError, TypeError):  # no file descriptor: all of it is in memory
+        return True

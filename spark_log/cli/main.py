@@ -1,0 +1,66 @@
+"""`spark-log`: the command line. One module a command group; what is heavy is imported when a command runs.
+
+Exit codes: 0 done, 1 an error of ours or of the machine (one line on stderr), 2 wrong usage.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from spark_log.cli import cluster, consume, produce, topic
+from spark_log.errors import SparkLogError, redact
+
+
+class OneLineErrors(TyperGroup):
+    """Turns the errors that a user can act on into one line and exit code 1; a bug keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # typer ends quietly when the reader of a pipe has gone
+        except (SparkLogError, OSError) as error:
+            typer.echo(f"spark-log: {' '.join(redact(str(error)).split())}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("init")(cluster.init)
+app.command("status")(cluster.status)
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"spark-log {version('spark-log')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A distributed log with Kafka's model, native to Spark.
+
+    Every command needs a cluster: option `--cluster`, or once and for all `export SPARK_LOG_CLUSTER=/data/log`.
+
+    **Start here:**
+
+    - `spark-log init /data/log`
+    - `spark-log topic create events --partitions 4 --cluster /data/log`
+    - `echo hello | spark-log produce events --cluster /data/log`
+    - `spark-log consume events --cluster /data/log`
+    """

@@ -1,0 +1,71 @@
+"""What commands print: tables for people, JSON for scripts, errors as one line."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+WIDTH_OF_PIPES = 200
+"""Columns of a table that does not go to a terminal: rich would cut it at 80."""
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on stdout. Columns that hold only numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for at, column in enumerate(columns):
+        numeric = all(isinstance(row[at], int) and not isinstance(row[at], bool) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_show(value)) for value in row))
+    Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES).print(table)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """`name  value` lines on stdout, aligned."""
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {_show(value)}")
+
+
+def say(text: str) -> None:
+    """One line of what was done, on stdout."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """One line beside the data, on stderr."""
+    typer.echo(text, err=True)
+
+
+def count_of(count: int, what: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def bytes_of(size: int) -> str:
+    """`999 B`, `1.5 KiB`, `2.0 GiB`."""
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, 4)
+    return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

@@ -1,0 +1,149 @@
+"""`spark-log produce`: lines of stdin or of a file into a topic."""
+
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from spark_log.cli.line_batches import line_batches
+from spark_log.cli.options import Cluster_, Json, TopicName, parse_headers
+from spark_log.cli.output import bytes_of, count_of, note, print_json, say
+from spark_log.cli.record_lines import LineFormat, Record, parse_json
+
+RECORDS_PER_BATCH_MAX = 100_000
+"""Short lines make many Python objects of few bytes; this keeps a batch within some hundred MB of memory."""
+
+
+class Format(StrEnum):
+    lines = "lines"
+    json = "json"
+
+
+class AcksName(StrEnum):
+    leader = "1"
+    all = "all"
+
+
+def produce(
+    topic: TopicName,
+    cluster: Cluster_,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read this file, not stdin.")
+    ] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="lines: a value a line. json: an object a line, as `consume --json`.")
+    ] = Format.lines,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Splits a line into key and value.")
+    ] = None,
+    null_marker: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A key or value that equals it is null (a tombstone).")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Send to this partition; else the key decides.")
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=TEXT", help="A header of every record; repeatable."),
+    ] = None,
+    acks: Annotated[
+        AcksName, typer.Option(help="Who must have a record: the leader, or all in-sync replicas.")
+    ] = AcksName.all,
+    as_json: Json = False,
+) -> None:
+    """Send lines to a topic, from stdin or a file.
+
+    Records with a key go where Kafka's clients would send them; without, round-robin. A line is acknowledged when it is
+    durable; slow input is sent line by line, fast input in large batches.
+
+    **Examples**
+
+    - `echo hello | spark-log produce events`
+    - `spark-log produce users -f users.txt --key-separator :`
+    - `spark-log consume a --json | spark-log produce b --format json`
+    """
+    if format_ is Format.json and (key_separator is not None or null_marker is not None):
+        raise typer.BadParameter("--key-separator and --null-marker are for --format lines")
+    if key_separator == "":
+        raise typer.BadParameter("must not be empty", param_hint="--key-separator")
+    headers = parse_headers(header or (), "--header")
+    plain = LineFormat(*(None if text is None else text.encode() for text in (key_separator, null_marker)))
+    parse = parse_json if format_ is Format.json else plain.parse
+
+    from spark_log import clock
+    from spark_log.cli.sending import Sender
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.log.log import Log
+
+    with Cluster.open(cluster) as opened:
+        log = Log(opened, holder="spark-log produce")
+        sender = Sender(log, log.find_topic(topic), 1 if acks is AcksName.leader else "all", partition, headers)
+        started = clock.monotonic_s()
+        try:
+            with _open(file) as source, _Progress(file) as progress:
+                for records, size in _records(source, parse):
+                    sender.send(records)
+                    progress.advance(size, sender.records)
+        except KeyboardInterrupt:
+            note("Stopped.")
+        finally:
+            log.close()
+            _summarise(topic, sender, clock.monotonic_s() - started, as_json)
+
+
+def _records(source: BinaryIO, parse: Callable[[bytes, int], Record]) -> Iterator[tuple[list[Record], int]]:
+    """Batches of records, and how many bytes of input each was."""
+    number = 0
+    for lines in line_batches(source):
+        for first in range(0, len(lines), RECORDS_PER_BATCH_MAX):
+            some = lines[first : first + RECORDS_PER_BATCH_MAX]
+            yield [parse(line, number + at) for at, line in enumerate(some, 1)], sum(map(len, some)) + len(some)
+            number += len(some)
+
+
+def _open(file: Path | None) -> BinaryIO:
+    return open(file, "rb") if file else typer.get_binary_stream("stdin")
+
+
+def _summarise(topic: str, sender: Any, seconds: float, as_json: bool) -> None:
+    if as_json:
+        facts = {"topic": topic, "records": sender.records, "bytes": sender.bytes, "seconds": round(seconds, 3)}
+        print_json({**facts, "end_offsets": {str(number): end for number, end in sorted(sender.ends.items())}})
+        return
+    ends = ", ".join(f"{topic}-{partition} ends at {end:,}" for partition, end in sorted(sender.ends.items())[:8])
+    rate = f", {sender.records / seconds:,.0f} records/s" if seconds > 1 else ""
+    say(
+        f"Sent {count_of(sender.records, 'record')} ({bytes_of(sender.bytes)}) in {seconds:.1f} s{rate}. {ends}".strip()
+    )
+
+
+class _Progress:
+    """A bar on stderr when somebody watches: of the file's bytes, or only a count where the end is not known."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._bar: Any = None
+        self._total = file.stat().st_size if file else None
+        # stdin that is a terminal shows what is typed already
+        self._wanted = sys.stderr.isatty() and not (file is None and sys.stdin.isatty())
+
+    def __enter__(self) -> "_Progress":
+        if self._wanted:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("sending", total=self._total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, size: int, records: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, advance=size, description=count_of(records, "record"))

@@ -1,0 +1,94 @@
+"""Reads a topic for the command line: where to start, what is there now, and, to follow, what comes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_log import clock
+from spark_log.cli.position import AtTimestamp, Position, start_offset
+from spark_log.cluster.topics import Topic
+from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.log.slices import Positions
+
+POLL_S = 0.25
+"""Between two looks for new records when following. A look is one short read transaction."""
+
+
+@dataclass
+class Receiver:
+    """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
+
+    log: Log
+    topic: Topic
+    partitions: Sequence[int] | None
+    """None: all, also those that are added while following."""
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    lost: dict[TopicPartition, int] = field(default_factory=dict)
+    """Offsets that retention took away before they were read, by partition."""
+
+    def seek(self, position: Position) -> None:
+        """Start there. UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
+        limits = self._limits()
+        times: dict[str, int | None] = {}
+        if isinstance(position, AtTimestamp):
+            wanted = {tp.partition: position.timestamp_ms for tp in limits}
+            found = self.log.offsets_for_times(self.topic, wanted)
+            times = {_show(tp): found[tp.partition] for tp in limits}
+        self.next_offsets = {
+            tp: start_offset(position, _show(tp), (limit.log_start_offset, limit.high_watermark), times)
+            for tp, limit in limits.items()
+        }
+
+    def read_available(self) -> Iterator[pa.RecordBatch]:
+        """What lies below the high watermark now, by partition and offset."""
+        ranges: dict[TopicPartition, OffsetRange] = {}
+        for tp, limit in self._limits().items():
+            start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition: from its start
+            if start < limit.log_start_offset:
+                self.lost[tp] = self.lost.get(tp, 0) + limit.log_start_offset - start
+                start = limit.log_start_offset
+            if start < limit.high_watermark:
+                ranges[tp] = OffsetRange(start, limit.high_watermark)
+        if not ranges:
+            return
+        try:
+            for batch in self.log.read(ranges):
+                yield batch
+                last = batch.num_rows - 1
+                tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
+                self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
+        except OffsetOutOfRangeError:
+            return  # retention has moved the start between the look and the plan: the next look counts what is lost
+        for tp, (_, end) in ranges.items():
+            self.next_offsets[tp] = end  # compaction may have removed the last records of the range
+
+    def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
+        """`read_available` again and again; ends once nothing has come for `idle_s` seconds (None: never)."""
+        quiet_since = clock.monotonic_s()
+        while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
+            for batch in self.read_available():
+                yield batch
+                quiet_since = clock.monotonic_s()
+            clock.sleep_s(POLL_S)
+
+    def _limits(self) -> dict[TopicPartition, Positions]:
+        current = self.log.find_topic(self.topic.name)
+        if current.topic_id != self.topic.topic_id:
+            raise UnknownTopicOrPartitionError(f"topic {self.topic.name!r} was deleted and made again")
+        limits = self.log.positions(current)
+        if self.partitions is None:
+            return limits
+        chosen = [TopicPartition(self.topic.name, number) for number in self.partitions]
+        for tp in chosen:
+            if tp not in limits:
+                raise UnknownTopicOrPartitionError(
+                    f"partition {_show(tp)} does not exist: the topic has partitions 0 to {len(limits) - 1}"
+                )
+        return {tp: limits[tp] for tp in chosen}
+
+
+def _show(tp: TopicPartition) -> str:
+    return f"{tp.topic}-{tp.partition}"

@@ -1,0 +1,190 @@
+"""`spark-log topic …`: make, show, change and delete topics."""
+
+from typing import Annotated
+
+import typer
+
+from spark_log.cli import topic_tables as show
+from spark_log.cli.options import Cluster_, Json, TopicName, parse_before, parse_pairs
+from spark_log.cli.output import count_of, print_json, say
+
+app = typer.Typer(no_args_is_help=True, help="Make, show, change and delete topics.")
+
+Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config; repeatable. See `topic configs`."),
+]
+
+
+@app.command()
+def create(
+    name: TopicName,
+    cluster: Cluster_,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number of partitions.")] = 1,
+    replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
+    config: Config = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    validate_only: Annotated[bool, typer.Option("--validate-only", help="Check, and make nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a topic.
+
+    **Examples**
+
+    - `spark-log topic create events --partitions 4`
+    - `spark-log topic create users -p 8 -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import create_topic, find_topics
+
+    configs = parse_pairs(config or (), "--config")
+    with Cluster.open(cluster) as opened:
+        existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
+        made = None
+        if not existing:
+            made = create_topic(opened, name, partitions, replication_factor, configs, validate_only=validate_only)
+    if as_json:
+        print_json({"topic": name, "created": made is not None, "topic_id": made.uuid if made else None})
+    elif existing:
+        say(f"Topic {name} exists already with {count_of(existing[name].partition_count, 'partition')}.")
+    elif made is None:
+        say(f"Topic {name} could be made.")
+    else:
+        say(f"Made topic {name} with {count_of(partitions, 'partition')}.")
+
+
+@app.command("list")
+def list_(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the topics: partitions, records, stored bytes, and configs that differ from the defaults."""
+    show.topics(show.load_topics(cluster), as_json)
+
+
+@app.command()
+def describe(
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False)],
+    cluster: Cluster_,
+    as_json: Json = False,
+) -> None:
+    """Show topics partition by partition: leader, in-sync replicas, offsets, records, stored bytes."""
+    show.descriptions(show.load_descriptions(cluster, names), as_json)
+
+
+@app.command()
+def alter(
+    name: TopicName,
+    cluster: Cluster_,
+    config: Config = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option("--delete-config", "-d", metavar="NAME", help="Put a config back to its default; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a topic's configs, without a restart of anything.
+
+    **Example:** `spark-log topic alter events -c retention.ms=-1 -d compression.type`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import alter_configs
+
+    changes: dict[str, str | None] = dict(parse_pairs(config or (), "--config"))
+    for config_name in delete_config or ():
+        if config_name in changes:
+            raise typer.BadParameter(f"{config_name!r} is set as well", param_hint="--delete-config")
+        changes[config_name] = None
+    if not changes:
+        raise typer.BadParameter("expected at least one --config or --delete-config")
+    with Cluster.open(cluster) as opened:
+        overrides = dict(alter_configs(opened, name, changes).overrides)
+    if as_json:
+        print_json({"topic": name, "configs": overrides})
+    else:
+        say(f"Configs of {name} now: {show.configs_of(overrides) or 'the defaults'}.")
+
+
+@app.command()
+def add_partitions(
+    name: TopicName,
+    total: Annotated[int, typer.Argument(help="Number of partitions to have.", show_default=False)],
+    cluster: Cluster_,
+    as_json: Json = False,
+) -> None:
+    """Raise the number of partitions to TOTAL. Keys go to other partitions than before, as in Kafka."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import add_partitions as add
+
+    with Cluster.open(cluster) as opened:
+        count = add(opened, name, total).partition_count
+    if as_json:
+        print_json({"topic": name, "partitions": count})
+    else:
+        say(f"Topic {name} now has {count_of(count, 'partition')}.")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False)],
+    cluster: Cluster_,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete topics with all of their records."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import delete_topic, describe_topics
+
+    with Cluster.open(cluster) as opened:
+        describe_topics(opened, names)  # all of them exist, or none is deleted
+        if not yes:
+            typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+        for name in dict.fromkeys(names):
+            delete_topic(opened, name)
+    if as_json:
+        print_json({"deleted": names})
+    else:
+        say(f"Deleted {', '.join(names)}.")
+
+
+@app.command()
+def delete_records(
+    name: TopicName,
+    cluster: Cluster_,
+    before: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[PARTITION=]OFFSET",
+            help="Delete what lies before this offset, of one partition or of all; -1 is the end. Repeatable.",
+            show_default=False,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Delete a topic's oldest records by moving the log start offset.
+
+    **Example:** `spark-log topic delete-records events --before 0=1000 --before 1=-1`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import delete_records as delete_before
+    from spark_log.cluster.topics import find_topic
+    from spark_log.ids import TopicPartition
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        offsets = parse_before(before, topic.partition_count, "--before")
+        low = delete_before(opened, {TopicPartition(name, number): offset for number, offset in offsets.items()})
+    starts = {str(topic_partition.partition): offset for topic_partition, offset in sorted(low.items())}
+    if as_json:
+        print_json({"topic": name, "log_start_offsets": starts})
+    else:
+        for number, offset in starts.items():
+            say(f"{name}-{number} now starts at offset {offset:,}.")
+
+
+@app.command()
+def configs(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[CONFIG...]", help="Only these.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain the topic configs: default, what is valid, what it does. Needs no cluster."""
+    show.config_definitions(names or [], as_json)

@@ -1,0 +1,135 @@
+"""What `spark-log topic` shows, as tables and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from spark_log.cli.output import bytes_of, print_json, print_table, say
+
+
+def load_topics(address: str) -> list[dict[str, Any]]:
+    """Every topic's facts, by name."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topics
+    from spark_log.cluster.usage import Usage, usage
+
+    with Cluster.open(address) as cluster:
+        topics, used = cluster.store.read(lambda connection: (find_topics(connection), usage(connection)))
+    totals: dict[int, Usage] = {}
+    for (topic_id, _), part in used.items():
+        totals[topic_id] = totals.get(topic_id, Usage()) + part
+    return [
+        {
+            "topic": topic.name,
+            "partitions": topic.partition_count,
+            "replication_factor": topic.replication_factor,
+            **totals.get(topic.topic_id, Usage())._asdict(),
+            "configs": dict(topic.overrides),
+        }
+        for topic in sorted(topics.values(), key=lambda topic: topic.name)
+    ]
+
+
+def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        say("No topics yet. Make one: spark-log topic create NAME --partitions 4")
+    else:
+        print_table(
+            None,
+            ("topic", "partitions", "replicas", "records", "bytes", "configs"),
+            [
+                (
+                    row["topic"],
+                    row["partitions"],
+                    row["replication_factor"],
+                    row["records"],
+                    bytes_of(row["bytes"]),
+                    configs_of(row["configs"]),
+                )
+                for row in rows
+            ],
+        )
+
+
+def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The facts of these topics and of each of their partitions, in the order asked for."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import describe_topics
+    from spark_log.cluster.usage import Usage, usage
+
+    with Cluster.open(address) as cluster:
+        found = describe_topics(cluster, names)
+        used = cluster.store.read(usage)
+    return [
+        {
+            "topic": topic.name,
+            "topic_id": topic.uuid,
+            "folder": topic.folder,
+            "created_ms": topic.created_ms,
+            "replication_factor": topic.replication_factor,
+            "configs": dict(topic.overrides),
+            "partitions": [
+                {
+                    "partition": part.partition,
+                    "leader": part.leader,
+                    "leader_epoch": part.leader_epoch,
+                    "replicas": [replica.broker_id for replica in part.replicas],
+                    "isr": list(part.isr),
+                    "log_start_offset": part.log_start_offset,
+                    "high_watermark": part.high_watermark,
+                    "log_end_offset": part.log_end_offset,
+                    **used.get((topic.topic_id, part.partition), Usage())._asdict(),
+                }
+                for part in parts
+            ],
+        }
+        for topic, parts in ((description.topic, description.partitions) for description in found)
+    ]
+
+
+def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    names = ("partition", "leader", "leader_epoch", "replicas", "isr", "log_start_offset", "high_watermark",
+             "log_end_offset", "records", "bytes", "segments")  # fmt: skip
+    for row in rows:
+        say(f"{row['topic']}  id {row['topic_id']}  configs: {configs_of(row['configs']) or 'the defaults'}")
+        print_table(
+            None,
+            [name.replace("_", " ") for name in names],
+            [[_cell(name, part[name]) for name in names] for part in row["partitions"]],
+        )
+
+
+def config_definitions(names: Sequence[str], as_json: bool) -> None:
+    """The documented configs; InvalidConfigurationError for a name that is none."""
+    from spark_log.config import definitions
+    from spark_log.errors import InvalidConfigurationError
+
+    known = {definition.name: definition for definition in definitions()}
+    for name in names:
+        if name not in known:
+            raise InvalidConfigurationError(f"Unknown topic config {name!r}. Known are {', '.join(known)}")
+    chosen = [known[name] for name in names] or list(known.values())
+    if as_json:
+        print_json([asdict(definition) for definition in chosen])
+        return
+    for definition in chosen:
+        unit = f" {definition.unit}" if definition.unit else ""
+        say(f"{definition.name} = {definition.default}{unit}  ({definition.kind}: {definition.valid})")
+        say(f"    {definition.doc}")
+        if definition.kafka_default is not None:
+            say(f"    Kafka's default: {definition.kafka_default}")
+
+
+def configs_of(overrides: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(overrides.items()))
+
+
+def _cell(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return bytes_of(value) if name == "bytes" else value

@@ -1,0 +1,235 @@
+"""The command line as its users meet it: what is printed, exit codes, and every way to get it wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from spark_log.cli.main import app
+from spark_log.config import definitions
+
+
+def run(*arguments: str, stdin: str | bytes | None = None, cluster: Path | None = None) -> Result:
+    environment = {"SPARK_LOG_CLUSTER": str(cluster) if cluster else "", "TERM": "dumb", "COLUMNS": "200"}
+    return CliRunner().invoke(app, arguments, input=stdin, env=environment)
+
+
+def ok(*arguments: str, stdin: str | bytes | None = None, cluster: Path | None = None) -> str:
+    result = run(*arguments, stdin=stdin, cluster=cluster)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    ok("init", str(tmp_path / "cluster"))
+    return tmp_path / "cluster"
+
+
+@pytest.fixture
+def events(cluster: Path) -> Path:
+    """A cluster with a topic `events` of two partitions."""
+    ok("topic", "create", "events", "--partitions", "2", cluster=cluster)
+    return cluster
+
+
+def consumed(cluster: Path, *arguments: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in ok("consume", "events", "--json", *arguments, cluster=cluster).splitlines()]
+
+
+def test_lines_with_keys_go_in_and_come_out_in_order(events: Path) -> None:
+    lines = "".join(f"k{number % 5}:v{number}\n" for number in range(1000))
+    sent = json.loads(ok("produce", "events", "-K", ":", "-H", "from=test", "--json", stdin=lines, cluster=events))
+    assert sent["records"] == 1000
+    assert sum(sent["end_offsets"].values()) == 1000
+    rows = consumed(events)
+    assert sorted(int(str(row["value"])[1:]) for row in rows) == list(range(1000))
+    for key in {row["key"] for row in rows}:
+        of_key = [row for row in rows if row["key"] == key]
+        assert len({row["partition"] for row in of_key}) == 1
+        values = [int(str(row["value"])[1:]) for row in of_key]
+        assert values == sorted(values)
+    assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
+
+
+def test_what_consume_prints_as_json_is_what_produce_reads(events: Path) -> None:
+    value = b"\xff\x00 not UTF-8"
+    record = {"key": "k", "value_base64": "/wAgbm90IFVURi04", "headers": {"a": None, "b": {"n": 1}}, "timestamp": 5}
+    ok("produce", "events", "--format", "json", stdin=json.dumps(record) + '\n{"value":null}', cluster=events)
+    ok("topic", "create", "copy", "-p", "2", cluster=events)
+    printed = ok("consume", "events", "--json", cluster=events)
+    ok("produce", "copy", "--format", "json", stdin=printed, cluster=events)
+    first, second = printed, ok("consume", "copy", "--json", cluster=events).replace('"copy"', '"events"')
+    assert second == first
+    assert value in run("consume", "events", "--values", cluster=events).stdout_bytes
+    assert 'k  base64:/wAgbm90IFVURi04  [a=null b={"n":1}]' in ok("consume", "events", cluster=events)
+    assert "1970-01-01T00:00:00.005Z" in ok("consume", "events", cluster=events)
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        ("earliest", [0, 1, 2, 3]),
+        ("latest", []),
+        ("2", [2, 3]),
+        ("-1", [3]),
+        ("-100", [0, 1, 2, 3]),
+        ("@2000", [2, 3]),
+        ("1970-01-01T00:00:01.500", [2, 3]),
+        ("2100-01-01", []),
+    ],
+)
+def test_positions(events: Path, position: str, expected: list[int]) -> None:
+    lines = "\n".join(json.dumps({"value": str(n), "timestamp": n * 1000, "partition": 1}) for n in range(4))
+    ok("produce", "events", "--format", "json", stdin=lines, cluster=events)
+    assert [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")] == expected
+
+
+def test_max_messages_and_follow_end(events: Path) -> None:
+    ok("produce", "events", stdin="a\nb\nc\n", cluster=events)
+    assert len(consumed(events, "--max-messages", "2")) == 2
+    assert len(consumed(events, "--follow", "--idle", "0.1")) == 3
+    assert len(consumed(events, "--follow", "-n", "3")) == 3
+
+
+def test_control_characters_do_not_reach_the_terminal(events: Path) -> None:
+    ok("produce", "events", stdin="\x1b[31mred\n", cluster=events)
+    assert "\x1b" not in ok("consume", "events", cluster=events)
+
+
+def test_topics_are_described_altered_cut_and_deleted(events: Path) -> None:
+    ok("produce", "events", "-p", "1", stdin="a\nb\nc\n", cluster=events)
+    altered = ok("topic", "alter", "events", "-c", "retention.ms=5", "--json", cluster=events)
+    assert json.loads(altered)["configs"] == {"retention.ms": "5"}
+    assert json.loads(ok("topic", "alter", "events", "-d", "retention.ms", "--json", cluster=events))["configs"] == {}
+    ok("topic", "delete-records", "events", "--before", "1=2", cluster=events)
+    (described,) = json.loads(ok("topic", "describe", "events", "--json", cluster=events))
+    one = described["partitions"][1]
+    assert (one["log_start_offset"], one["high_watermark"], one["records"], one["isr"]) == (2, 3, 1, [1])
+    ok("topic", "add-partitions", "events", "5", cluster=events)
+    (listed,) = json.loads(ok("topic", "list", "--json", cluster=events))
+    assert (listed["partitions"], listed["records"]) == (5, 1)
+    assert run("topic", "delete", "events", cluster=events).exit_code == 1, "nobody has said yes"
+    ok("topic", "delete", "events", "--yes", cluster=events)
+    assert json.loads(ok("topic", "list", "--json", cluster=events)) == []
+
+
+def test_status_says_what_is_there_and_what_cannot_be_reached(events: Path) -> None:
+    ok("produce", "events", stdin="a\nb\n", cluster=events)
+    status = json.loads(ok("status", "--json", cluster=events))
+    assert (status["store"], status["topics"], status["partitions"], status["records"]) == ("SQLite", 1, 2, 2)
+    assert status["bytes"] > 0
+    assert status["log_dirs"][0]["reachable"] is True
+    (events / "broker-1").rename(events / "elsewhere")
+    result = run("status", "--json", cluster=events)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["log_dirs"][0]["reachable"] is False
+
+
+def test_every_config_is_listed() -> None:
+    assert [entry["name"] for entry in json.loads(ok("topic", "configs", "--json"))] == [d.name for d in definitions()]
+    assert "retention.ms = 604800000 ms" in ok("topic", "configs", "retention.ms")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (["consume", "nope"], None, "'nope': unknown topic or partition"),
+        (["produce", "nope"], "a", "'nope': unknown topic or partition"),
+        (["topic", "describe", "events", "nope"], None, "'nope': unknown topic"),
+        (["topic", "delete", "nope", "--yes"], None, "'nope': unknown topic"),
+        (["topic", "create", "events"], None, "exists already"),
+        (["topic", "create", "a/b"], None, "not a legal topic name"),
+        (["topic", "create", "x", "-p", "0"], None, "partitions: expected a number"),
+        (["topic", "create", "x", "-r", "2"], None, "replication"),
+        (["topic", "create", "x", "-c", "retention.msx=1"], None, "Did you mean retention.ms"),
+        (["topic", "create", "x", "-c", "retention.ms=soon"], None, "Invalid value 'soon'"),
+        (["topic", "configs", "retention"], None, "Unknown topic config"),
+        (["topic", "add-partitions", "events", "1"], None, "is not more"),
+        (["topic", "delete-records", "events", "--before", "9"], None, "high watermark"),
+        (["consume", "events", "--from", "5"], None, "--from: events-0 has no offset 5"),
+        (["consume", "events", "--partition", "7"], None, "partition events-7 does not exist"),
+        (["produce", "events", "--partition", "7"], "a", "partition: 7 does not exist"),
+        (["produce", "events", "-K", ":"], "a:b\nc", "line 2: no key separator ':' in 'c'"),
+        (["produce", "events", "--format", "json"], '{"valu": 1}', "line 1: unknown field 'valu'"),
+        (["produce", "events", "--format", "json"], "[]", "line 1: expected a JSON object"),
+        (["produce", "events", "--format", "json"], "{", "line 1: not JSON"),
+        (["init", "."], None, "cluster already"),
+    ],
+)
+def test_errors_are_one_line(events: Path, arguments: list[str], stdin: str | None, said: str) -> None:
+    result = run(*(str(events) if a == "." else a for a in arguments), stdin=stdin, cluster=events)
+    assert result.exit_code == 1, result.output
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["consume", "events", "--from", "tomorrow"],
+        ["consume", "events", "--values", "--json"],
+        ["consume", "events", "--idle", "1"],
+        ["consume", "events", "--max-messages", "0"],
+        ["produce", "events", "--format", "json", "-K", ":"],
+        ["produce", "events", "-H", "no-equals-sign"],
+        ["produce", "events", "--file", "/nowhere/at/all"],
+        ["topic", "create", "x", "-c", "retention.ms"],
+        ["topic", "alter", "events"],
+        ["topic", "delete-records", "events", "--before", "x=1"],
+        ["topic", "nonsense"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(events: Path, arguments: list[str]) -> None:
+    result = run(*arguments, cluster=events)
+    assert result.exit_code == 2, result.output
+
+
+def test_no_cluster_given_is_wrong_usage_and_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    assert run("topic", "list").exit_code == 2
+    result = run("topic", "list", "--cluster", str(tmp_path))
+    assert result.exit_code == 1
+    assert "init" in result.stderr, "says how to make one"
+
+
+def test_passwords_are_not_shown() -> None:
+    result = run("status", "--cluster", "mysql://ada:secret@db/log")
+    assert result.exit_code == 1
+    assert "secret" not in result.output
+
+
+def test_as_a_program(events: Path) -> None:
+    """Exit codes, streams and `python -m spark_log` in a real process; a pipe from a slow writer; a closed pipe."""
+    environment = {**os.environ, "SPARK_LOG_CLUSTER": str(events)}
+    program = [sys.executable, "-m", "spark_log"]
+    version = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("spark-log 0.")
+    bad = subprocess.run([*program, "consume", "nope"], capture_output=True, text=True, env=environment)
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr == "spark-log: topic 'nope': unknown topic or partition\n"
+    assert subprocess.run([*program, "consume"], capture_output=True, env=environment).returncode == 2
+    writer = subprocess.Popen([*program, "produce", "events", "-p", "0"], stdin=subprocess.PIPE, env=environment)
+    assert writer.stdin is not None
+    writer.stdin.write(b"first\n")
+    writer.stdin.flush()
+    tail = [*program, "consume", "events", "-p", "0", "--follow", "-n", "1", "--values"]
+    seen = subprocess.run(tail, capture_output=True, env=environment, timeout=30)
+    assert seen.stdout == b"first\n", "a line is there before the writer has ended"
+    writer.communicate(b"x\n" * 50_000)
+    assert writer.returncode == 0
+    head = f"{sys.executable} -m spark_log consume events | head -1"
+    closed = subprocess.run(["bash", "-c", head], capture_output=True, text=True, env=environment)
+    assert closed.stdout.startswith("events-0@0")
+    assert "Traceback" not in closed.stderr
+
+
+def test_help_does_not_load_what_is_slow() -> None:
+    code = (
+        "import sys, spark_log.cli.main; print([m for m in ('pyspark', 'pyarrow', 'sqlalchemy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
