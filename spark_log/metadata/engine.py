@@ -31,6 +31,11 @@ def begin_write(connection: sa.Connection) -> sa.Connection:
     return connection.execution_options(**{_WRITES: True})
 
 
+def is_write(connection: sa.Connection) -> bool:
+    """Whether the connection came through `begin_write`."""
+    return bool(connection.get_execution_options().get(_WRITES, False))
+
+
 class WriterQueue:
     """Writers of a SQLite file queue here: the kernel wakes them in turn, where SQLite's busy handler lets one starve.
 
@@ -78,8 +83,7 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        immediate = connection.get_execution_options().get(_WRITES, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write(connection) else "BEGIN")
 
     return engine
 

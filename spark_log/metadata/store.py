@@ -4,7 +4,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -22,6 +22,8 @@ from spark_log.metadata import tables
 from spark_log.metadata.address import Address
 
 T = TypeVar("T")
+
+_TRANSACTION_ID = "spark_log_transaction_id"
 
 DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
@@ -46,10 +48,17 @@ class StoreClock:
 
 @dataclass
 class Attempt:
-    """Which try of a transaction this is. `may_be_committed`: the connection went away during an earlier COMMIT."""
+    """Which try of a transaction this is. No earlier one was committed: `transact` finds out before it tries again."""
 
     number: int = 0
-    may_be_committed: bool = False
+
+
+@dataclass(frozen=True)
+class _InDoubt(Generic[T]):
+    """A transaction whose connection went away during COMMIT, and what its body had returned."""
+
+    transaction_id: str
+    result: T
 
 
 class Store:
@@ -96,21 +105,29 @@ class Store:
         """Run `body` in one write transaction and return what it returned, once the commit is done.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
-        MetadataStoreUnavailableError. `body` may therefore run more than once, and sees in its `Attempt` whether an
-        earlier try may have been committed. With `durable=False` the commit is not forced to disk (flush.messages).
+        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: where the
+        connection went away during COMMIT, the server is asked what became of that transaction before the next try.
+        With `durable=False` the commit is not forced to disk (flush.messages).
         """
         attempt = Attempt()
         deadline = clock.monotonic_s() + timeout_ms / 1000
+        in_doubt: _InDoubt[T] | None = None
         while True:
-            committing = False
+            committing: _InDoubt[T] | None = None
             try:
+                if in_doubt is not None:
+                    if self._was_committed(in_doubt.transaction_id):
+                        return in_doubt.result
+                    in_doubt = None
                 with self._writer_turn(), self._writing_connection(durable) as connection:
                     transaction = connection.begin()
                     try:
+                        connection.info.pop(_TRANSACTION_ID, None)
                         if not durable and not self.sqlite:
                             connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                         result = body(connection, attempt)
-                        committing = True
+                        transaction_id = self._transaction_id(connection)
+                        committing = _InDoubt(transaction_id, result) if transaction_id else None
                         transaction.commit()
                     except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
@@ -121,9 +138,28 @@ class Store:
                 translated = _translate(error, self.address)
                 if not isinstance(translated, MetadataStoreUnavailableError):
                     raise translated from error
-                attempt.may_be_committed |= committing and error.connection_invalidated
+                if error.connection_invalidated:
+                    in_doubt = committing or in_doubt
                 _back_off(attempt.number, deadline, error)
                 attempt.number += 1
+
+    def _transaction_id(self, connection: sa.Connection) -> str | None:
+        """PostgreSQL's name of the open transaction, None if it wrote nothing. SQLite has no connection to lose."""
+        if self.sqlite:
+            return None
+        known: str | None = connection.info.pop(_TRANSACTION_ID, None)
+        return known or connection.exec_driver_sql("SELECT pg_current_xact_id_if_assigned()::text").scalar_one()
+
+    def _was_committed(self, transaction_id: str) -> bool:
+        with self.engine.connect() as connection:
+            status = connection.execute(
+                sa.text("SELECT pg_xact_status(CAST(:id AS xid8))"), {"id": transaction_id}
+            ).scalar_one()
+        if status not in ("committed", "aborted"):
+            # in progress: the server has not noticed yet that we are gone
+            unknown = OSError(f"transaction {transaction_id} is {status}")
+            raise sa.exc.OperationalError("pg_xact_status", None, unknown, connection_invalidated=True)
+        return bool(status == "committed")
 
     @contextlib.contextmanager
     def _writer_turn(self) -> Iterator[None]:
@@ -152,9 +188,12 @@ class Store:
         """The store's time in this transaction."""
         if self.sqlite:
             return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
-        now_ms = connection.exec_driver_sql(
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-        ).scalar_one()
+        now = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        if engines.is_write(connection):  # the name of the transaction on the same way, see `transact`
+            row = connection.exec_driver_sql(f"SELECT {now}, pg_current_xact_id()::text").one()
+            now_ms, connection.info[_TRANSACTION_ID] = row
+        else:
+            now_ms = connection.exec_driver_sql(f"SELECT {now}").scalar_one()
         return StoreClock(now_ms, now_ms, "")
 
     def close(self) -> None:
@@ -184,8 +223,10 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
 
     try:
         store.transact(create, timeout_ms=10_000)
-    except BaseException:
+    except BaseException as error:
         store.close()
+        if isinstance(error, sa.exc.DBAPIError) and _sqlstate(error) in _TABLE_EXISTS:
+            raise ClusterAlreadyExistsError(f"somebody else made a cluster at {address} just now") from error
         raise
     return store
 
@@ -235,6 +276,9 @@ def _back_off(number: int, deadline: float, cause: BaseException | None = None) 
     clock.sleep_s(min(0.5, 0.001 * 2 ** min(number, 9)) * (0.5 + random.random()))
 
 
+_TABLE_EXISTS = ("23505", "42P07", "42710")
+"""Unique violation (in PostgreSQL's catalogue), duplicate table, duplicate object: two creators at once."""
+
 _POSTGRESQL_RETRIABLE = ("40001", "40P01", "55P03", "08", "57P0", "53300")
 """Serialisation failure, deadlock, lock not available, connection exceptions, shutdown, too many connections."""
 
@@ -242,7 +286,7 @@ _POSTGRESQL_RETRIABLE = ("40001", "40P01", "55P03", "08", "57P0", "53300")
 def _translate(error: sa.exc.DBAPIError, address: Address) -> Exception:
     """The error of our tree that a database error stands for; what is a bug of ours stays as it is."""
     message = redact(f"metadata store at {address}: {error.orig}")
-    state = getattr(error.orig, "sqlstate", None)
+    state = _sqlstate(error)
     if "disk is full" in str(error.orig) or state == "53100" or "disk I/O error" in str(error.orig):
         return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
     if isinstance(error, sa.exc.OperationalError) and (
@@ -253,6 +297,10 @@ def _translate(error: sa.exc.DBAPIError, address: Address) -> Exception:
     ):
         return MetadataStoreUnavailableError(message)
     return error
+
+
+def _sqlstate(error: sa.exc.DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
 
 
 def _is_sqlite_error(error: sa.exc.DBAPIError) -> bool:
