@@ -20,9 +20,10 @@ def place_replicas(
 ) -> list[list[tuple[int, int]]]:
     """AR of each new partition as (broker id, log dir id), the preferred leader first.
 
-    Leaders go round the brokers, starting at the one with the fewest replicas; followers take the next brokers, shifted by
-    one more each time round, as in Kafka, so that a dead broker's load spreads. Brokers alternate over racks. In its broker
-    a replica goes to the log dir with the fewest. Raises InvalidReplicationFactorError.
+    Leaders go round the brokers, starting at the one with the fewest replicas; followers take the next brokers, shifted
+    by one more each time round, as in Kafka, so that a dead broker's load spreads. Brokers alternate over racks, and a
+    rack gets a second replica of a partition only when every rack has one. In its broker a replica goes to the log dir
+    with the fewest. Raises InvalidReplicationFactorError.
     """
     if isinstance(replication_factor, bool) or not isinstance(replication_factor, int) or replication_factor < 1:
         raise InvalidReplicationFactorError(
@@ -35,12 +36,18 @@ def place_replicas(
     ordered = _alternate_racks(brokers)
     count = len(ordered)
     first = min(range(count), key=lambda i: sum(ordered[i].replicas_by_log_dir.values()))
+    racks = {broker.rack for broker in ordered}
     load = {broker.broker_id: dict(broker.replicas_by_log_dir) for broker in brokers}
     placement: list[list[tuple[int, int]]] = []
     for number in range(partitions):
         leader = (first + number) % count
         shift = (number // count) % max(1, count - 1)
-        chosen = [leader] + [(leader + 1 + (shift + i) % (count - 1)) % count for i in range(replication_factor - 1)]
+        others = [(leader + 1 + (shift + i) % (count - 1)) % count for i in range(count - 1)]
+        chosen = [leader]
+        while len(chosen) < replication_factor:
+            taken = {ordered[i].rack for i in chosen}
+            allowed = (i for i in others if i not in chosen and (taken == racks or ordered[i].rack not in taken))
+            chosen.append(next(allowed))
         assigned: list[tuple[int, int]] = []
         for index in chosen:
             dirs = load[ordered[index].broker_id]

@@ -211,6 +211,11 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
         raise NotEnoughReplicasError(
             f"partition {batch.partition}: in-sync broker(s) {missing} do not have {batch.name}"
         )
+    behind = [r.broker_id for r in state.replicas if r.in_sync and r.log_end_offset < state.log_end_offset]
+    if behind:  # acks=1 went before: their LEO cannot move over what they lack, so an election could cut this batch off
+        raise NotEnoughReplicasError(
+            f"partition {batch.partition}: in-sync broker(s) {behind} have not caught up with {state.log_end_offset} yet"
+        )
 
 
 @dataclass(frozen=True)
