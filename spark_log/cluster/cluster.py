@@ -5,7 +5,16 @@ from functools import cached_property
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker, local_uri, normalise_uri, open_log_dir, refuse_overlap
+from spark_log.cluster.log_dir import (
+    MARKER,
+    LogDir,
+    LogDirInfo,
+    Marker,
+    local_uri,
+    normalise_uri,
+    open_log_dir,
+    refuse_overlap,
+)
 from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
@@ -31,7 +40,7 @@ class Cluster:
     def init(cls, address: str, *, log_dir: str | None = None) -> "Cluster":
         """Make a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
 
-        Raises ClusterAlreadyExistsError, InvalidConfigurationError.
+        Raises ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError (another cluster's log dir).
         """
         parsed = Address.parse(address)
         if log_dir is None:
@@ -44,11 +53,18 @@ class Cluster:
         else:
             uri = normalise_uri(log_dir)
         directory = LogDir(_absolute(uri, parsed))
-        if not directory.empty():
-            raise InvalidConfigurationError(f"log dir: {redact(uri)} is not empty")
         cluster_id, log_dir_uuid = str(uuid.uuid4()), str(uuid.uuid4())
 
         def fill(connection: sa.Connection) -> None:
+            if not directory.empty():
+                raise InvalidConfigurationError(f"log dir: {redact(uri)} is not empty")
+            # the default log dir belongs to this very store: a marker there is of an interrupted init
+            marker = directory.read_marker() if log_dir is not None else None
+            if marker is not None:
+                raise LogDirMismatchError(
+                    f"log dir: {redact(uri)} belongs to cluster {marker.cluster_id}; if an interrupted init left it,"
+                    f" remove its {MARKER} first"
+                )
             # the marker before the commit: a cluster that exists has its log dir, a marker alone harms nobody
             directory.write_marker(Marker(cluster_id, FIRST_BROKER, log_dir_uuid, counter=0))
             connection.execute(
@@ -107,6 +123,9 @@ class Cluster:
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
         """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""
         uri = normalise_uri(location)
+        known = sa.select(tables.broker.c.broker_id).where(tables.broker.c.broker_id == broker_id)
+        if self.store.read(lambda c: c.execute(known).first()) is None:
+            raise InvalidConfigurationError(f"broker_id: there is no broker {broker_id!r} in this cluster")
         refuse_overlap(uri, [info.uri for info in self.log_dirs().values()])
         directory = LogDir(uri)
         if directory.read_marker() is not None or not directory.empty():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -28,6 +28,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import BrokerId, LogDirId
 
 MARKER = "spark_log_dir.json"
+_MARKER_TEMPORARY = f".{MARKER}.tmp"
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
 
 
@@ -89,6 +90,8 @@ class LogDir:
                 f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
             ) from error
         self.local = isinstance(self._fs, fs.LocalFileSystem)
+        self._verified: tuple[str, tuple[int, int] | None] | None = None
+        """Id that the log dir has shown, and device and inode of the folder that showed it."""
 
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
@@ -104,6 +107,7 @@ class LogDir:
     def create(self, relative: str) -> NewFile:
         """Begin a file that does not exist yet. StorageUnavailableError if the log dir cannot be written."""
         path = self._resolve(relative)
+        self._verify_again()
         with self._storage_errors(relative):
             return _LocalFile(Path(path), Path(self._root)) if self.local else _RemoteFile(self._fs, path)
 
@@ -112,6 +116,7 @@ class LogDir:
         path = self._resolve(relative)
         if self.local:
             if not os.path.isfile(path):
+                self._verify_again()
                 raise CorruptRecordError(f"segment {self.location(relative)} is missing")
             return path
         try:
@@ -125,7 +130,7 @@ class LogDir:
 
     def delete(self, relative: str) -> None:
         """Remove a file. Only its writer before any metadata names it, or clean-up, may call this."""
-        with contextlib.suppress(FileNotFoundError), self._storage_errors(relative):
+        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._resolve(relative))
 
     def make_folder(self, relative: str) -> None:
@@ -139,8 +144,9 @@ class LogDir:
         """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already."""
         if self.local:
             path = Path(self._resolve(relative))
-            _fsync(path)
-            _fsync(path.parent)
+            with self._storage_errors(relative):
+                _fsync(path)
+                _fsync(path.parent)
 
     def read_marker(self) -> Marker | None:
         """The marker file, None where there is none."""
@@ -159,6 +165,7 @@ class LogDir:
         with self._storage_errors(MARKER):
             if self.local:
                 os.makedirs(self._root, exist_ok=True)
+                Path(self._root, _MARKER_TEMPORARY).unlink(missing_ok=True)  # of an init that was killed
         file = self.create(MARKER)
         with self._storage_errors(MARKER):
             file.write(json.dumps(asdict(marker)).encode())
@@ -166,8 +173,9 @@ class LogDir:
 
     def empty(self) -> bool:
         """Whether nothing but a marker is here."""
-        infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        return all(info.base_name == MARKER for info in infos)
+        with self._storage_errors("its folder"):
+            infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        return all(info.base_name in (MARKER, _MARKER_TEMPORARY) for info in infos)
 
     def verify(self, uuid: str) -> None:
         """LogDirMismatchError unless this is the log dir that the metadata store calls `uuid`."""
@@ -180,6 +188,20 @@ class LogDir:
             raise LogDirMismatchError(
                 f"log dir {redact(self.uri)} is {marker.uuid}, but the metadata expects {uuid}: swapped?"
             )
+        if self.local:
+            self._verified = uuid, self._identity()
+
+    def _verify_again(self) -> None:
+        """A folder that was unmounted or swapped since it was verified must not take or miss a file silently."""
+        if self._verified is not None and self._verified[1] != self._identity():
+            self.verify(self._verified[0])
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._root)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _resolve(self, relative: str) -> str:
         parts = PurePosixPath(relative)
@@ -196,8 +218,6 @@ class LogDir:
     def _storage_errors(self, relative: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
             raise StorageUnavailableError(
                 redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}; nothing was appended")
@@ -299,7 +319,9 @@ def refuse_overlap(uri: str, others: list[str]) -> None:
     """InvalidConfigurationError if `uri` is, holds, or lies in one of `others`: two log dirs must not share files."""
 
     def location(value: str) -> str:
-        return value.partition("?")[0].rpartition("@")[2].rstrip("/") + "/"
+        parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name
+        endpoint = parse_qs(parts.query).get("endpoint_override", [""])[-1]
+        return f"{parts.scheme}://{endpoint}/{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/"
 
     for other in others:
         mine, theirs = location(uri), location(other)

@@ -42,6 +42,15 @@ def validate_topic_name(name: object, field: str = "topic") -> str:
     return name
 
 
+def is_legal(name: object) -> bool:
+    """Whether a topic can have this name."""
+    try:
+        validate_topic_name(name)
+    except InvalidTopicError:
+        return False
+    return True
+
+
 def validate_user_topic(name: object, operation: str, field: str = "topic") -> str:
     """`name`, if it is legal and a user may do `operation` ("write to", "create", "delete") on it.
 

@@ -10,12 +10,13 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import topic_folder
-from spark_log.cluster.names import collision_key, validate_user_topic
+from spark_log.cluster.names import collision_key, is_legal, validate_user_topic
 from spark_log.cluster.placement import BrokerLoad, place_replicas
 from spark_log.config import TopicConfig, validate_overrides
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
+    InvalidReplicationFactorError,
     OffsetOutOfRangeError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -115,8 +116,8 @@ def find_topics(
 ) -> dict[str, Topic]:
     """The topics of these names that exist (all of them for None), by name. `lock` keeps them as they are."""
     query = sa.select(*_TOPIC_COLUMNS).order_by(t.topic.c.topic_id)
-    if names is not None:
-        query = query.where(t.topic.c.name.in_(list(names)))
+    if names is not None:  # an illegal name (NUL, lone surrogates) is no topic's, and no database's text either
+        query = query.where(t.topic.c.name.in_([name for name in names if is_legal(name)]))
     if lock:
         query = query.with_for_update()
     return {row.name: _topic_of(row) for row in connection.execute(query)}
@@ -149,6 +150,7 @@ def create_topic(
     overrides = dict(configs or {})
     validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
+    _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
@@ -307,9 +309,10 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
             if row is None:
                 raise UnknownTopicOrPartitionError(f"partition {name}-{number}: unknown topic or partition")
             wanted = row.high_watermark if offset == -1 else offset
-            if isinstance(offset, bool) or not 0 <= wanted <= row.high_watermark:
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= wanted <= row.high_watermark:
                 raise OffsetOutOfRangeError(
-                    f"before_offset: {offset} for {name}-{number} is not between 0 and the high watermark {row.high_watermark}"
+                    f"before_offset: {offset!r} for {name}-{number} is not between 0 and"
+                    f" the high watermark {row.high_watermark}"
                 )
             low[topic_partition] = max(wanted, row.log_start_offset)
             connection.execute(t.partition.update().where(here).values(log_start_offset=low[topic_partition]))
@@ -376,6 +379,11 @@ def _broker_loads(connection: sa.Connection) -> list[BrokerLoad]:
 def _check_partition_count(count: object, minimum: int) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or not minimum <= count <= PARTITIONS_MAX:
         raise InvalidPartitionsError(f"partitions: expected a number from {minimum} to {PARTITIONS_MAX}, got {count!r}")
+
+
+def _check_replication_factor(factor: object) -> None:
+    if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
+        raise InvalidReplicationFactorError(f"replication_factor: expected a number of at least 1, got {factor!r}")
 
 
 def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
