@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft201909Validator
+from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
 from tests.support import compose_schema
@@ -16,24 +18,25 @@ REPOSITORY = Path(__file__).parents[2]
 DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"
 
 
-@pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return compose_schema.fetch(tmp_path_factory.mktemp("compose-schema"))
-
-
 @pytest.fixture
 def compose() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker" / "compose.yaml").read_text())
     return loaded
 
 
-def test_compose_file_follows_the_compose_specification(schema: dict[str, Any], compose: dict[str, Any]) -> None:
-    validator_for(schema)(schema).validate(compose)
+@pytest.fixture(scope="module")
+def validator(tmp_path_factory: pytest.TempPathFactory) -> Validator:
+    schema = compose_schema.fetch(tmp_path_factory.mktemp("compose-schema"))
+    return validator_for(schema, default=Draft201909Validator)(schema)
 
 
-def test_the_schema_refuses_what_is_not_compose(schema: dict[str, Any], compose: dict[str, Any]) -> None:
+def test_compose_file_follows_the_compose_specification(validator: Validator, compose: dict[str, Any]) -> None:
+    validator.validate(compose)
+
+
+def test_the_schema_refuses_what_is_not_compose(validator: Validator, compose: dict[str, Any]) -> None:
     compose["services"]["postgres"]["helthcheck"] = {}
-    assert not validator_for(schema)(schema).is_valid(compose)
+    assert not validator.is_valid(compose)
 
 
 def test_what_a_service_waits_for_has_a_health_check(compose: dict[str, Any]) -> None:
