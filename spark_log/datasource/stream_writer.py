@@ -20,6 +20,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        self._plan: WritePlan | None = None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         raise AssertionError("executors get a StreamTaskWriter")
@@ -51,7 +52,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __reduce__(self) -> tuple[Any, ...]:
         from spark_log.datasource.committing import plan_write
 
-        return StreamTaskWriter, (plan_write(self._options, fingerprint=True),)
+        if self._plan is None:  # Spark pickles the writer twice, and the write id is to be one
+            self._plan = plan_write(self._options, fingerprint=True)
+        return StreamTaskWriter, (self._plan,)
 
 
 class StreamTaskWriter(DataSourceStreamArrowWriter):

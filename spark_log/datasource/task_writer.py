@@ -57,20 +57,21 @@ class TaskWriter:
     def finish(self) -> TaskOutput:
         """Close what is open; small outputs become blobs that travel to the driver, up to a cap for the task."""
         inline_bytes = 0
-        for key in list(self._parts):
-            part = self._parts[key]
+        for part in list(self._parts.values()):
+            blob = None
             if part.files is None and part.rows and inline_bytes < self._plan.inline_bytes_max:
-                blob = encode_inline(part.take(), part.topic.encoding)
-                if blob is not None:
-                    name = uuid.uuid4().hex
-                    inline_bytes += len(blob.data)
-                    self._output.blobs[name] = blob.data
-                    self._output.batches.append(
-                        blob_batch(part.topic.topic_id, part.partition, name, blob.facts, part.topic.encoding)
-                    )
-                    del self._parts[key]
-                    continue
-            self._close(part)
+                blob = encode_inline(part.waiting(), part.topic.encoding)
+            if blob is None:
+                self._close(part)
+                continue
+            name = uuid.uuid4().hex
+            inline_bytes += len(blob.data)
+            self._output.blobs[name] = blob.data
+            topic = part.topic
+            self._output.batches.append(blob_batch(topic.topic_id, part.partition, name, blob.facts, topic.encoding))
+        written = sum(batch.record_count for batch in self._output.batches)
+        if written != self._output.record_count:
+            raise AssertionError(f"{self._output.record_count} records came in, {written} were written")
         return self._output
 
     def abort(self) -> None:
@@ -198,7 +199,10 @@ class _Part:
         self.waiting_bytes += size
         return int(size)
 
+    def waiting(self) -> pa.Table:
+        return pa.concat_tables(self.rows)
+
     def take(self) -> pa.Table:
-        rows = pa.concat_tables(self.rows)
+        rows = self.waiting()
         self.rows, self.waiting_bytes = [], 0
         return rows
