@@ -1,0 +1,35 @@
+"""Errors as one line: ours, and what is ours inside Spark's."""
+
+import re
+import sys
+from collections.abc import Callable
+
+from spark_log.errors import SparkLogError, redact
+
+_OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
+_DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
+
+
+def one_line(error: BaseException) -> str:
+    """What happened, for a person, without a traceback and without passwords."""
+    text = str(error)
+    inside = _OURS_INSIDE_SPARKS.findall(text)
+    if inside:
+        text = inside[-1]
+    elif _DELTA_MISSING.search(text):
+        text = "Delta's JARs are missing: spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 …"
+    elif not isinstance(error, SparkLogError):
+        text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return redact(" ".join(text.split()))
+
+
+def guarded(job: str, body: Callable[[], int]) -> int:
+    """`body`'s exit code; 1 for an error of ours, of Spark's or of the machine, told in one line on stderr."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return body()
+    except (SparkLogError, OSError, PySparkException, Py4JError) as error:
+        print(f"{job}: {one_line(error)}", file=sys.stderr, flush=True)
+        return 1

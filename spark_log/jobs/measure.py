@@ -1,0 +1,41 @@
+"""Counts what goes through a query while it runs, without a second pass (Dataset.observe)."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as sf
+
+NAME = "spark_log_job"
+"""Of the observation, in the progress of a streaming query."""
+
+
+class Measured(NamedTuple):
+    records: int = 0
+    bytes: int = 0
+    malformed: int = 0
+
+    def plus(self, other: "Measured") -> "Measured":
+        return Measured(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Any]) -> "Measured":
+        return cls(*(int(metrics.get(name) or 0) for name in cls._fields))
+
+
+def measured(frame: DataFrame, size: Column, malformed: Column | None, observation: Observation | None) -> DataFrame:
+    """`frame`, observed: `size` is the bytes of a row, `malformed` is null in a good one. `observation` for a batch."""
+    counts = [
+        sf.count(sf.lit(1)).alias("records"),
+        sf.sum(size.cast("bigint")).alias("bytes"),
+        (sf.lit(0) if malformed is None else sf.count(malformed)).alias("malformed"),
+    ]
+    return frame.observe(observation if observation is not None else NAME, *counts)
+
+
+def bytes_of(*columns: str) -> Column:
+    """Bytes of string or binary columns together; null counts 0."""
+    total = sf.lit(0)
+    for column in columns:
+        total = total + sf.coalesce(sf.octet_length(sf.col(column)), sf.lit(0))
+    return total

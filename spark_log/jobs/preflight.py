@@ -1,0 +1,63 @@
+"""Checks before Spark starts, which would take seconds to say the same in fifty lines."""
+
+import glob
+import os
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote, urlsplit
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, create_topic, describe_topics, find_topics
+from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+from spark_log.ids import TopicPartition
+from spark_log.jobs.produce_arguments import NewTopic
+
+
+def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
+    """InvalidOptionError for a local path or glob that matches nothing. Where Hadoop is configured, a path without a
+    scheme may be anywhere, and is left to Spark."""
+    for path in paths:
+        local = _local(path, environ)
+        if local is not None and not glob.glob(local):
+            raise InvalidOptionError(f"no file matches {path!r} (looked from {os.getcwd()})")
+
+
+def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
+    """InvalidOptionError if the local folder holds something already."""
+    local = _local(path, environ)
+    if local is not None and os.path.isdir(local) and os.listdir(local):
+        raise InvalidOptionError(f"{path!r} exists and is not empty: choose --mode append or overwrite, or another one")
+
+
+def find_or_create(cluster: Cluster, name: str, new: NewTopic | None) -> Topic:
+    """The topic; made if it is missing and `new` says how. UnknownTopicOrPartitionError that says what to do."""
+    topic = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
+    if topic is None and new is not None:
+        try:
+            topic = create_topic(cluster, name, new.partitions, new.replication_factor, new.configs)
+        except TopicAlreadyExistsError:  # somebody was faster, or it collides, which the second look tells
+            topic = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
+            if topic is None:
+                raise
+    if topic is None:
+        raise UnknownTopicOrPartitionError(
+            f"topic {name!r}: unknown topic; make it with `spark-log topic create {name}`"
+        )
+    return topic
+
+
+def end_offsets(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """The high watermark of each partition."""
+    return {
+        TopicPartition(found.topic.name, part.partition): part.high_watermark
+        for found in describe_topics(cluster, list(topics))
+        for part in found.partitions
+    }
+
+
+def _local(path: str, environ: Mapping[str, str]) -> str | None:
+    scheme, separator, _ = path.partition("://")
+    if path.startswith("file:"):
+        return unquote(urlsplit(path).path)
+    if separator and scheme.isalnum():
+        return None
+    return None if environ.get("HADOOP_CONF_DIR") else path

@@ -1,0 +1,33 @@
+"""The Spark session of a job. What spark-submit or spark-defaults.conf says wins over what is set here."""
+
+import os
+import sys
+
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from spark_log.datasource.source import SparkLogDataSource
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_DEFAULTS = {
+    # instants print, and are parsed, the same on every machine
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+
+def start_session(name: str, *, delta: bool) -> SparkSession:
+    """A session that knows format("spark_log"), and with `delta` format("delta") if its JARs are there."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
+    builder = SparkSession.builder.appName(name)
+    given = SparkConf()
+    for key, value in {**_DEFAULTS, **(_DELTA if delta else {})}.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.dataSource.register(SparkLogDataSource)
+    return session
