@@ -53,7 +53,7 @@ def run(arguments: ConsumeArguments) -> int:
 
 
 def check(arguments: ConsumeArguments) -> Ranges:
-    """All that can be checked without Spark. The ranges that a batch will read, without empty ones; none for a stream."""
+    """All that can be checked without Spark. The ranges of a batch, without empty ones; none for a stream."""
     match arguments.sink:
         case OtherTopic(topic, address):
             with Cluster.open(address) as cluster:

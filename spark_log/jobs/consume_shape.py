@@ -1,5 +1,7 @@
 """The rows that a consume job hands to its sink, counted on their way."""
 
+from typing import cast
+
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
@@ -36,14 +38,8 @@ def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observati
 
 
 def _parsed(frame: DataFrame, ddl: str) -> DataFrame:
-    schema = StructType(StructType.fromDDL(ddl).fields).add(MALFORMED, StringType())
+    schema = cast(StructType, StructType.fromDDL(ddl)).add(MALFORMED, StringType())
     value = sf.from_json(sf.col("value").cast(StringType()), schema, {"columnNameOfCorruptRecord": MALFORMED})
     about = [name for name in frame.columns if name not in ("value", "timestampType", _BYTES)]
-    return frame.select(
-        *(
-            sf.col(name).cast(StringType()).alias("_key") if name == "key" else sf.col(name).alias(f"_{name}")
-            for name in about
-        ),
-        value.alias("value"),
-        _BYTES,
-    ).select(*(f"_{name}" for name in about), "value.*", _BYTES)
+    record = frame.withColumns({"key": sf.col("key").cast(StringType()), "value": value})
+    return record.select(*(sf.col(name).alias(f"_{name}") for name in about), "value.*", _BYTES)

@@ -91,6 +91,14 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         _publish_log_dir(cluster, topic, infos[log_dir_id])
 
 
+def published_version(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> int | None:
+    """The Delta version that equals the metadata in this snapshot; None if publication is behind, 0 if it has no files."""
+    transaction_version, delta_version = _recorded(connection, topic, info)
+    if _stale_cursors(connection, topic, info):
+        return None
+    return delta_version if transaction_version else 0
+
+
 def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> None:
     """Publish after an append that is done: a failure is logged and healed by the next publication, not raised."""
     for topic in topics:
@@ -149,12 +157,14 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     else:
         what = difference({file.path: file for file in wanted}, active)
     failpoint("publish.before-commit")
-    version = in_table
+    version, delta_version = in_table, table.version()
     if what:
-        version = in_table + 1
-        _commit(table, what, active, published, Transaction(application, version), log_dir, topic)
+        # without retries a commit makes exactly the version after the one that was compared, or fails
+        version, delta_version = in_table + 1, table.version() + 1
+        _commit(table, what, active, published, Transaction(application, version))
+        log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
     failpoint("publish.committed")
-    _record(cluster, topic, info, recorded, version, table.version(), cursors)
+    _record(cluster, topic, info, recorded, version, delta_version, cursors)
     failpoint("publish.recorded")
     return True
 
@@ -199,8 +209,6 @@ def _commit(
     active: Mapping[str, dict[str, Any]],
     published: Mapping[int, tuple[int, int]],
     transaction: Transaction,
-    log_dir: LogDir,
-    topic: Topic,
 ) -> None:
     """One Delta commit, on exactly the version that was compared. CommitFailedError if somebody else was first."""
     now_ms = clock.wall_ms()
@@ -232,7 +240,6 @@ def _commit(
         commit_properties=CommitProperties(app_transactions=[transaction], max_commit_retries=0),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
     )
-    log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
 
 
 def _partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:

@@ -1,0 +1,28 @@
+"""spark-log: a distributed log with Kafka's model, native to Spark.
+
+>>> from spark_log import Cluster, create_topic, read_topic          # doctest: +SKIP
+
+Names are looked up when they are used: executors import this package for every task and need few of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster as Cluster
+    from spark_log.cluster.topics import create_topic as create_topic
+    from spark_log.datasource.native import read_topic as read_topic
+
+_HOME = {
+    "Cluster": "spark_log.cluster.cluster",
+    "create_topic": "spark_log.cluster.topics",
+    "read_topic": "spark_log.datasource.native",
+}
+
+__all__ = ["Cluster", "create_topic", "read_topic"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
