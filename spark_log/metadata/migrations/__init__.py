@@ -1,6 +1,7 @@
 """Alembic migrations of the metadata store, run inside the caller's transaction."""
 
 import functools
+import threading
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -25,4 +26,9 @@ def known_revisions() -> frozenset[str]:
 
 def upgrade(connection: sa.Connection) -> None:
     """Bring the store of this connection to the newest revision."""
-    command.upgrade(_config(connection), "head")
+    with _one_at_a_time:
+        command.upgrade(_config(connection), "head")
+
+
+_one_at_a_time = threading.Lock()
+"""Alembic keeps what it is doing in module globals."""

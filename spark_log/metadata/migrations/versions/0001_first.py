@@ -352,7 +352,7 @@ def upgrade() -> None:
         sa.Column(
             "rewritten",
             sa.Boolean(),
-            server_default=sa.text("0"),
+            server_default=sa.false(),
             nullable=False,
             comment="rows were published before under another file (merge, compaction): no data change in Delta",
         ),
