@@ -1,4 +1,4 @@
-"""spark-submit jobs/produce.py --help. The code is spark_log.jobs.produce; PYSPARK_PYTHON must have spark-log installed."""
+"""spark-submit jobs/produce.py --help: the code is spark_log.jobs.produce. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -11,7 +11,7 @@ _BY_SUFFIX = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 
 EXAMPLES = """\
-  spark-submit jobs/produce.py flights data/flights.csv --key tailnum --timestamp time_hour --create-topic --partitions 4
+  spark-submit jobs/produce.py flights flights.csv --key tailnum --timestamp time_hour --create-topic --partitions 4
   spark-submit jobs/produce.py clicks 'data/*.json' --key 'cast(user as string)' --value 'to_json(struct(user, url))'
   spark-submit jobs/produce.py clicks /data/incoming --format json --schema 'user STRING, url STRING' \\
       --stream --checkpoint /data/checkpoints/clicks --trigger '10 seconds'

@@ -17,7 +17,7 @@ from spark_log.jobs.arguments import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.measure import NAME, Measured
 from spark_log.jobs.summary import BatchProgress
 
-_POLL_S = 0.5
+_POLL_S = 1
 STOP_WAIT_S = 60.0
 """How long a batch in flight may take after a signal before it is given up; a restart then does it again."""
 
@@ -123,7 +123,7 @@ def _listen_in_jvm(spark: SparkSession, stop: Event) -> None:
 
     gateway = spark.sparkContext._gateway
     assert gateway is not None
-    ensure_callback_server_started(gateway)
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     jvm: Any = gateway.jvm
     handler = Handler()
     for name in ("TERM", "INT"):

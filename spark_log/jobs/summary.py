@@ -1,4 +1,4 @@
-"""What a job tells: progress of each batch, and at the end what was done. Lines for people or JSON lines for scripts."""
+"""What a job tells: progress of each batch and a summary, as lines for people or as JSON lines for scripts."""
 
 import json
 from collections.abc import Mapping
