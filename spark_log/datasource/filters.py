@@ -4,7 +4,6 @@ Only whole partitions, segments and row groups are left out; Spark applies every
 filter that is not understood here costs time, never rows.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -97,7 +96,7 @@ def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
         case GreaterThan() | GreaterThanOrEqual():
             return Interval(low=value // scale)
         case LessThan():
-            return Interval(high=math.ceil(value / scale) if scale > 1 else value)
+            return Interval(high=-(-value // scale))  # rounded up, in whole numbers: a float has not enough digits
         case LessThanOrEqual():
             return Interval(high=value // scale + 1)
         case _:
