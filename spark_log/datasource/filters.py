@@ -1,7 +1,7 @@
 """Push-down: from Spark's filters to what need not be read. Pure.
 
-Only whole partitions, segments and row groups are left out; Spark applies every filter again to the rows that come. So a
-filter that is not understood here costs time, never rows.
+Only whole partitions, segments and row groups are left out; Spark applies every filter again to the rows that come. So
+a filter that is not understood here costs time, never rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -81,7 +81,7 @@ def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dic
 
 
 def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
-    """The interval of a comparison with a constant; values are whole numbers `scale` times as fine as the interval's."""
+    """The interval of a comparison with a constant; values are whole numbers, `scale` times as fine as the interval."""
     if isinstance(found, In):
         values = [to_int(value) for value in found.value if value is not None]
         if not values or None in values:

@@ -1,7 +1,7 @@
 """`format("spark_log")`: the door that Spark comes through.
 
-Modules that only the driver needs (they bring SQLAlchemy along) are imported where they are used: executors unpickle these
-classes for every task, and should not pay for it.
+Modules that only the driver needs (they bring SQLAlchemy along) are imported where they are used: executors unpickle
+these classes for every task, and should not pay for it.
 """
 
 import os
@@ -43,7 +43,14 @@ _TYPES: dict[str, DataType] = {
 
 
 class SparkLogDataSource(DataSource):
-    """Driver only. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector."""
+    """Driver. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector.
+
+    Spark pickles it between processes of the driver. But the function that it makes of a reader and sends to executors
+    holds on to the source as well, so one that has made a reader pickles without its options: they hold the store's
+    address, and a password maybe.
+    """
+
+    _options_may_travel = True
 
     @classmethod
     def name(cls) -> str:
@@ -55,10 +62,12 @@ class SparkLogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         self._refuse_schema(schema)
+        self._options_may_travel = False
         return BatchReader(ReadOptions.parse(self.options, streaming=False, environ=os.environ))
 
     def streamReader(self, schema: StructType) -> StreamReader:
         self._refuse_schema(schema)
+        self._options_may_travel = False
         return StreamReader(ReadOptions.parse(self.options, streaming=True, environ=os.environ))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -78,10 +87,11 @@ class SparkLogDataSource(DataSource):
         return StreamWriter(options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self.options),)
+        return type(self), (dict(self.options) if self._options_may_travel else {},)
 
     def _refuse_schema(self, schema: StructType) -> None:
-        if schema.fieldNames() != self.schema().fieldNames():
+        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self.schema()]:
             raise InvalidOptionError(
-                "spark_log source has a fixed schema and cannot be set with a custom one; use option 'columns' for fewer columns"
+                "spark_log source has a fixed schema and cannot be set with a custom one;"
+                " use option 'columns' for fewer columns"
             )
