@@ -29,6 +29,11 @@ class Address:
         text = text.strip()
         scheme, separator, rest = text.partition("://")
         if separator and scheme in _POSTGRESQL:
+            credentials, at, _ = rest.partition("?")[0].rpartition("@")
+            if at and ("@" in credentials or "/" in credentials):  # not shown: who knows which part is the password
+                raise InvalidConfigurationError(
+                    "cluster: the user name or password in the URL has an @ or a /; write them as %40 and %2F"
+                )
             return cls("postgresql+psycopg://" + rest, None)
         if separator and scheme != "file":
             raise InvalidConfigurationError(

@@ -1,0 +1,683 @@
+"""What every metadata store must keep: a cluster, its topics, the append transaction; and trouble with the database."""
+
+import random
+import threading
+import uuid
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import (
+    add_partitions,
+    alter_configs,
+    create_topic,
+    delete_records,
+    delete_topic,
+    describe_topics,
+    find_topic,
+    list_topics,
+)
+from spark_log.errors import (
+    CheckpointMismatchError,
+    ClusterAlreadyExistsError,
+    ClusterNotFoundError,
+    InvalidConfigurationError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    LogDirMismatchError,
+    MetadataStoreUnavailableError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceNumberError,
+    PolicyViolationError,
+    ProducerFencedError,
+    SparkLogError,
+    TopicAlreadyExistsError,
+    UnknownProducerIdError,
+    UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
+    WriteIdExpiredError,
+    redact,
+)
+from spark_log.ids import BrokerId, OffsetRange, TopicPartition
+from spark_log.log.append import Appended, ProducerSequence, Rejected, SparkBatch
+from spark_log.log.appender import AppendRequest, append
+from spark_log.log.encode import Encoding, blob_batch, encode_inline
+from spark_log.log.log import Log, Records
+from spark_log.log.write_ids import register, release, renew
+from spark_log.metadata import migrations
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+from spark_log.metadata.store import Store
+from tests.support.records import read_all, table
+
+SMALL_BLOBS = {"inline.max.bytes": "2000"}
+LARGE = random.Random(0).randbytes(10_000).hex()
+"""A record that becomes a file, however well it is compressed."""
+
+
+def rows_of(cluster, *tables):
+    """Everything in these tables (or all), to show that nothing was written."""
+    with cluster.store.snapshot() as connection:
+        return {
+            found.name: sorted(map(repr, connection.execute(sa.select(found)).all()))
+            for found in tables or t.metadata.sorted_tables
+        }
+
+
+# A cluster
+
+
+def test_a_cluster_is_made_once_and_opened_by_its_address(cluster, cluster_address, tmp_path):
+    with Cluster.open(cluster_address) as again:
+        assert again.cluster_id == cluster.cluster_id
+        (info,) = again.log_dirs().values()
+        assert info.broker_id == 1
+        assert again.log_dir(info).read_marker().cluster_id == cluster.cluster_id
+    create_topic(cluster, "kept", configs=SMALL_BLOBS)
+    Log(cluster).append(find(cluster, "kept"), [Records(0, table(LARGE))])
+    for log_dir in (None, str(tmp_path / "log-dir"), str(tmp_path / "elsewhere")):
+        if log_dir or "://" not in cluster_address:
+            with pytest.raises(ClusterAlreadyExistsError):
+                Cluster.init(cluster_address, log_dir=log_dir)
+    assert [topic.name for topic in list_topics(cluster)] == ["kept"]
+
+
+def find(cluster, name):
+    return cluster.store.read(lambda connection: find_topic(connection, name))
+
+
+def test_two_who_make_the_same_cluster_at_once_get_one(cluster_address, tmp_path):
+    start, outcomes = threading.Barrier(2), []
+
+    def init(number):
+        start.wait(timeout=60)
+        log_dir = str(tmp_path / f"dir-{number}") if "://" in cluster_address else None
+        try:
+            with Cluster.init(cluster_address, log_dir=log_dir) as made:
+                outcomes.append(made.cluster_id)
+        except ClusterAlreadyExistsError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=init, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    (made,) = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert len(outcomes) == 2
+    with Cluster.open(cluster_address) as cluster:
+        assert cluster.cluster_id == made
+        (info,) = cluster.log_dirs().values()
+        assert cluster.log_dir(info).read_marker().cluster_id == made, "the loser's marker is not in the winner's place"
+
+
+def test_where_there_is_no_cluster(cluster_address, tmp_path):
+    with pytest.raises(ClusterNotFoundError, match="spark-log init"):
+        Cluster.open(cluster_address)
+    assert list(tmp_path.iterdir()) == [], "looking for a cluster makes nothing"
+
+
+def test_a_cluster_of_a_newer_version_is_refused_and_left_alone(cluster, cluster_address):
+    cluster.store.transact(lambda c, _: c.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
+    before = rows_of(cluster)
+    with pytest.raises(UnsupportedVersionError, match=r"'9999'.*newer"):
+        Cluster.open(cluster_address)
+    assert rows_of(cluster) == before
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_uses(cluster):
+    with cluster.store.engine.connect() as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, t.metadata) == []
+
+
+def test_the_schema_revision_is_the_head_of_the_migrations(cluster):
+    scripts = ScriptDirectory.from_config(migrations._config())
+    assert scripts.get_heads() == [t.SCHEMA_REVISION]
+    with cluster.store.snapshot() as connection:
+        assert MigrationContext.configure(connection).get_current_revision() == t.SCHEMA_REVISION
+
+
+def test_a_log_dir_is_given_to_a_broker_that_there_is(cluster, tmp_path):
+    before = rows_of(cluster)
+    with pytest.raises(InvalidConfigurationError, match="no broker 7"):
+        cluster.add_log_dir(BrokerId(7), str(tmp_path / "more"))
+    assert rows_of(cluster) == before
+    assert not (tmp_path / "more").exists()
+
+
+# Topics
+
+
+BAD_TOPICS = {
+    "empty": ("", {}, InvalidTopicError),
+    "dot": (".", {}, InvalidTopicError),
+    "climbs": ("../x", {}, InvalidTopicError),
+    "slash": ("a/b", {}, InvalidTopicError),
+    "NUL": ("a\0b", {}, InvalidTopicError),
+    "250 characters": ("a" * 250, {}, InvalidTopicError),
+    "newline": ("a\n", {}, InvalidTopicError),
+    "not text": (5, {}, InvalidTopicError),
+    "internal": ("__consumer_offsets", {}, PolicyViolationError),
+    "taken": ("taken.name", {}, TopicAlreadyExistsError),
+    "collides": ("taken_name", {}, TopicAlreadyExistsError),
+    "no partitions": ("t", {"partitions": 0}, InvalidPartitionsError),
+    "partitions true": ("t", {"partitions": True}, InvalidPartitionsError),
+    "partitions text": ("t", {"partitions": "3"}, InvalidPartitionsError),
+    "partitions without end": ("t", {"partitions": 10**9}, InvalidPartitionsError),
+    "factor 0": ("t", {"replication_factor": 0}, InvalidReplicationFactorError),
+    "factor above the brokers": ("t", {"replication_factor": 2}, InvalidReplicationFactorError),
+    "factor text": ("t", {"replication_factor": "1"}, InvalidReplicationFactorError),
+    "unknown config": ("t", {"configs": {"retention": "1"}}, InvalidConfigurationError),
+    "bad config": ("t", {"configs": {"retention.ms": "1e99"}}, InvalidConfigurationError),
+    "retention overflow": ("t", {"configs": {"retention.ms": str(2**63)}}, InvalidConfigurationError),
+    "min ISR above the factor": ("t", {"configs": {"min.insync.replicas": "2"}}, InvalidConfigurationError),
+}
+
+
+def test_bad_topics_are_refused_by_name_and_nothing_is_written(cluster):
+    create_topic(cluster, "taken.name")
+    before = rows_of(cluster)
+    for case, (name, arguments, error) in BAD_TOPICS.items():
+        with pytest.raises(error) as raised:
+            create_topic(cluster, name, **arguments)
+        assert type(raised.value) is error, case
+    assert rows_of(cluster) == before
+
+
+@pytest.mark.parametrize("name", ["no-such", "", "a\0b", "\ud800", "x" * 300, None, 5])
+def test_a_topic_that_cannot_be_is_an_unknown_topic(cluster, name):
+    with pytest.raises(UnknownTopicOrPartitionError):
+        find(cluster, name)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        describe_topics(cluster, [name])
+
+
+def test_the_life_of_a_topic(cluster):
+    made = create_topic(cluster, "t", 2, configs={"retention.ms": "1000"})
+    assert create_topic(cluster, "u", 2, validate_only=True) is None
+    assert [topic.name for topic in list_topics(cluster)] == ["t"]
+    (described,) = describe_topics(cluster, ["t"])
+    assert described.topic == made
+    assert [(p.partition, p.leader, p.isr, p.high_watermark) for p in described.partitions] == [
+        (0, 1, (1,), 0),
+        (1, 1, (1,), 0),
+    ]
+
+    assert alter_configs(cluster, "t", {"segment.bytes": "2000000", "retention.ms": None}).overrides == {
+        "segment.bytes": "2000000"
+    }
+    for changes in ({"segment.bytes": "x"}, {"nope": "1"}, {"nope": None}, {"min.insync.replicas": "2"}):
+        with pytest.raises(InvalidConfigurationError):
+            alter_configs(cluster, "t", changes)
+    assert find(cluster, "t").overrides == {"segment.bytes": "2000000"}
+
+    assert add_partitions(cluster, "t", 4).partition_count == 4
+    for total in (4, 3, 0, -1, True, "5", 10**9):
+        with pytest.raises(InvalidPartitionsError):
+            add_partitions(cluster, "t", total)
+    assert len(describe_topics(cluster, ["t"])[0].partitions) == 4
+
+    delete_topic(cluster, "t")
+    assert list_topics(cluster) == []
+    for gone in (delete_topic, lambda c, n: add_partitions(c, n, 9), lambda c, n: alter_configs(c, n, {})):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            gone(cluster, "t")
+    assert create_topic(cluster, "t").topic_id != made.topic_id, "a recreated topic is another one"
+
+
+def test_a_deleted_topic_leaves_nothing_but_a_folder_to_clean(cluster, log):
+    empty = rows_of(cluster)
+    topic = create_topic(cluster, "t", 2, configs=SMALL_BLOBS)
+    log.append(topic, [Records(0, table("a")), Records(1, table(LARGE))])
+    log.seal(topic, [0])
+    log.close()
+    delete_topic(cluster, "t")
+    after = rows_of(cluster)
+    assert len(after.pop("retired_file")) == 1
+    empty.pop("retired_file")
+    assert after == empty
+
+
+def test_an_append_to_a_topic_that_was_deleted_and_made_again_is_refused(cluster, log):
+    old = create_topic(cluster, "t", configs=SMALL_BLOBS)
+    delete_topic(cluster, "t")
+    new = create_topic(cluster, "t")
+    (outcome,) = log.append(old, [Records(0, table("late"))])
+    assert isinstance(outcome.error, UnknownTopicOrPartitionError)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        log.append(old, [Records(0, table(LARGE))])
+    assert read_all(log, new) == []
+
+
+def test_delete_records_moves_the_log_start_offset(cluster, log):
+    topic = create_topic(cluster, "t", 2)
+    log.append(topic, [Records(0, table(*"abcde")), Records(1, table("x"))])
+    here, there = TopicPartition("t", 0), TopicPartition("t", 1)
+    assert delete_records(cluster, {here: 3}) == {here: 3}
+    assert delete_records(cluster, {here: 1}) == {here: 3}, "it never goes back"
+    assert read_all(log, topic) == [(0, 3, "d"), (0, 4, "e"), (1, 0, "x")]
+    with pytest.raises(OffsetOutOfRangeError, match="t-0"):
+        log.plan({here: OffsetRange(2, 5)})
+    before = rows_of(cluster)
+    for offset in (6, -2, 2**63, True, "3", 2.5, None):
+        with pytest.raises(OffsetOutOfRangeError, match="before_offset"):
+            delete_records(cluster, {there: 1, here: offset})
+    for unknown in (TopicPartition("t", 2), TopicPartition("t", -1), TopicPartition("no", 0)):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            delete_records(cluster, {there: 1, unknown: 0})
+    assert rows_of(cluster) == before, "one bad partition, and none is changed"
+    assert delete_records(cluster, {here: -1, there: -1}) == {here: 5, there: 1}
+    assert read_all(log, topic) == []
+    assert log.append(topic, [Records(0, table("f"))]) == [Appended(5, 6)]
+
+
+def test_statements_do_not_grow_with_the_partitions(cluster, log):
+    """10,000 partitions are a matter of seconds because they are a matter of some statements."""
+    statements = []
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+
+    def count(action):
+        statements.clear()
+        result = action()
+        return len(statements), result
+
+    small, _ = count(lambda: create_topic(cluster, "small", 10))
+    large, topic = count(lambda: create_topic(cluster, "large", 10_000))
+    assert large == small
+    small, _ = count(lambda: describe_topics(cluster, ["small"]))
+    large, (description,) = count(lambda: describe_topics(cluster, ["large"]))
+    assert large == small
+    assert len(description.partitions) == 10_000
+    encoding, blob = Encoding.of(topic.config), encode_inline(table("x"), Encoding.of(topic.config))
+
+    def flush(partitions):
+        names = [uuid.uuid4().hex for _ in range(partitions)]
+        batches = [blob_batch(topic.topic_id, i, name, blob.facts, encoding) for i, name in enumerate(names)]
+        return append(cluster.store, AppendRequest(batches, dict.fromkeys(names, blob.data)))
+
+    small, _ = count(lambda: flush(10))
+    large, result = count(lambda: flush(10_000))
+    assert large <= small + 2, "partitions are locked in chunks of 5,000"
+    assert len([outcome for outcome in result.outcomes if isinstance(outcome, Appended)]) == 10_000
+    ranges = {TopicPartition("large", i): OffsetRange(0, 1) for i in range(10_000)}
+    small, _ = count(lambda: log.plan({tp: ranges[tp] for tp in list(ranges)[:10]}))
+    large, plan = count(lambda: log.plan(ranges))
+    assert large <= small + 2, "blobs are read in chunks of 5,000"
+    assert len(plan.slices) == 10_000
+
+
+# The append transaction
+
+
+def producer(cluster, epoch=0):
+    """A producer id that the cluster knows, with this epoch."""
+    values = {"transactional_id": None, "epoch": epoch, "last_used_ms": 0, "transaction_timeout_ms": 0}
+    insert = t.producer.insert().returning(t.producer.c.producer_id).values(values)
+    return cluster.store.transact(lambda connection, _: connection.execute(insert).scalar_one())
+
+
+def test_what_is_appended_is_read_in_order_with_dense_offsets(cluster, log):
+    topic = create_topic(cluster, "t", 2, configs=SMALL_BLOBS)
+    assert log.append(topic, [Records(0, table("a", "b")), Records(1, table("x")), Records(0, table("c"))]) == [
+        Appended(0, 2),
+        Appended(0, 1),
+        Appended(2, 3),
+    ]
+    large = ["large" + LARGE, "larger" + LARGE]
+    assert log.append(topic, [Records(0, table(*large)), Records(1, table("y"))]) == [Appended(3, 5), Appended(1, 2)]
+    expected = [(0, 0, "a"), (0, 1, "b"), (0, 2, "c"), (0, 3, large[0]), (0, 4, large[1]), (1, 0, "x"), (1, 1, "y")]
+    assert read_all(log, topic) == expected
+    assert log.append(topic, [Records(0, table("d"))]) == [Appended(5, 6)]
+    assert log.seal(topic, [0, 1]) == 3, "in partition 0 a file lies between two runs"
+    assert read_all(log, topic) == [*expected[:5], (0, 5, "d"), *expected[5:]]
+    assert log.seal(topic, [0, 1]) == 0
+
+
+def test_everything_about_a_record_comes_back(cluster, log):
+    topic = create_topic(cluster, "t")
+    headers = [("h", b"1"), ("h", None), ("", b"")]
+    sent = table("v", key=b"k\0", headers=headers, timestamp_ms=1_234_567_890_123)
+    for _ in range(2):
+        log.append(topic, [Records(0, sent)])
+    log.seal(topic, [0])
+    log.append(topic, [Records(0, sent)])
+    for offset, row in enumerate(
+        r for b in log.read({TopicPartition("t", 0): OffsetRange(0, 3)}) for r in b.to_pylist()
+    ):
+        assert (row["key"], row["value"], row["topic"], row["offset"]) == (b"k\0", b"v", "t", offset)
+        assert [(h["key"], h["value"]) for h in row["headers"]] == headers
+        assert (row["timestamp"].timestamp(), row["timestampType"]) == (1_234_567_890.123, 0)
+
+
+def test_no_records_and_unknown_partitions_are_refused_and_harm_nobody(cluster, log):
+    topic = create_topic(cluster, "t", configs=SMALL_BLOBS)
+    (refused,) = log.append(topic, [Records(0, table())])
+    assert isinstance(refused, Rejected)
+    for partition in (1, -1, 2**31 - 1):
+        (refused,) = log.append(topic, [Records(partition, table("x"))])
+        assert isinstance(refused.error, UnknownTopicOrPartitionError)
+        with pytest.raises(UnknownTopicOrPartitionError, match=f"t-{partition}"):
+            log.append(topic, [Records(partition, table(LARGE))])
+    assert log.append(topic, [Records(0, table("a"))]) == [Appended(0, 1)]
+    assert log.append(topic, [Records(0, table("b"))]) == [Appended(1, 2)]
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
+
+
+def test_a_producer_that_repeats_itself_is_told_the_first_offsets(cluster, log):
+    topic = create_topic(cluster, "t", 2)
+    who = producer(cluster)
+
+    def send(partition, first, *values, epoch=0):
+        sequence = ProducerSequence(who, epoch, first)
+        (outcome,) = log.append(topic, [Records(partition, table(*values), sequence)])
+        return outcome
+
+    assert send(0, 0, "a", "b") == Appended(0, 2)
+    log.append(topic, [Records(0, table("somebody else"))])
+    assert send(0, 0, "a", "b") == Appended(0, 2, duplicate=True)
+    assert send(0, 2, "c") == Appended(3, 4)
+    log.seal(topic, [0])
+    assert send(0, 0, "a", "b") == Appended(0, 2, duplicate=True), "sealing does not forget"
+    assert send(1, 0, "x") == Appended(0, 1), "each partition counts for itself"
+    assert isinstance(send(0, 4, "e").error, OutOfOrderSequenceNumberError)
+    assert isinstance(send(1, 0, "x", epoch=-1).error, ProducerFencedError)
+
+    bump = t.producer.update().where(t.producer.c.producer_id == who).values(epoch=1)
+    cluster.store.transact(lambda connection, _: connection.execute(bump))
+    assert isinstance(send(0, 3, "zombie").error, ProducerFencedError)
+    assert isinstance(send(0, 3, "d", epoch=1).error, UnknownProducerIdError)
+    assert send(0, 0, "d", epoch=1) == Appended(4, 5)
+    who = 10**9
+    assert isinstance(send(0, 0, "nobody").error, UnknownProducerIdError)
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "somebody else", "c", "d", "x"]
+
+
+def test_several_batches_of_a_producer_in_one_flush(cluster, log):
+    topic = create_topic(cluster, "t")
+    who = producer(cluster)
+    flush = [Records(0, table(f"{n}"), ProducerSequence(who, 0, n)) for n in range(7)]
+    assert log.append(topic, flush) == [Appended(n, n + 1) for n in range(7)]
+    repeated = log.append(topic, [*flush[2:], *flush[2:]])
+    assert repeated == [Appended(n, n + 1, duplicate=True) for n in (2, 3, 4, 5, 6)] * 2
+    with cluster.store.snapshot() as connection:
+        assert len(connection.execute(sa.select(t.producer_batch)).all()) == 5
+
+
+def test_each_partition_has_its_own_outcome_unless_all_or_nothing_is_asked_for(cluster, log):
+    topic = create_topic(cluster, "t", 2)
+    encoding = Encoding.of(topic.config)
+    blob = encode_inline(table("x"), encoding)
+
+    def request(atomic):
+        names = [uuid.uuid4().hex for _ in range(3)]
+        batches = [
+            blob_batch(topic.topic_id, partition, name, blob.facts, encoding)
+            for partition, name in zip((0, 9, 1), names, strict=True)
+        ]
+        return AppendRequest(batches, dict.fromkeys(names, blob.data), atomic=atomic)
+
+    before = rows_of(cluster)
+    outcomes = append(cluster.store, request(atomic=True)).outcomes
+    assert isinstance(outcomes[1], Rejected)
+    assert rows_of(cluster) == before, "nothing of it"
+    outcomes = append(cluster.store, request(atomic=False)).outcomes
+    assert [type(outcome) for outcome in outcomes] == [Appended, Rejected, Appended]
+    assert read_all(log, topic) == [(0, 0, "x"), (1, 0, "x")]
+
+
+def test_a_file_whose_write_id_has_been_taken_away_is_not_appended(cluster, log):
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+    log.append(topic, [Records(0, table("a"))])
+    cluster.store.transact(lambda connection, _: connection.execute(t.write_id.delete()))
+    with pytest.raises(WriteIdExpiredError):
+        log.append(topic, [Records(0, table("b"))])
+    assert read_all(log, topic) == [(0, 0, "a")]
+    another = Log(cluster)
+    assert another.append(topic, [Records(0, table("c"))]) == [Appended(1, 2)]
+    another.close()
+
+
+def test_a_write_id_is_registered_renewed_and_given_back(cluster):
+    write_id = register(cluster.store, "a test", 1_000)
+    assert renew(cluster.store, write_id, 60_000)
+    release(cluster.store, write_id)
+    assert not renew(cluster.store, write_id, 60_000)
+
+
+def spark_write(cluster, topic, batch, *values):
+    encoding = Encoding.of(topic.config)
+    blob = encode_inline(table(*values), encoding)
+    name = uuid.uuid4().hex
+    request = AppendRequest(
+        [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)], {name: blob.data}, atomic=True, spark_batch=batch
+    )
+    return append(cluster.store, request)
+
+
+def test_a_spark_batch_is_appended_once_and_a_copied_checkpoint_is_an_error(cluster, log):
+    topic = create_topic(cluster, "t")
+    first = SparkBatch("stream:q", "t", 0, 1, "aa", strict=True)
+    assert not spark_write(cluster, topic, first, "a").replayed
+    assert spark_write(cluster, topic, first, "a").replayed
+    second = replace(first, version=1, fingerprint="bb")
+    assert not spark_write(cluster, topic, second, "b").replayed
+    for other in (replace(second, fingerprint="cc"), replace(second, record_count=2), first):
+        before = rows_of(cluster)
+        with pytest.raises(CheckpointMismatchError, match="stream:q"):
+            spark_write(cluster, topic, other, "c")
+        assert rows_of(cluster) == before
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
+
+
+def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cluster, log):
+    topic = create_topic(cluster, "t")
+    outcomes = []
+    start = threading.Barrier(4)
+
+    def write(number):
+        start.wait(timeout=60)
+        for version in range(10):
+            batch = SparkBatch("stream:q", f"{version}", 0, 1, "aa", strict=True)
+            outcomes.append(spark_write(cluster, topic, batch, f"{version}").replayed)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert (outcomes.count(False), outcomes.count(True)) == (10, 30)
+    assert sorted(value for _, _, value in read_all(log, topic)) == [f"{version}" for version in range(10)]
+
+
+def recovery_point(cluster):
+    return cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.recovery_point)).scalar_one())
+
+
+def test_flush_messages_says_how_much_may_be_lost(cluster, log):
+    topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
+    unforced = []
+
+    def watch(_connection, _cursor, statement, *_):
+        if "synchronous_commit = off" in statement:
+            unforced.append(statement)
+
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", watch)
+    for count in (4, 5):
+        log.append(topic, [Records(0, table(*"x" * count))])
+        assert recovery_point(cluster) == 0
+    log.append(topic, [Records(0, table("x"))])
+    assert recovery_point(cluster) == 10, "ten records: forced to disk"
+    log.append(topic, [Records(0, table("x"))])
+    assert recovery_point(cluster) == 10
+    assert len(unforced) == (0 if cluster.store.sqlite else 4)
+    if cluster.store.sqlite:
+        with cluster.store.snapshot() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2, "FULL again"
+    alter_configs(cluster, "t", {"flush.messages": None})
+    log.append(find(cluster, "t"), [Records(0, table("x"))])
+    assert recovery_point(cluster) == 12, "by default every append is on disk when it is acknowledged"
+
+
+# Trouble with the database
+
+
+@pytest.fixture
+def postgres_cluster(postgres_url, tmp_path):
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_connection_lost_in_a_commit_is_neither_a_loss_nor_a_repetition(postgres_cluster, moment, monkeypatch):
+    """The server goes away just before it commits, or before it could say so. Meanwhile somebody seals the tail."""
+    cluster, log = postgres_cluster, Log(postgres_cluster)
+    topic = create_topic(cluster, "t")
+    log.append(topic, [Records(0, table("a"))])
+    dialect, losses = cluster.store.engine.dialect, []
+    commit = dialect.do_commit
+
+    def do_commit(connection):
+        if losses:
+            return commit(connection)
+        driver = connection.driver_connection
+        losses.append(driver.info.backend_pid)
+        if moment == "after":
+            commit(connection)
+        with Cluster.open(cluster.store.address.url) as elsewhere:
+            terminate = sa.text("SELECT pg_terminate_backend(:pid, 60000)")
+            with elsewhere.store.engine.connect() as other:
+                assert other.execute(terminate, {"pid": losses[0]}).scalar_one()
+            Log(elsewhere).seal(topic, [0])
+        driver.execute("SELECT 1")  # the answer that does not come
+        raise AssertionError("the connection is still there")
+
+    monkeypatch.setattr(dialect, "do_commit", do_commit)
+    assert log.append(topic, [Records(0, table("b"))]) == [Appended(1, 2)]
+    assert len(losses) == 1
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
+
+    losses.clear()
+    assert create_topic(cluster, "u").name == "u", "not: it exists already"
+    losses.clear()
+    write_id = register(cluster.store, "a test", 1_000)
+    assert renew(cluster.store, write_id, 1_000)
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57P01"])
+def test_what_a_database_may_ask_to_repeat_is_repeated(postgres_cluster, state):
+    tries = []
+
+    def body(connection, attempt):
+        tries.append(attempt.number)
+        if len(tries) <= 3:
+            connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+        return "done"
+
+    assert postgres_cluster.store.transact(body) == "done"
+    assert tries == [0, 1, 2, 3]
+    tries.clear()
+    with pytest.raises(MetadataStoreUnavailableError, match="no"):
+        postgres_cluster.store.transact(body, timeout_ms=0)
+
+
+def test_a_deadlock_costs_a_retry(postgres_cluster):
+    store, both = postgres_cluster.store, threading.Barrier(2)
+    topic = create_topic(postgres_cluster, "t", 2)
+    done = []
+
+    def work(order):
+        def body(connection, attempt):
+            for number in order:
+                here = (t.partition.c.topic_id == topic.topic_id) & (t.partition.c.partition == number)
+                connection.execute(t.partition.update().where(here).values(change=t.partition.c.change + 1))
+                if attempt.number == 0 and number == order[0]:
+                    both.wait(timeout=60)
+            return attempt.number
+
+        done.append(store.transact(body))
+
+    threads = [threading.Thread(target=work, args=[order]) for order in ((0, 1), (1, 0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(done) == [0, 1]
+    changes = store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalars().all())
+    assert changes == [2, 2]
+
+
+def test_a_body_that_fails_leaves_nothing(cluster):
+    before = rows_of(cluster)
+
+    def body(connection, _attempt):
+        connection.execute(t.write_id.insert(), {"write_id": "w", "holder": "h", "until_ms": 0, "era": ""})
+        raise SparkLogError("no")
+
+    with pytest.raises(SparkLogError, match=r"^no$"):
+        cluster.store.transact(body)
+    assert rows_of(cluster) == before
+
+
+PASSWORDS = [
+    "postgresql+psycopg://me:hunter2@127.0.0.1:1/db",
+    "postgresql+psycopg://me:hunter2:hunter2@127.0.0.1:1/db",
+    "postgresql+psycopg://:hunter2@127.0.0.1:1/db",
+    "postgresql+psycopg://127.0.0.1:1/db?user=me&password=hunter2",
+    "postgresql+psycopg://127.0.0.1:1/db?sslpassword=hunter2&user=me",
+    "postgres://me:hunter2@127.0.0.1:1/db",
+]
+
+
+@pytest.mark.parametrize("url", PASSWORDS)
+def test_a_password_is_in_no_repr_and_no_error(url):
+    store = Store(Address.parse(url))
+    with pytest.raises(MetadataStoreUnavailableError) as raised:
+        store.read(lambda connection: None, timeout_ms=0)
+    shown = [raised.value, store.address, repr(store.address), repr(Cluster(store))]
+    assert "hunter2" not in " ".join(map(str, shown))
+    with pytest.raises(MetadataStoreUnavailableError) as raised:
+        store.transact(lambda connection, _: None, timeout_ms=0)
+    assert "hunter2" not in str(raised.value)
+
+
+REFUSED = [
+    "mysql://me:hunter2@h/db",
+    "s3://key:hunter2@bucket/x",
+    "sqlite://u:hunter2@/x",
+    "postgresql://me:p@hunter2@h/db",
+    "postgresql://me:p/hunter2@h/db",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_an_address_of_another_kind_is_refused_without_its_password(text):
+    with pytest.raises(InvalidConfigurationError) as raised:
+        Address.parse(text)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_redact_leaves_the_rest():
+    assert redact("see postgresql://me:x@h/db and s3://k:y@b/z?region=r") == (
+        "see postgresql://me:***@h/db and s3://k:***@b/z?region=r"
+    )
+    assert redact("file:///a b/c:d and http://h:80/x?a=b") == "file:///a b/c:d and http://h:80/x?a=b"
+
+
+def test_a_log_dir_of_another_cluster_is_not_taken(cluster, postgres_server, tmp_path):
+    (info,) = cluster.log_dirs().values()
+    marker = cluster.log_dir(info).read_marker()
+    for take in (
+        lambda: Cluster.init(str(tmp_path / "other"), log_dir=info.uri),
+        lambda: Cluster.init(postgres_server.create_database(), log_dir=info.uri),
+    ):
+        with pytest.raises(LogDirMismatchError, match=marker.cluster_id):
+            take()
+    assert cluster.log_dir(info).read_marker() == marker

@@ -1,0 +1,44 @@
+"""Records for the tests: small tables of RECORD_SCHEMA, and what a log gives back."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from spark_log.cluster.topics import Topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.records.schema import RECORD_SCHEMA, read_schema
+
+NOON_MS = 1_700_000_000_000
+
+
+def table(
+    *values: str,
+    key: bytes | None = None,
+    headers: Sequence[tuple[str, bytes]] | None = None,
+    timestamp_ms: int = NOON_MS,
+) -> pa.Table:
+    """Records with these values, all with the same key, headers and timestamp."""
+    rows = len(values)
+    columns = [
+        pa.array([key] * rows, pa.binary()),
+        pa.array([value.encode() for value in values], pa.binary()),
+        pa.array([headers] * rows, RECORD_SCHEMA.field("headers").type),
+        pa.array([timestamp_ms * 1000] * rows, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
+    ]
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def ranges_of(log: Log, topic: Topic) -> dict[TopicPartition, OffsetRange]:
+    """Everything of a topic that can be read."""
+    return {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
+
+
+def read_all(log: Log, topic: Topic) -> list[tuple[int, int, str]]:
+    """(partition, offset, value) of every record of the topic that can be read, in order."""
+    schema = read_schema(columns=["partition", "offset", "value"])
+    return [
+        (row["partition"], row["offset"], row["value"].decode())
+        for batch in log.read(ranges_of(log, topic), schema)
+        for row in batch.to_pylist()
+    ]
