@@ -28,8 +28,8 @@ def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
         raise InvalidOptionError(f"{path!r} exists and is not empty: choose --mode append or overwrite, or another one")
 
 
-def find_or_create(cluster: Cluster, name: str, new: NewTopic | None) -> Topic:
-    """The topic; made if it is missing and `new` says how. UnknownTopicOrPartitionError that says what to do."""
+def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, hint: str = "") -> Topic:
+    """The topic; made if it is missing and `new` says how. UnknownTopicOrPartitionError says what to do, and `hint`."""
     topic = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
     if topic is None and new is not None:
         try:
@@ -40,7 +40,7 @@ def find_or_create(cluster: Cluster, name: str, new: NewTopic | None) -> Topic:
                 raise
     if topic is None:
         raise UnknownTopicOrPartitionError(
-            f"topic {name!r}: unknown topic; make it with `spark-log topic create {name}`"
+            f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`{hint})"
         )
     return topic
 

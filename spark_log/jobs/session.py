@@ -1,9 +1,11 @@
 """The Spark session of a job. What spark-submit or spark-defaults.conf says wins over what is set here."""
 
+import logging
 import os
 import sys
 
 from pyspark import SparkConf
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_log.datasource.source import SparkLogDataSource
@@ -28,6 +30,8 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     for key, value in {**_DEFAULTS, **(_DELTA if delta else {})}.items():
         if not given.contains(key):
             builder = builder.config(key, value)
+    # what it says, a stack trace as one line of JSON, is told in failures.py
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     session = builder.getOrCreate()
     session.dataSource.register(SparkLogDataSource)
     return session

@@ -58,7 +58,7 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
         }
         return [json.dumps(facts)]
     rate = f", {summary.records / summary.seconds:,.0f} records/s" if summary.seconds > 0 else ""
-    size = f"{summary.bytes / 2**20:,.1f} MiB"
+    size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else f"{summary.bytes:,} bytes"
     lines = [f"{summary.job}: {summary.records:,} records, {size}, {summary.seconds:.1f} s{rate}"]
     if summary.malformed:
         lines.append(f"  {summary.malformed:,} values are not JSON of --value-schema: see column _malformed")

