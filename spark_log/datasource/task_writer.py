@@ -1,7 +1,8 @@
 """Writing in a task: rows are checked, partitioned and encoded as they come. Executor.
 
-Memory is bounded whatever the input: rows of a partition gather until they are worth a row group, open files are limited,
-and when all that waits exceeds WAITING_BYTES_MAX the largest part is written out.
+Memory is bounded whatever the input: rows of a partition gather until they are worth a row group, open files are
+limited, and when all that waits exceeds WAITING_BYTES_MAX the largest part is written out. Rows that wait are slices,
+and a slice keeps the whole batch that it came in: so whenever WAITING_BYTES_MAX has passed, what still waits is copied.
 """
 
 import uuid
@@ -20,6 +21,7 @@ from spark_log.log.encode import SegmentFiles, blob_batch, encode_inline, prepar
 from spark_log.produce.partitioner import partition_of, split_by_partition
 from spark_log.records.fingerprint import combine, fingerprint
 from spark_log.records.schema import normalise
+from spark_log.records.segment_write import own
 
 WAITING_BYTES_MAX = 128 * 1024 * 1024
 OPEN_FILES_MAX = 200
@@ -38,6 +40,7 @@ class TaskWriter:
         self._parts: dict[tuple[int, int], _Part] = {}
         self._open: OrderedDict[tuple[int, int], _Part] = OrderedDict()
         self._waiting_bytes = 0
+        self._passed_bytes = 0
         self._output = TaskOutput(plan.write_id)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -102,7 +105,8 @@ class TaskWriter:
             if topic is None:
                 validate_user_topic(name, "write to", "column 'topic'")
                 raise UnknownTopicOrPartitionError(
-                    f"column 'topic': {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
+                    f"column 'topic': {name!r}: unknown topic or partition"
+                    f" (make it with `spark-log topic create {name}`)"
                 )
             rows = pc.equal(names, name)
             yield topic, records.filter(rows), None if explicit is None else explicit.filter(rows)
@@ -124,6 +128,11 @@ class TaskWriter:
                 self._pass_on(part)
         while self._waiting_bytes > WAITING_BYTES_MAX:
             self._write_out(max(self._parts.values(), key=lambda part: part.all_waiting_bytes))
+        self._passed_bytes += records.nbytes
+        if self._passed_bytes > WAITING_BYTES_MAX:
+            self._passed_bytes = 0
+            for part in self._parts.values():
+                part.own_rows()
 
     def _pass_on(self, part: "_Part") -> None:
         """Hand the waiting rows to the partition's file, which gathers row groups."""
@@ -201,6 +210,12 @@ class _Part:
 
     def waiting(self) -> pa.Table:
         return pa.concat_tables(self.rows)
+
+    def own_rows(self) -> None:
+        if self.rows:
+            self.rows = [own(self.rows)]
+        if self.files is not None:
+            self.files.own_rows()
 
     def take(self) -> pa.Table:
         rows = self.waiting()

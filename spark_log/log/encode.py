@@ -155,6 +155,10 @@ class SegmentFiles:
         """Write out the rows that wait, as a row group smaller than usual."""
         self._encoder.flush_rows()
 
+    def own_rows(self) -> None:
+        """Let go of the batches that the rows that wait are slices of."""
+        self._encoder.own_rows()
+
     def commit(self) -> SegmentFacts:
         """Finish the file and give it its name, durably, in every log dir."""
         facts = self._encoder.close()

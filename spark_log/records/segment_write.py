@@ -5,7 +5,7 @@ footer. Every page carries a CRC-32, the footer its own digest (segment_footer.p
 like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +110,11 @@ class SegmentWriter:
         for piece in pieces:
             self._gather(piece)
 
+    def own_rows(self) -> None:
+        """Copy the rows that wait: slices of the batches that they came in keep those in memory, whole."""
+        if self._waiting:
+            self._waiting = [own(self._waiting)]
+
     def close(self) -> SegmentFacts:
         """Write what waits and the footer; the sink stays open."""
         self.flush_rows()
@@ -168,6 +173,13 @@ class SegmentWriter:
             rows = pa.concat_tables(self._waiting).combine_chunks()
             self._parquet.write_table(rows, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+
+def own(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of `tables`, of one schema, in buffers that nothing else is in. Always copies."""
+    columns = zip(*(table.columns for table in tables), strict=True)
+    whole = [pa.concat_arrays([chunk for part in parts for chunk in part.chunks]) for parts in columns]
+    return pa.table(whole, schema=tables[0].schema)
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
