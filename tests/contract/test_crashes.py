@@ -1,0 +1,127 @@
+"""Killing a writer at any point breaks nothing: what was acknowledged is there once, and the next one goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.failpoints import POINTS
+from spark_log.log.append import Appended
+from spark_log.log.delta import delta_tables, publish
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from tests.support.numbered_writer import SMALL_TAILS, value
+from tests.support.records import read_all, table
+
+REPOSITORY = Path(__file__).parents[2]
+RECORDS = 12
+
+
+def write(address, writer, failpoint=None):
+    """Run a writer to its end; its return code, the numbers that it began to send, and {number: offset} of the acks."""
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
+    command = [sys.executable, "-m", "tests.support.numbered_writer", address, "t", writer, str(RECORDS)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    words = [line.split() for line in done.stdout.splitlines()]
+    sent = [int(number) for kind, number, *_ in words if kind == "sent"]
+    acked = {int(number): int(offset[0]) for kind, number, *offset in words if kind == "acked"}
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode, sent, acked
+
+
+def sealed_files(cluster):
+    """Paths, relative to the topic's table, of the files that the metadata names below the high watermark."""
+    s, p = t.segment.c, t.partition.c
+    query = (
+        sa.select(s.partition, s.name)
+        .join(t.partition, (p.topic_id == s.topic_id) & (p.partition == s.partition))
+        .where(~s.inline, s.end_offset <= p.high_watermark)
+    )
+    return {f"_segments/{number}/{file}" for number, file in cluster.store.read(lambda c: c.execute(query).all())}
+
+
+def active_files(cluster, topic):
+    (location,) = delta_tables(cluster, topic).values()
+    return {path.as_py() for path in DeltaTable(location).get_add_actions().column("path")}
+
+
+def files_on_disk(cluster, topic):
+    (location,) = delta_tables(cluster, topic).values()
+    return {str(path.relative_to(location)) for path in Path(location, "_segments").rglob("*") if path.is_file()}
+
+
+FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
+"""Where nothing lies around yet: no record, no Delta table of ours."""
+
+
+@pytest.mark.parametrize("failpoint", [*(f"{point}:2" for point in POINTS), *FIRST_TIMES])
+def test_a_writer_killed_at(failpoint, tmp_path):
+    address = str(tmp_path / "cluster")
+    with Cluster.init(address) as cluster:
+        topic = create_topic(cluster, "t", configs=SMALL_TAILS)
+        code, sent, acked = write(address, "w", failpoint)
+        assert code == -signal.SIGKILL, f"the writer never came to {failpoint}"
+
+        log = Log(cluster)
+        survived = read_all(log, topic)
+        assert [offset for _, offset, _ in survived] == list(range(len(survived))), "dense offsets"
+        values = [text for _, _, text in survived]
+        assert values == [value("w", number) for number in range(len(values))], "each once, in order, whole"
+        assert set(acked) <= set(range(len(values))), "what was acknowledged is there"
+        assert {number: number for number in acked} == acked, "at the offset that was told"
+        assert len(values) <= len(acked) + 1
+        assert len(values) <= len(sent)
+
+        publish(cluster, topic)
+        wanted = sealed_files(cluster)
+        assert active_files(cluster, topic) == wanted, "orphans are not in the Delta table, everything sealed is"
+        assert wanted <= files_on_disk(cluster, topic)
+
+        more = [value("next", number) for number in range(6)]
+        for offset, text in enumerate(more, start=len(values)):
+            assert log.append(topic, [Records(0, table(text))]) == [Appended(offset, offset + 1)], "the next goes on"
+        assert [text for _, _, text in read_all(log, topic)] == values + more
+        log.seal(topic, [0])
+        assert active_files(cluster, topic) == sealed_files(cluster)
+        log.close()
+
+
+@pytest.mark.parametrize("point", ["file.temporary-written", "append.decided", "append.committed"])
+def test_a_writer_killed_on_postgresql_at(point, postgres_url, tmp_path):
+    """There the transaction ends with the connection, not with the process's file locks."""
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        topic = create_topic(cluster, "t", configs=SMALL_TAILS)
+        code, _, acked = write(postgres_url, "w", f"{point}:3")
+        assert code == -signal.SIGKILL
+        log = Log(cluster)
+        values = [text for _, _, text in read_all(log, topic)]
+        assert values == [value("w", number) for number in range(len(values))]
+        assert len(acked) <= len(values) <= len(acked) + 1
+        assert log.append(topic, [Records(0, table("on"))]) == [Appended(len(values), len(values) + 1)]
+        publish(cluster, topic)
+        assert active_files(cluster, topic) == sealed_files(cluster)
+        log.close()
+
+
+@pytest.mark.parametrize("point", ["file.temporary-written", "file.renamed"])
+def test_an_init_that_was_killed_is_done_again(point, tmp_path):
+    address = str(tmp_path / "cluster")
+    program = "import sys; from spark_log.cluster.cluster import Cluster; Cluster.init(sys.argv[1])"
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
+    done = subprocess.run([sys.executable, "-c", program, address], cwd=REPOSITORY, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with Cluster.init(address) as cluster:
+        topic = create_topic(cluster, "t", configs=SMALL_TAILS)
+        log = Log(cluster)
+        log.append(topic, [Records(0, table(value("w", 2)))])
+        assert read_all(log, topic) == [(0, 0, value("w", 2))]
+        log.close()
