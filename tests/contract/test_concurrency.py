@@ -1,0 +1,177 @@
+"""Many processes at once: dense offsets, each record once, nobody starves, no error comes through."""
+
+import contextlib
+import multiprocessing
+import time
+from collections import Counter
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import RetriableError
+from spark_log.log.append import Appended, ProducerSequence
+from spark_log.log.delta import publish
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from tests.support.numbered_writer import value
+from tests.support.postgres import PostgresServer
+from tests.support.records import read_all, table
+
+WRITERS = 8
+FLUSHES = 40
+PARTITIONS = 3
+CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def work(address, writer, producer_id, flushes, start, progress, outcomes):
+    """One writer: flushes of one record to each partition, in an order of its own. Even writers are idempotent producers,
+    which send every fifth flush twice."""
+    log = Log(Cluster.open(address))
+    topic = log.find_topic("t")
+    order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]
+    acked, longest = [], 0.0
+    start.wait(timeout=60)
+    for number in range(flushes):
+        sequence = ProducerSequence(producer_id, 0, number) if producer_id else None
+        flush = [Records(partition, table(value(f"{writer}-{partition}", number)), sequence) for partition in order]
+        began = time.monotonic()
+        told = log.append(topic, flush)
+        longest = max(longest, time.monotonic() - began)
+        if sequence and number % 5 == 0:
+            assert [(o.base_offset, o.duplicate) for o in log.append(topic, flush)] == [
+                (o.base_offset, True) for o in told
+            ]
+        acked += [(partition, outcome.base_offset) for partition, outcome in zip(order, told, strict=True)]
+        progress[writer] += 1
+    log.close()
+    outcomes.put((writer, acked, longest, list(progress)))
+
+
+def upkeep(address, start, done):
+    """Seals and publishes, again and again, until everybody is done."""
+    log = Log(Cluster.open(address))
+    topic = log.find_topic("t")
+    start.wait(timeout=60)
+    while not done.is_set():
+        with contextlib.suppress(RetriableError):
+            log.seal(topic, range(PARTITIONS))
+            publish(log.cluster, topic)
+    log.close()
+
+
+def producers(cluster, count):
+    values = {"transactional_id": None, "epoch": 0, "last_used_ms": 0, "transaction_timeout_ms": 0}
+    insert = t.producer.insert().returning(t.producer.c.producer_id).values(values)
+    return [cluster.store.transact(lambda c, _: c.execute(insert).scalar_one()) for _ in range(count)]
+
+
+def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):
+    """Let the writers work, with two processes of upkeep beside them; what each writer told."""
+    ids = [producer if n % 2 == 0 else None for n, producer in enumerate(producers(cluster, writers))]
+    start, done, outcomes = spawn.Barrier(writers + 3), spawn.Event(), spawn.Queue()
+    progress = spawn.Array("i", writers, lock=False)
+    crowd = [
+        spawn.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
+        for n in range(writers)
+    ]
+    helpers = [spawn.Process(target=upkeep, args=(address, start, done)) for _ in range(2)]
+    for process in crowd + helpers:
+        process.start()
+    try:
+        start.wait(timeout=60)
+        meanwhile(progress)
+        told = [outcomes.get(timeout=120) for _ in crowd]
+        done.set()
+        for process in crowd + helpers:
+            process.join(timeout=60)
+            assert process.exitcode == 0
+    finally:
+        for process in crowd + helpers:
+            process.kill()
+    return told
+
+
+def check(cluster, told, flushes=FLUSHES):
+    """Every record once, at the offset that was told; offsets dense; the Delta table up to date."""
+    log = Log(cluster)
+    topic = log.find_topic("t")
+    found = read_all(log, topic)
+    expected = {value(f"{writer}-{p}", n) for writer, *_ in told for p in range(PARTITIONS) for n in range(flushes)}
+    counts = Counter(text for _, _, text in found)
+    assert set(counts) == expected
+    assert set(counts.values()) == {1}
+    for partition in range(PARTITIONS):
+        assert [o for p, o, _ in found if p == partition] == list(range(len(told) * flushes))
+    at = {(partition, offset): text for partition, offset, text in found}
+    for writer, acked, *_ in told:
+        for position, (partition, offset) in enumerate(acked):
+            assert at[partition, offset] == value(f"{writer}-{partition}", position // PARTITIONS)
+    log.close()
+
+
+def test_eight_processes_append_at_once(cluster, cluster_address):
+    create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
+    told = run(cluster, cluster_address)
+    check(cluster, told)
+    _, _, _, when_the_first_was_done = told[0]
+    assert min(when_the_first_was_done) >= FLUSHES // 10, f"somebody starved: {when_the_first_was_done}"
+    assert max(longest for _, _, longest, _ in told) < 20
+
+
+@pytest.fixture
+def server():
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.kill()
+    server.remove()
+
+
+def test_postgresql_crashes_under_load(server, tmp_path):
+    """Twice, and comes back: appends take longer, and that is all."""
+    address = server.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
+
+        def crash(progress):
+            for share in (0.2, 0.5):
+                while sum(progress) < share * 4 * FLUSHES:
+                    time.sleep(0.01)
+                server.kill()
+                server.start()
+
+        told = run(cluster, address, writers=4, meanwhile=crash)
+        check(cluster, told)
+
+
+def test_appends_and_the_deletion_of_their_topic(cluster, cluster_address):
+    """Whoever wins, an append is either in the topic that was deleted, or refused; and the metadata keeps no trace of it."""
+    import threading
+
+    log = Log(cluster)
+    for _ in range(5):
+        topic = create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
+        results = []
+
+        def write(topic=topic, results=results):
+            while not any(not isinstance(outcome, Appended) for outcome in results):
+                results.extend(log.append(topic, [Records(p, table("x")) for p in range(PARTITIONS)]))
+
+        from spark_log.cluster.topics import delete_topic
+
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(results) < 30:
+            time.sleep(0.001)
+        delete_topic(cluster, "t")
+        for thread in threads:
+            thread.join(timeout=60)
+        with cluster.store.snapshot() as connection:
+            for found in (t.segment, t.blob, t.partition, t.replica, t.publication, t.publication_cursor):
+                assert connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one() == 0, found.name
+    log.close()

@@ -1,0 +1,129 @@
+"""The jobs as a user starts them: spark-submit, files in, a topic between, files out; errors and signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic, describe_topics
+from tests.support.spark import QUICK_JVM
+
+REPOSITORY = Path(__file__).parents[2]
+SUBMIT = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
+SETTINGS = ["--conf", "spark.ui.enabled=false", "--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"]
+
+pytestmark = pytest.mark.slow
+
+
+def command(job: str, *arguments: str) -> list[str]:
+    return [*SUBMIT, *SETTINGS, str(REPOSITORY / "jobs" / f"{job}.py"), *arguments]
+
+
+def environment(cluster: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOG_CLUSTER": str(cluster),
+    }
+
+
+def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> str:
+    done = subprocess.run(
+        command(job, *arguments), env=environment(cluster), cwd=cluster, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout
+
+
+def summary_of(output: str) -> dict[str, Any]:
+    events = [json.loads(line) for line in output.splitlines() if line.startswith('{"event"')]
+    assert events[-1]["event"] == "summary"
+    return {**events[-1], "batches": [event["records"] for event in events[:-1]]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    folder = tmp_path / "cluster"
+    Cluster.init(str(folder)).close()
+    return folder
+
+
+def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_path: Path) -> None:
+    lines = [
+        f"{number},{'' if number % 10 == 0 else f'k{number % 7}'},2013-01-01T{number % 24:02d}:00:00Z"
+        for number in range(500)
+    ]
+    (tmp_path / "in.csv").write_text("\n".join(["id,name,at", *lines]))
+    produce = ["events", str(tmp_path / "in.csv"), "--key", "name", "--timestamp", "at", "--header", "id=id"]
+    sent = summary_of(submit(cluster, "produce", *produce, "--create-topic", "--partitions", "3", "--json"))
+    assert sent["records"] == 500
+    assert sum(sent["after"]["events"].values()) == 500
+    assert set(sent["before"]["events"].values()) == {0}
+
+    out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+    stream = ["--stream", "--checkpoint", checkpoint, "--max-offsets-per-trigger", "200"]
+    wanted = ["--value-schema", "id INT, name STRING", "--headers", "--group-id", "readers"]
+    consume = ["--subscribe", "events", "--parquet", out, *wanted, *stream, "--json"]
+    read = summary_of(submit(cluster, "consume", *consume))
+    assert read["records"] == 500
+    assert (read["bytes"], read["malformed"]) == (sent["bytes"], 0)
+    assert len(read["batches"]) >= 3
+    assert max(read["batches"]) <= 200
+    assert (read["before"], read["after"]) == (sent["before"], sent["after"])
+    rows = pq.read_table(out).to_pylist()
+    assert sorted(row["id"] for row in rows) == list(range(500))
+    for row in rows:
+        assert row["_key"] == row["name"] == (None if row["id"] % 10 == 0 else f"k{row['id'] % 7}")
+        assert row["_timestamp"].hour == row["id"] % 24
+        assert row["_headers"] == [{"key": "id", "value": str(row["id"]).encode()}]
+
+    again = summary_of(submit(cluster, "consume", *consume))
+    assert again["records"] == 0, "the checkpoint remembers"
+    assert pq.read_table(out).num_rows == 500
+
+
+def test_errors_are_one_line(cluster: Path) -> None:
+    assert submit(cluster, "produce", "nope", "in.csv", exit_code=1).startswith("produce: no file matches 'in.csv'")
+    said = submit(cluster, "consume", "--subscribe", "nope", exit_code=1)
+    assert said == ("consume: topic 'nope': unknown topic or partition (make it with `spark-log topic create nope`)\n")
+
+
+def test_help_and_wrong_usage(cluster: Path) -> None:
+    for job in ("produce", "consume"):
+        script = [sys.executable, str(REPOSITORY / "jobs" / f"{job}.py")]
+        help_ = subprocess.run([*script, "--help"], capture_output=True, text=True, check=True).stdout
+        assert "--cluster" in help_
+        assert "examples:" in help_
+        assert subprocess.run(script, capture_output=True, env=environment(cluster)).returncode == 2
+
+
+def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: Path) -> None:
+    with Cluster.open(str(cluster)) as opened:
+        create_topic(opened, "ticks")
+    arguments = ["ticks", "--format", "rate", "--option", "rowsPerSecond=20", "--stream", "--json"]
+    started = subprocess.Popen(
+        command("produce", *arguments, "--checkpoint", str(tmp_path / "checkpoint")),
+        env=environment(cluster), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert started.stdout is not None
+    first = started.stdout.readline()
+    assert '"progress"' in first
+    started.send_signal(signal.SIGTERM)
+    rest = started.communicate(timeout=120)[0]
+    assert started.returncode == 0
+    summary = summary_of(first + rest)
+    assert summary["records"] == sum(summary["batches"]) > 0
+    with Cluster.open(str(cluster)) as opened:
+        (described,) = describe_topics(opened, ["ticks"])
+    assert described.partitions[0].high_watermark == summary["records"]

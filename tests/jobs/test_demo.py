@@ -1,0 +1,71 @@
+"""The demo's comparison finds what it is for: lost, doubled, altered and misplaced records."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
+
+
+@pytest.fixture(scope="module")
+def demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", DEMO)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def airlines(tmp_path: Path) -> Path:
+    (tmp_path / "airlines.csv").write_text("carrier,name\nAA,American\nUA,United\n")
+    return tmp_path
+
+
+@pytest.fixture
+def source() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "carrier": ["AA", "UA", "AA", "UA"],
+            "flight": [1, 2, 3, 4],
+            "tailnum": ["x", "y", None, "x"],
+            "time_hour": pd.to_datetime(["2013-01-01T10:00:00Z"] * 4),
+            "dep_delay": [1.0, None, 3.0, -4.0],
+            "arr_delay": [2.0, None, None, 5.0],
+        }
+    )
+
+
+@pytest.fixture
+def received(source: pd.DataFrame) -> pd.DataFrame:
+    about = {"_key": source["tailnum"], "_partition": [0, 1, 1, 0], "_offset": [0, 0, 1, 1], "_malformed": None}
+    return source.rename(columns={"time_hour": "_timestamp"}).assign(**about).sample(frac=1, random_state=1)
+
+
+def test_equal_is_equal(demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, airlines: Path) -> None:
+    assert demo._compare(received, source, airlines) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda frame: frame.drop(frame.index[0]), "different records differ in number"),
+        (lambda frame: pd.concat([frame, frame.head(1)]), "different records differ in number"),
+        (lambda frame: frame.assign(dep_delay=frame["dep_delay"] + 1), "AA"),
+        (lambda frame: frame.assign(_timestamp=frame["_timestamp"] + pd.Timedelta("1h")), "differ in number"),
+        (lambda frame: frame.assign(_key=frame["_key"].fillna("null")), "null keys: 0, expected 1"),
+        (lambda frame: frame.assign(_key="x"), "have a key that is not their tail number"),
+        (lambda frame: frame.assign(_offset=[0, 0, 1, 3]), "offsets are not dense"),
+        (lambda frame: frame.assign(_partition=frame["flight"]), "records of one key are in several partitions"),
+        (lambda frame: frame.assign(_malformed="?"), "4 values are not the JSON"),
+    ],
+)
+def test_differences_are_told(
+    demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, airlines: Path, change: object, said: str
+) -> None:
+    assert callable(change)
+    assert said in "\n".join(demo._compare(change(received), source, airlines))
