@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import threading
 import time
 from collections import Counter
 
@@ -9,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.errors import RetriableError
 from spark_log.log.append import Appended, ProducerSequence
 from spark_log.log.delta import publish
@@ -20,7 +21,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.records import read_all, table
 
 WRITERS = 8
-FLUSHES = 40
+FLUSHES = 20
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
 
@@ -28,8 +29,7 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def work(address, writer, producer_id, flushes, start, progress, outcomes):
-    """One writer: flushes of one record to each partition, in an order of its own. Even writers are idempotent producers,
-    which send every fifth flush twice."""
+    """One writer: flushes of a record to each partition, in an order of its own; an idempotent producer repeats some."""
     log = Log(Cluster.open(address))
     topic = log.find_topic("t")
     order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]
@@ -149,9 +149,7 @@ def test_postgresql_crashes_under_load(server, tmp_path):
 
 
 def test_appends_and_the_deletion_of_their_topic(cluster, cluster_address):
-    """Whoever wins, an append is either in the topic that was deleted, or refused; and the metadata keeps no trace of it."""
-    import threading
-
+    """Whoever wins: an append is in the topic that was deleted, or refused; and no trace stays in the metadata."""
     log = Log(cluster)
     for _ in range(5):
         topic = create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
@@ -160,8 +158,6 @@ def test_appends_and_the_deletion_of_their_topic(cluster, cluster_address):
         def write(topic=topic, results=results):
             while not any(not isinstance(outcome, Appended) for outcome in results):
                 results.extend(log.append(topic, [Records(p, table("x")) for p in range(PARTITIONS)]))
-
-        from spark_log.cluster.topics import delete_topic
 
         threads = [threading.Thread(target=write) for _ in range(3)]
         for thread in threads:
