@@ -252,10 +252,10 @@ def _different_records(received: pd.DataFrame, expected: pd.DataFrame) -> list[s
             time_hour=frame["time_hour"].astype("datetime64[us, UTC]"),
             **{name: frame[name].astype("float64") for name in ("flight", "dep_delay", "arr_delay")},
         )
-        return frame.groupby(COMPARED, dropna=False).size()
+        return frame.groupby(COMPARED, dropna=False, sort=False).size()
 
-    there, wanted = counted(mine), counted(expected)
-    delta = there.subtract(wanted, fill_value=0)
+    both = pd.concat([counted(mine), -counted(expected)])
+    delta = both.groupby(level=COMPARED, dropna=False, sort=False).sum()
     wrong = delta[delta != 0]
     lines = [f"{len(wrong):,} different records differ in number, the first of them:"] if len(wrong) else []
     return lines + wrong.head(10).to_string().splitlines() if lines else lines
