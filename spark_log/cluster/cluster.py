@@ -14,6 +14,7 @@ from spark_log.cluster.log_dir import (
     normalise_uri,
     open_log_dir,
     refuse_overlap,
+    refuse_percent_sign,
 )
 from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId
@@ -52,6 +53,7 @@ class Cluster:
             uri = f"broker-{FIRST_BROKER}"  # relative: the cluster's folder may be moved or mounted elsewhere
         else:
             uri = normalise_uri(log_dir)
+        refuse_percent_sign(_absolute(uri, parsed))
         directory = LogDir(_absolute(uri, parsed))
         cluster_id, log_dir_uuid = str(uuid.uuid4()), str(uuid.uuid4())
 
@@ -123,6 +125,7 @@ class Cluster:
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
         """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""
         uri = normalise_uri(location)
+        refuse_percent_sign(uri)
         known = sa.select(tables.broker.c.broker_id).where(tables.broker.c.broker_id == broker_id)
         if self.store.read(lambda c: c.execute(known).first()) is None:
             raise InvalidConfigurationError(f"broker_id: there is no broker {broker_id!r} in this cluster")

@@ -307,6 +307,8 @@ def local_uri(folder: Path) -> str:
 
 def normalise_uri(text: str) -> str:
     """The URI of a log dir given as a URI or as a local folder; local ones are made absolute and free of symlinks."""
+    if not text.strip():
+        raise InvalidConfigurationError(f"log dir: expected a folder or a URI, got {text!r}")
     scheme, separator, _ = text.partition("://")
     if not separator:
         return local_uri(Path(os.path.expanduser(text)))
@@ -329,6 +331,12 @@ def refuse_overlap(uri: str, others: list[str]) -> None:
             raise InvalidConfigurationError(
                 f"log dir: {redact(uri)} overlaps {redact(other)}, which is a log dir already"
             )
+
+
+def refuse_percent_sign(uri: str) -> None:
+    """InvalidConfigurationError for a local folder with % in its path: deltalake decodes it once too often."""
+    if uri.startswith("file:") and "%25" in uri:
+        raise InvalidConfigurationError(f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read")
 
 
 def _make_folders(folder: Path, root: Path) -> list[Path]:

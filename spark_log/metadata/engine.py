@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -66,10 +68,12 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
     path = folder / SQLITE_FILE
     if not create and not path.is_file():
         raise ClusterNotFoundError(f"no cluster at {folder}: make one with `spark-log init {folder}`")
-    engine = sa.create_engine(
-        f"sqlite:///file:{_quote_for_uri(path)}?mode={'rwc' if create else 'rw'}&uri=true",
-        connect_args={"timeout": _BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
-    )
+    uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"
+
+    def connect() -> sqlite3.Connection:  # not through a URL of SQLAlchemy's, which takes % and ? in a path for its own
+        return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_MS / 1000, check_same_thread=False)
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
@@ -86,10 +90,6 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write(connection) else "BEGIN")
 
     return engine
-
-
-def _quote_for_uri(path: Path) -> str:
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def _postgresql_engine(address: Address) -> sa.Engine:

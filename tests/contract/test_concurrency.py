@@ -29,7 +29,7 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def work(address, writer, producer_id, flushes, start, progress, outcomes):
-    """One writer: flushes of a record to each partition, in an order of its own; an idempotent producer repeats some."""
+    """One writer: flushes of a record to each partition, in its own order; an idempotent producer repeats some."""
     log = Log(Cluster.open(address))
     topic = log.find_topic("t")
     order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]

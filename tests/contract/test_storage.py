@@ -1,0 +1,527 @@
+"""What every log dir must keep, a local folder or object storage: files whole or not at all, and never another's."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster import log_dir as log_dirs
+from spark_log.cluster.cluster import FIRST_BROKER, Cluster
+from spark_log.cluster.log_dir import MARKER, LogDir, refuse_overlap, segment_path
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import (
+    CorruptRecordError,
+    InvalidConfigurationError,
+    LogDirMismatchError,
+    StorageUnavailableError,
+    UnsafePathError,
+)
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append import Appended
+from spark_log.log.delta import delta_tables, publish, storage_options
+from spark_log.log.log import Log, Records
+from tests.support.records import read_all, table
+
+FILES = {"inline.max.bytes": "0"}
+"""Every append is a segment file."""
+
+
+def big(number, size=5_000):
+    return f"{number}-{random.Random(number).randbytes(size // 2).hex()}"
+
+
+@pytest.fixture(params=["local", "s3"])
+def stored(request, tmp_path):
+    """A cluster on SQLite with its log dir in a folder, and once in object storage."""
+    uri = request.getfixturevalue("s3_uri") if request.param == "s3" else None
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=uri) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def local(tmp_path):
+    """A cluster on SQLite in an empty folder, and the path of its log dir."""
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        yield cluster, tmp_path / "cluster" / "broker-1"
+
+
+def segment_files(folder):
+    return sorted(path for path in Path(folder).rglob("*.parquet") if "_segments" in path.parts)
+
+
+# Both kinds
+
+
+def test_append_seal_read_and_publish(stored):
+    import deltalake
+
+    log = Log(stored)
+    topic = create_topic(stored, "t", 2, configs={"inline.max.bytes": "1000"})
+    log.append(topic, [Records(0, table("a", "b")), Records(1, table(big(1)))])
+    log.append(topic, [Records(0, table(big(2)))])
+    expected = [(0, 0, "a"), (0, 1, "b"), (0, 2, big(2)), (1, 0, big(1))]
+    assert read_all(log, topic) == expected
+    assert log.seal(topic, [0, 1]) == 1
+    assert read_all(log, topic) == expected
+    log.append(topic, [Records(1, table("tail"))])
+    assert read_all(log, topic) == [*expected, (1, 1, "tail")]
+
+    ((log_dir_id, location),) = delta_tables(stored, topic).items()
+    options = storage_options(stored.log_dir(stored.log_dirs()[log_dir_id]))
+    rows = deltalake.DeltaTable(location, storage_options=options).to_pyarrow_table().to_pylist()
+    found = sorted((row["partition"], row["base_offset"] + row["offset_delta"], row["value"].decode()) for row in rows)
+    assert found == expected
+    log.close()
+
+
+def test_a_file_is_there_whole_or_not_at_all(stored):
+    (info,) = stored.log_dirs().values()
+    directory = stored.log_dir(info)
+    path = segment_path("t-12345678", 3, "w-0.parquet")
+    file = directory.create(path)
+    file.write(b"x" * 100_000)
+    with pytest.raises(CorruptRecordError, match="missing"):
+        directory.open(path)
+    file.abort()
+    with pytest.raises(CorruptRecordError, match="missing"):
+        directory.open(path)
+    file = directory.create(path)
+    file.write(b"abc")
+    file.commit()
+    opened = directory.open(path)
+    assert (Path(opened).read_bytes() if isinstance(opened, str) else opened.read()) == b"abc"
+    directory.delete(path)
+    directory.delete(path)
+    with pytest.raises(CorruptRecordError, match="missing"):
+        directory.open(path)
+
+
+def test_a_log_dir_that_shows_another_id_is_not_read_or_written(stored):
+    (info,) = stored.log_dirs().values()
+    directory = LogDir(info.uri)
+    marker = directory.read_marker()
+    topic = create_topic(stored, "t", configs=FILES)
+    log = Log(stored)
+    log.append(topic, [Records(0, table("a"))])
+    ranges = {TopicPartition("t", 0): OffsetRange(0, 1)}
+    directory.write_marker(log_dirs.Marker(marker.cluster_id, marker.broker_id, "another", 0))
+    with (
+        Cluster.open(str(stored.store.address)) as again,
+        pytest.raises(LogDirMismatchError, match=r"another.*swapped"),
+    ):
+        Log(again).append(topic, [Records(0, table("b"))])
+    with pytest.raises(LogDirMismatchError):
+        list(log.read(ranges))
+    directory.write_marker(marker)
+    assert read_all(log, topic) == [(0, 0, "a")]
+    log.close()
+
+
+def test_object_storage_that_is_away_is_a_retriable_error(s3_server, tmp_path):
+    uri = s3_server.uri("x").replace(s3_server.host.replace(":", "%3A"), "127.0.0.1%3A1")
+    with pytest.raises(StorageUnavailableError) as raised:
+        Cluster.init(str(tmp_path / "cluster"), log_dir=uri)
+    assert "test-secret-key" not in str(raised.value)
+
+
+# Which log dir is which
+
+
+def test_a_log_dir_that_comes_back_empty_or_not_at_all(local):
+    """Unmounted while the process that has checked it goes on: nothing is written beside it, nothing acknowledged."""
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    away = folder.with_name("away")
+    folder.rename(away)
+    with pytest.raises(LogDirMismatchError, match="not mounted"):
+        log.append(topic, [Records(0, table("b"))])
+    with pytest.raises(LogDirMismatchError):
+        read_all(log, topic)
+    folder.mkdir()
+    with pytest.raises(LogDirMismatchError, match="not mounted"):
+        log.append(topic, [Records(0, table("b"))])
+    with pytest.raises(LogDirMismatchError):
+        read_all(log, topic)
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    away.rename(folder)
+    assert log.append(topic, [Records(0, table("c"))]) == [Appended(1, 2)]
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "c")]
+    log.close()
+
+
+def test_an_empty_folder_over_the_log_dir(local):
+    """The same with a real mount over it, as root."""
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    with mounted(folder, "1m"), pytest.raises(LogDirMismatchError, match="not mounted"):
+        log.append(topic, [Records(0, table("b"))])
+    assert log.append(topic, [Records(0, table("c"))]) == [Appended(1, 2)]
+    log.close()
+
+
+def test_log_dirs_do_not_overlap(local, tmp_path):
+    cluster, folder = local
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "way").symlink_to(tmp_path)
+    bad = {
+        "the same": folder,
+        "the same as a URI": folder.as_uri(),
+        "the same through a link": tmp_path / "link",
+        "the same through the parent": folder / ".." / "broker-1",
+        "the same through a linked parent": tmp_path / "way" / "cluster" / "broker-1",
+        "inside": folder / "inner",
+        "around": tmp_path / "cluster",
+        "further around": tmp_path,
+    }
+    before = sorted(tmp_path.rglob("*"))
+    for case, location in bad.items():
+        with pytest.raises((InvalidConfigurationError, LogDirMismatchError)) as raised:
+            cluster.add_log_dir(FIRST_BROKER, str(location))
+        assert str(folder) in str(raised.value) or "not empty" in str(raised.value), case
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(cluster.log_dirs()) == 1
+    cluster.add_log_dir(FIRST_BROKER, str(tmp_path / "cluster" / "broker-10"))
+    assert len(cluster.log_dirs()) == 2, "a common beginning of the names is no overlap"
+    with pytest.raises((InvalidConfigurationError, LogDirMismatchError)):
+        Cluster.init(str(tmp_path / "other"), log_dir=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("s3://bucket/a", "s3://bucket/a/", True),
+        ("s3://bucket/a", "s3://key:secret@bucket/a?region=x", True),
+        ("s3://bucket/a", "s3://bucket/a/b", True),
+        ("s3://bucket", "s3://bucket/a", True),
+        ("s3://bucket/a", "s3://bucket/ab", False),
+        ("s3://bucket/a", "s3://other/a", False),
+        ("s3://bucket/a", "gs://bucket/a", False),
+        ("s3://b/a?endpoint_override=one:9000", "s3://b/a?endpoint_override=two:9000", False),
+        ("s3://b/a?endpoint_override=one:9000", "s3://k:s@b/a?scheme=http&endpoint_override=one:9000", True),
+    ],
+)
+def test_buckets_overlap(one, other, overlap):
+    for mine, theirs in ((one, other), (other, one)):
+        with pytest.raises(InvalidConfigurationError) if overlap else contextlib.nullcontext() as raised:
+            refuse_overlap(mine, [theirs])
+        assert not overlap or "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("location", ["", " ", "nosuch://x/y", "file.txt"])
+def test_what_is_no_folder_is_no_log_dir(location, tmp_path):
+    (tmp_path / "file.txt").write_text("x")
+    place = str(tmp_path / location) if location == "file.txt" else location
+    with pytest.raises((InvalidConfigurationError, StorageUnavailableError), match="log dir"):
+        Cluster.init(str(tmp_path / "cluster"), log_dir=place)
+
+
+@pytest.mark.parametrize("name", ["with space", "pünktchen", "a#b?c", "plus+&"])
+def test_folders_with_odd_names(name, tmp_path):
+    import deltalake
+
+    with Cluster.init(str(tmp_path / name)) as cluster:
+        topic = create_topic(cluster, "t", configs=FILES)
+        log = Log(cluster)
+        log.append(topic, [Records(0, table("a"))])
+        assert read_all(log, topic) == [(0, 0, "a")]
+        (location,) = delta_tables(cluster, topic).values()
+        assert deltalake.DeltaTable(location).to_pyarrow_table().column("value").to_pylist() == [b"a"]
+        log.close()
+    (tmp_path / name).rename(tmp_path / "moved")
+    with Cluster.open(str(tmp_path / "moved")) as cluster:
+        log = Log(cluster)
+        assert log.append(log.find_topic("t"), [Records(0, table("b"))]) == [Appended(1, 2)]
+        assert read_all(log, log.find_topic("t")) == [(0, 0, "a"), (0, 1, "b")]
+        log.close()
+
+
+def test_a_folder_that_deltalake_cannot_name(tmp_path):
+    with pytest.raises(InvalidConfigurationError, match="%"):
+        Cluster.init(str(tmp_path / "per%20cent"))
+    with Cluster.init(str(tmp_path / "per%20cent"), log_dir=str(tmp_path / "per cent")) as cluster:
+        with pytest.raises(InvalidConfigurationError, match="%"):
+            cluster.add_log_dir(FIRST_BROKER, str(tmp_path / "5%"))
+        log = Log(cluster)
+        log.append(create_topic(cluster, "t"), [Records(0, table("a"))])
+        assert read_all(log, log.find_topic("t")) == [(0, 0, "a")]
+
+
+# Paths
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a/../b", "", ".", "a\0b"])
+def test_paths_that_leave_the_log_dir_are_refused(local, path):
+    cluster, _ = local
+    (info,) = cluster.log_dirs().values()
+    directory = cluster.log_dir(info)
+    for use in (directory.create, directory.open, directory.delete, directory.make_folder, directory.sync):
+        with pytest.raises(UnsafePathError, match="path"):
+            use(path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("..", "w-0.parquet"),
+        (".", "w-0.parquet"),
+        ("t", "../w-0.parquet"),
+        ("t", "/w-0.parquet"),
+        ("t/u", "w-0.parquet"),
+        ("t", "w-0.parquet\n"),
+        ("t", ".w-0.parquet"),
+        ("t", "w-0.txt"),
+        ("", "w-0.parquet"),
+    ],
+)
+def test_names_in_the_metadata_that_make_no_segment_path(folder, name):
+    with pytest.raises(UnsafePathError, match="segment path"):
+        segment_path(folder, 0, name)
+
+
+def test_a_symbolic_link_in_a_log_dir_is_not_followed(local, tmp_path):
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    (segment,) = segment_files(folder)
+    shutil.move(segment, tmp_path / "elsewhere.parquet")
+    segment.symlink_to(tmp_path / "elsewhere.parquet")
+    with pytest.raises(UnsafePathError, match="symbolic link"):
+        read_all(log, topic)
+    segment.unlink()
+    segment.parent.rmdir()
+    (tmp_path / "outside").mkdir()
+    segment.parent.symlink_to(tmp_path / "outside")
+    with pytest.raises(UnsafePathError, match="symbolic link"):
+        log.append(topic, [Records(0, table("b"))])
+    assert list((tmp_path / "outside").iterdir()) == []
+    log.close()
+
+
+# Damage
+
+
+def test_a_damaged_segment_is_never_read_as_other_data(local):
+    """Truncated, zeroed, gone, or one bit turned: the records that were written, or CorruptRecordError."""
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table(*(big(number, 300) for number in range(50)), headers=[("h", b"v")]))])
+    whole = read_all(log, topic)
+    (segment,) = segment_files(folder)
+    content, random_ = segment.read_bytes(), random.Random(7)
+
+    def read_after(damaged):
+        segment.write_bytes(damaged)
+        try:
+            return [
+                row for batch in log.read({TopicPartition("t", 0): OffsetRange(0, 50)}) for row in batch.to_pylist()
+            ]
+        except CorruptRecordError:
+            return None
+
+    good = read_after(content)
+    assert len(good) == len(whole) == 50
+    for length in (0, 1, 8, 100, len(content) // 2, len(content) - 1):
+        assert read_after(content[:length]) is None
+    assert read_after(content + b"x") is None
+    assert read_after(bytes(len(content))) is None
+    zeroed = bytearray(content)
+    zeroed[200:4296] = bytes(4096)
+    assert read_after(bytes(zeroed)) is None
+    noticed = 0
+    for _ in range(150):
+        damaged = bytearray(content)
+        damaged[random_.randrange(len(content))] ^= 1 << random_.randrange(8)
+        found = read_after(bytes(damaged))
+        assert found in (None, good)
+        noticed += found is None
+    assert noticed > 100
+    segment.unlink()
+    with pytest.raises(CorruptRecordError, match="missing"):
+        read_all(log, topic)
+    segment.write_bytes(content)
+    assert read_all(log, topic) == whole
+    log.close()
+
+
+def test_a_segment_of_another_place_is_not_taken_for_this_one(local):
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a", "b"))])
+    log.append(topic, [Records(0, table("c"))])
+    one, other = segment_files(folder)
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    with pytest.raises(CorruptRecordError):
+        read_all(log, topic)
+    log.close()
+
+
+# No room
+
+
+@contextlib.contextmanager
+def mounted(folder, size):
+    """A small file system of its own at `folder`."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder):
+    """Take all the room that there is; remove the file to give it back."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_the_disk_of_a_log_dir_is_full(tmp_path):
+    (tmp_path / "small").mkdir()
+    with (
+        mounted(tmp_path / "small", "3m"),
+        Cluster.init(str(tmp_path / "c"), log_dir=str(tmp_path / "small")) as cluster,
+    ):
+        topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000", "inline.tail.bytes": "3000"})
+        log = Log(cluster)
+        acked = []
+
+        def send(text):
+            (outcome,) = log.append(topic, [Records(0, table(text))])
+            acked.append((0, outcome.base_offset, text))
+
+        send(big(0, 50_000))
+        filler = fill(tmp_path / "small")
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError, match=r"No space left.*nothing was appended"):
+                log.append(topic, [Records(0, table(big(1, 50_000)))])
+        assert not list((tmp_path / "small").rglob("*.tmp")), "no room is wasted on what was not finished"
+        for number in range(10):  # blobs go to the store; that their tail cannot be sealed is no error of theirs
+            send(big(number, 300))
+        assert read_all(log, topic) == acked
+        filler.unlink()
+        send(big(2, 50_000))
+        send(big(3, 300))
+        assert read_all(log, topic) == acked
+        slices = log.plan({TopicPartition("t", 0): OffsetRange(0, 13)}).slices
+        assert [piece.data is None for piece in slices] == [True, True, True, False], "sealed once there was room"
+        publish(cluster, topic)
+        log.close()
+
+
+def test_the_disk_of_the_metadata_store_is_full(tmp_path):
+    (tmp_path / "small").mkdir()
+    with mounted(tmp_path / "small", "4m"):
+        with Cluster.init(str(tmp_path / "small" / "c"), log_dir=str(tmp_path / "room")) as cluster:
+            topic = create_topic(cluster, "t", configs={"inline.max.bytes": "100000"})
+            log = Log(cluster)
+            acked = []
+            filler = None
+            for number in range(40):
+                if number == 10:
+                    filler = fill(tmp_path / "small")
+                try:
+                    (outcome,) = log.append(topic, [Records(0, table(big(number, 30_000)))])
+                except StorageUnavailableError as error:
+                    assert "full" in str(error) or "I/O" in str(error)
+                    break
+                acked.append((0, outcome.base_offset, big(number, 30_000)))
+            assert 10 <= len(acked) < 40
+            assert read_all(log, topic) == acked, "readers go on"
+            filler.unlink()
+            (outcome,) = log.append(topic, [Records(0, table("room"))])
+            acked.append((0, outcome.base_offset, "room"))
+            assert read_all(log, topic) == acked
+            log.close()
+        with Cluster.open(str(tmp_path / "small" / "c")) as cluster:
+            log = Log(cluster)
+            assert read_all(log, log.find_topic("t")) == acked
+            log.close()
+
+
+# Durable before it is named
+
+
+def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append(local, monkeypatch):
+    """temporary file -> fsync -> rename -> fsync of its folder and of every folder made for it -> COMMIT."""
+    cluster, folder = local
+    steps, opened = [], {}
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor):
+        steps.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    def rename(source, target):
+        steps.append(("rename", str(target)))
+        opened[str(target)] = str(source)
+        real_rename(source, target)
+
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    commit = cluster.store.engine.dialect.do_commit
+
+    def do_commit(connection):
+        steps.append(("commit", ""))
+        commit(connection)
+
+    monkeypatch.setattr(cluster.store.engine.dialect, "do_commit", do_commit)
+    for new_folders in ([topic.folder, ""], None):
+        steps.clear()
+        log.append(topic, [Records(0, table("a"))])
+        (target,) = opened
+        segments = f"{folder}/{topic.folder}/_segments"
+        folders = [f"{segments}/0"]
+        if new_folders is not None:
+            folders += [segments, f"{folder}/{topic.folder}", str(folder)]
+        begin = steps.index(("rename", target))
+        assert steps[begin - 1] == ("fsync", opened.pop(target))
+        after = steps[begin + 1 : begin + 1 + len(folders)]
+        assert after == [("fsync", path) for path in folders]
+        last_commit_of_the_append = begin + 1 + len(folders)
+        assert steps[last_commit_of_the_append] == ("commit", "")
+    log.close()
+
+
+def test_a_delta_commit_is_forced_to_disk_too(local, monkeypatch):
+    cluster, folder = local
+    synced = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), folder))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    for version in (0, 1):
+        assert f"{topic.folder}/_delta_log/{version:020d}.json" in synced
+    assert f"{topic.folder}/_delta_log" in synced
+    log.close()
+
+
+def test_the_marker_is_not_read_from_what_is_not_json(local):
+    cluster, folder = local
+    for content in (b"", b"{", b"[]", b'{"uuid": "x"}', b"\xff"):
+        (folder / MARKER).write_bytes(content)
+        with Cluster.open(str(cluster.store.address)) as again, pytest.raises(LogDirMismatchError, match=MARKER):
+            again.log_dir(next(iter(again.log_dirs().values())))
