@@ -336,7 +336,9 @@ def refuse_overlap(uri: str, others: list[str]) -> None:
 def refuse_percent_sign(uri: str) -> None:
     """InvalidConfigurationError for a local folder with % in its path: deltalake decodes it once too often."""
     if uri.startswith("file:") and "%25" in uri:
-        raise InvalidConfigurationError(f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read")
+        raise InvalidConfigurationError(
+            f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read"
+        )
 
 
 def _make_folders(folder: Path, root: Path) -> list[Path]:

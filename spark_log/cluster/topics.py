@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -99,7 +100,7 @@ _TOPIC_COLUMNS = (
 )
 
 
-def _topic_of(row: sa.Row[tuple[int, str, str, int, int, str, int]]) -> Topic:
+def _topic_of(row: Any) -> Topic:
     return Topic(
         TopicId(row.topic_id),
         row.uuid,

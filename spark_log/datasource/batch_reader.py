@@ -20,7 +20,7 @@ class BatchReader(DataSourceReader):
         self._pruning = Pruning()
         # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off, although
         # nothing would call it. Ours is set on the instance and shows the base's function to that check.
-        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign, assignment]
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
         """Takes note of what the filters rule out; all of them go back to Spark, which applies them to the rows."""

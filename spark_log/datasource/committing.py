@@ -59,7 +59,7 @@ def commit_write(
     blobs = {name: data for output in outputs for name, data in output.blobs.items()}
     with Cluster.open(cluster_address) as cluster:
         log = Log(cluster, holder="spark commit")
-        topics = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
         request = AppendRequest(
             batches, blobs, atomic=True, write_id=write_id, release_write_id=True, spark_batch=batch
         )
@@ -92,7 +92,7 @@ def _drop(cluster: Cluster, outputs: Sequence[TaskOutput], write_id: WriteId) ->
 
     if not cluster.store.transact(take):
         return
-    folders = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
+    folders: dict[int, str] = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
     infos = cluster.log_dirs()
     for output in outputs:
         for batch in output.batches:

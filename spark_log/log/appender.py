@@ -85,7 +85,9 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
     if request.write_id is not None:
         check_write_id(connection, request.write_id, release=request.release_write_id)
     before, producers = _lock(connection, request.batches)
-    states, outcomes, rows = dict(before), [], []
+    states = dict(before)
+    outcomes: list[Appended | Rejected] = []
+    rows: list[dict[str, Any]] = []
     remembered: dict[tuple[int, int, int], ProducerState] = dict(producers)
     for batch in request.batches:
         key = (batch.topic_id, batch.partition)
@@ -145,9 +147,17 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
         replicas: dict[int, list[Replica]] = {}
         for partition, *facts in connection.execute(_REPLICAS, parameters):
             replicas.setdefault(partition, []).append(Replica(*facts))
-        for _, number, *facts, configs in rows:
-            states[topic_id, number] = PartitionState(
-                *facts, replicas=tuple(replicas[number]), min_insync_replicas=topic_config(configs).min_insync_replicas
+        for row in rows:
+            states[topic_id, row.partition] = PartitionState(
+                leader=row.leader,
+                leader_epoch=row.leader_epoch,
+                log_end_offset=row.log_end_offset,
+                high_watermark=row.high_watermark,
+                recovery_point=row.recovery_point,
+                tail_bytes=row.tail_bytes,
+                change=row.change,
+                replicas=tuple(replicas[row.partition]),
+                min_insync_replicas=topic_config(row.configs).min_insync_replicas,
             )
     return states
 

@@ -91,14 +91,6 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         _publish_log_dir(cluster, topic, infos[log_dir_id])
 
 
-def published_version(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> int | None:
-    """The Delta version that equals the metadata in this snapshot; None if publication is behind, 0 if it has no files."""
-    transaction_version, delta_version = _recorded(connection, topic, info)
-    if _stale_cursors(connection, topic, info):
-        return None
-    return delta_version if transaction_version else 0
-
-
 def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> None:
     """Publish after an append that is done: a failure is logged and healed by the next publication, not raised."""
     for topic in topics:

@@ -124,14 +124,14 @@ class SegmentFiles:
 
     def __init__(self, log_dirs: Sequence[LogDir], path: str, encoding: Encoding) -> None:
         self._files: list[NewFile] = []
-        self._encoder: SegmentWriter | None = None
         try:
             for log_dir in log_dirs:
                 self._files.append(log_dir.create(path))
+            self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
         except BaseException:
-            self.abort()
+            for file in self._files:
+                file.abort()
             raise
-        self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
 
     def write(self, data: bytes, /) -> int:
         for file in self._files:
@@ -141,12 +141,12 @@ class SegmentFiles:
     @property
     def bytes_written(self) -> int:
         """Bytes of the row groups so far."""
-        return self._encoder.bytes_written if self._encoder else 0
+        return self._encoder.bytes_written
 
     @property
     def bytes_waiting(self) -> int:
         """Arrow bytes of the rows that wait for their row group."""
-        return self._encoder.bytes_waiting if self._encoder else 0
+        return self._encoder.bytes_waiting
 
     def append(self, records: pa.Table) -> None:
         self._encoder.write(records)
@@ -168,7 +168,6 @@ class SegmentFiles:
 
     def abort(self) -> None:
         """Give the file up, in every log dir; nothing is left of it."""
-        if self._encoder is not None:
-            self._encoder.abort()
+        self._encoder.abort()
         for file in self._files:
             file.abort()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, LogDirMismatchError, StorageUnavailableError
@@ -86,12 +87,12 @@ class Fetcher:
                     raise
         raise _nobody_has(piece)
 
-    def _open_segment(self, piece: Slice, log_dir_id: LogDirId) -> "segment_file.pq.ParquetFile":
+    def _open_segment(self, piece: Slice, log_dir_id: LogDirId) -> pq.ParquetFile:
         if log_dir_id not in self._open:
             self._open[log_dir_id] = open_log_dir(self._infos[log_dir_id])
         log_dir = self._open[log_dir_id]
         path = segment_path(piece.folder, piece.partition, piece.name)
-        expected = segment_file.ExpectedSegment(log_dir.location(path), piece.bytes, piece.record_count)
+        expected = segment_file.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
         return segment_file.open_segment(log_dir.open(path), expected)
 
 

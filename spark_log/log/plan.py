@@ -83,7 +83,7 @@ def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
     sizes: dict[TopicPartition, int] = {}
     for piece in slices:
         if piece.data is not None:
-            sizes[piece.topic_partition] = sizes.get(piece.topic_partition, 0) + piece.bytes
+            sizes[piece.topic_partition] = sizes.get(piece.topic_partition, 0) + piece.size
     return sizes
 
 

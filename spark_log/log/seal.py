@@ -11,6 +11,7 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import WriteIdExpiredError
 from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
 from spark_log.log.appender import check_write_id
 from spark_log.log.encode import Encoding, SegmentFiles
 from spark_log.log.write_ids import Writer
@@ -79,7 +80,7 @@ def _seal_run(
     partition: int,
     run: Sequence[TailSegment],
     data: dict[str, bytes],
-    targets: Sequence[int],
+    targets: Sequence[LogDirId],
 ) -> bool:
     write_id, name = writer.file_name()
     path = segment_path(topic.folder, partition, name)
@@ -122,7 +123,7 @@ def _swap(
     write_id: str,
     row: dict[str, object],
     run: Sequence[TailSegment],
-    targets: Sequence[int],
+    targets: Sequence[LogDirId],
 ) -> bool:
     s, p = t.segment.c, t.partition.c
     topic_id, partition = row["topic_id"], row["partition"]
@@ -184,10 +185,10 @@ def _blobs(connection: sa.Connection, run: Sequence[TailSegment]) -> dict[str, b
     return found
 
 
-def _in_sync_log_dirs(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
+def _in_sync_log_dirs(connection: sa.Connection, topic: Topic, partition: int) -> list[LogDirId]:
     r = t.replica.c
     query = sa.select(r.log_dir_id).where(r.topic_id == topic.topic_id, r.partition == partition, r.in_sync)
-    return list(connection.execute(query.order_by(r.preference)).scalars())
+    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query.order_by(r.preference)).scalars()]
 
 
 def partitions_with_tails(connection: sa.Connection) -> list[tuple[Topic, int]]:

@@ -16,7 +16,7 @@ class Slice(NamedTuple):
     start: int
     end: int
     record_count: int
-    bytes: int
+    size: int
     timestamp_type: int
     name: str
     checksum: str
