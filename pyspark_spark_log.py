@@ -1,4 +1,6 @@
-"""How Spark finds `format("spark_log")`: it looks for top-level modules named pyspark_* with an attribute DefaultSource."""
+"""How Spark finds `format("spark_log")`: it looks for top-level modules named pyspark_* with an attribute
+DefaultSource.
+"""
 
 from spark_log.datasource.source import SparkLogDataSource as DefaultSource
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 
 def describe_machine() -> str:
-    """Cores, memory in GiB, processor, Python."""
+    """Cores, processor, memory in GiB, Python."""
     facts = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in facts if line.startswith("model name")), platform.machine())
+    names = (line.partition(":")[2].strip() for line in facts if line.startswith("model name"))
     kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
-    return f"{os.cpu_count()} cores ({model}), {kilobytes / 2**20:.0f} GiB, Python {platform.python_version()}"
+    processor = next(names, platform.machine())
+    return f"{os.cpu_count()} cores ({processor}), {kilobytes / 2**20:.0f} GiB, Python {platform.python_version()}"

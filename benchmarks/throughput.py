@@ -1,8 +1,8 @@
 """How fast the log reads and writes, as ratios against plain Parquet in the same run. `make bench`.
 
-Input: --records rows with a key of ~11 bytes and an incompressible value of 100 bytes, in --partitions Parquet files. Each pair
-of competitors takes turns --rounds times after a warm-up, and the medians are compared, so that a slow moment of the machine
-meets both. Nothing here is a test; the bars are printed beside what was measured.
+Input: --records rows with a key of ~11 bytes and an incompressible value of 100 bytes, in --partitions Parquet files.
+Each pair of competitors takes turns --rounds times after a warm-up, and the medians are compared, so that a slow moment
+of the machine meets both. Nothing here is a test; the bars are printed beside what was measured.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
 from rich.table import Table
 
@@ -283,5 +283,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-
     main()

@@ -158,7 +158,7 @@ class UnsafePathError(FatalError):
 
 
 class LogDirMismatchError(FatalError):
-    """A log dir does not carry the id that the metadata store knows (empty, swapped or restored), or overlaps another."""
+    """A log dir does not carry the id that the metadata store knows: it is empty, swapped or restored."""
 
 
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s/]*@")

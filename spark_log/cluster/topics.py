@@ -190,7 +190,9 @@ def list_topics(cluster: Cluster) -> list[Topic]:
 
 
 def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescription]:
-    """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is missing."""
+    """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is
+    missing.
+    """
 
     def describe(connection: sa.Connection) -> list[TopicDescription]:
         found = find_topics(connection, names)
@@ -222,7 +224,9 @@ def _partitions(connection: sa.Connection, topic_id: TopicId) -> tuple[Partition
 
 
 def alter_configs(cluster: Cluster, name: str, changes: Mapping[str, str | None]) -> Topic:
-    """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or upkeep."""
+    """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
+    upkeep.
+    """
     validate_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
@@ -249,9 +253,7 @@ def add_partitions(cluster: Cluster, name: str, total: int) -> Topic:
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
         topic = find_topic(connection, name, lock=True)
         if total <= topic.partition_count:
-            raise InvalidPartitionsError(
-                f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more (partitions cannot be removed)"
-            )
+            raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
         placement = place_replicas(_broker_loads(connection), total - topic.partition_count, topic.replication_factor)
         _insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
         connection.execute(t.topic.update().where(t.topic.c.topic_id == topic.topic_id).values(partition_count=total))
@@ -278,8 +280,8 @@ def delete_topic(cluster: Cluster, name: str) -> None:
             )
         )
         per_topic = (
-            t.transaction_segment, t.transaction_offset, t.producer_batch, t.group_offset, t.publication, t.publication_cursor,
-            t.reassignment, t.segment, t.replica, t.partition, t.topic,
+            t.transaction_segment, t.transaction_offset, t.producer_batch, t.group_offset, t.publication,
+            t.publication_cursor, t.reassignment, t.segment, t.replica, t.partition, t.topic,
         )  # fmt: skip
         for table in per_topic:
             connection.execute(table.delete().where(table.c.topic_id == t_id))
@@ -390,6 +392,6 @@ def _check_replication_factor(factor: object) -> None:
 def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
     if config.min_insync_replicas > replication_factor:
         raise InvalidConfigurationError(
-            f"min.insync.replicas: {config.min_insync_replicas} is more than the replication factor {replication_factor}:"
+            f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}"
             " no append with acks=all could ever succeed"
         )

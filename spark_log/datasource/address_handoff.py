@@ -1,7 +1,7 @@
 """The cluster's address, from the driver process that plans a batch write to the one that commits it.
 
-Spark pickles one writer object for both the executors and the commit. The address (and a password in it) must not reach the
-executors, so it does not go with the object but through a file that only this user of this host can read.
+Spark pickles one writer object for both the executors and the commit. The address (and a password in it) must not reach
+the executors, so it does not go with the object but through a file that only this user of this host can read.
 """
 
 import contextlib

@@ -18,8 +18,8 @@ class BatchReader(DataSourceReader):
         self._options: ReadOptions | None = options
         self._columns = options.columns
         self._pruning = Pruning()
-        # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off, although
-        # nothing would call it. Ours is set on the instance and shows the base's function to that check.
+        # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
+        # although nothing would call it. Ours is set on the instance and shows the base's function to that check.
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:

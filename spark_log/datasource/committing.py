@@ -1,4 +1,6 @@
-"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that sees the metadata store."""
+"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that sees the metadata
+store.
+"""
 
 import socket
 from collections.abc import Sequence
@@ -54,7 +56,7 @@ def _topic_plan(connection: sa.Connection, topic: Topic) -> TopicPlan:
 def commit_write(
     cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, batch: SparkBatch | None
 ) -> None:
-    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped instead."""
+    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped."""
     batches = [found for output in outputs for found in output.batches]
     blobs = {name: data for output in outputs for name, data in output.blobs.items()}
     with Cluster.open(cluster_address) as cluster:

@@ -1,16 +1,16 @@
 """`read_topic`: a topic on Spark's own Parquet scan, with its column pruning and push-down. Batch only.
 
-The scan knows of each row only which file it is from; partition, base offset and timestamp type are facts of the file. They
-join the rows by the file's size, a constant of the scan's metadata that costs nothing to compare, and by its name as well
-where two files have the same size. (Spark would take them from a Delta table's partition columns; its planning costs 0.2 to
-0.5 s a query more than this.)
+The scan knows of each row only which file it is from; partition, base offset and timestamp type are facts of the file.
+They join the rows by the file's size, a constant of the scan's metadata that costs nothing to compare, and by its name
+as well where two files have the same size. (Spark would take them from a Delta table's partition columns; its planning
+costs 0.2 to 0.5 s a query more than this.)
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.cluster.log_dir import LogDir, segment_path
@@ -32,9 +32,9 @@ def read_topic(
 ) -> DataFrame:
     """The records of a topic from the log start offsets to the high watermarks, as of now: one snapshot.
 
-    The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint, timestamp
-    timestamp, timestampType int, and with `include_headers` headers. Page checksums are verified. The inline tail of the
-    same snapshot travels inside the plan. `cluster` is an address or an open Cluster.
+    The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
+    timestamp timestamp, timestampType int, and with `include_headers` headers. Page checksums are verified. The inline
+    tail of the same snapshot travels inside the plan. `cluster` is an address or an open Cluster.
 
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
     """
@@ -81,7 +81,7 @@ def _sealed(
     frame = rows.join(segments, same_file)
     if any(piece.start > piece.base_offset for piece in sealed):
         frame = frame.where(offset >= F.col("start"))
-    columns = [
+    columns: list[Column | str] = [
         "key",
         "value",
         F.lit(topic).alias("topic"),
@@ -110,7 +110,9 @@ def _segments(spark: SparkSession, sealed: Sequence[Slice]) -> DataFrame:
 
 
 def _for_spark(location: str) -> str:
-    """Hadoop's name of an S3 location; the others are the same, but for a local path's characters that a glob would eat."""
+    """Hadoop's name of an S3 location; the others are the same, but for a local path's characters that a glob would
+    eat.
+    """
     if location.startswith("s3://"):
         return "s3a://" + location.removeprefix("s3://")
     return location

@@ -172,7 +172,7 @@ class WriteOptions:
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the rows read, from includeHeaders and `columns` alone: a schema is asked for before all else is known."""
+    """Fields of the rows read, from includeHeaders and `columns` alone: all that a schema needs."""
     return _columns(OptionText(options))
 
 

@@ -3,8 +3,9 @@
     {"t":{"0":5,"1":7},"@topics":{"t":3}}                                      the end of a batch
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@start":{"t":{"0":0,"1":2}},…}       the end of batch 0
 
-`@` is in no topic's name. `@topics` are the ids of the topics, so that one deleted and created again is not taken for the
-old one. Spark does not store where a query started and asks anew when it replays batch 0: so its start is kept with its end.
+`@` is in no topic's name. `@topics` are the ids of the topics, so that one deleted and created again is not taken for
+the old one. Spark does not store where a query started and asks anew when it replays batch 0: so its start is kept with
+its end.
 """
 
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends: the high watermarks, or less by the rate limit; `start` itself if it has to wait."""
+        """Where the next batch ends: the high watermarks, or less by the rate limit; `start` if it has to wait."""
         planner = self._driver()
         begin = StreamOffset.from_json(start)
         available = planner.available(must_exist=False)

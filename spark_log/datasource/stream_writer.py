@@ -26,7 +26,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise AssertionError("executors get a StreamTaskWriter")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the micro-batch, unless it has been: a replay changes nothing, CheckpointMismatchError for another one."""
+        """Append the micro-batch, unless it has been: a replay changes nothing, CheckpointMismatchError for another
+        one.
+        """
         from spark_log.datasource.committing import commit_write
         from spark_log.log.append import SparkBatch
 

@@ -11,7 +11,7 @@ from spark_log.metadata.store import Attempt, Store
 
 
 def commit_offsets(store: Store, group_id: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
-    """Commit the next offsets to read, for a group without members (a Spark query). Topics that are gone are left out."""
+    """Commit the next offsets to read, for a group without members (a Spark query), of topics that exist."""
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> None:
         now_ms = store.clock(connection).wall_ms

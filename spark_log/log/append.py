@@ -1,8 +1,8 @@
 """The rules of an append. Pure: what may be appended where, and what it changes.
 
-Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves to
-base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only grows
-(invariant 2); a producer's sequence is appended once (invariant 8).
+Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves
+to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
+grows (invariant 2); a producer's sequence is appended once (invariant 8).
 """
 
 from collections.abc import Sequence
@@ -214,7 +214,7 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
     behind = [r.broker_id for r in state.replicas if r.in_sync and r.log_end_offset < state.log_end_offset]
     if behind:  # acks=1 went before: their LEO cannot move over what they lack, so an election could cut this batch off
         raise NotEnoughReplicasError(
-            f"partition {batch.partition}: in-sync broker(s) {behind} have not caught up with {state.log_end_offset} yet"
+            f"partition {batch.partition}: in-sync broker(s) {behind} are behind {state.log_end_offset}"
         )
 
 
@@ -247,8 +247,8 @@ def decide_spark_batch(last: SparkBatch | None, new: SparkBatch) -> Literal["app
         )
     if (new.record_count, new.fingerprint) != (last.record_count, last.fingerprint):
         raise CheckpointMismatchError(
-            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes again with other"
-            f" rows ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
+            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes with other"
+            f" rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
             " start with a new checkpoint location"
         )
     return "replay"

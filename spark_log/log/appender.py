@@ -190,7 +190,7 @@ def _lock(
 
 
 def _by_topic(keys: Sequence[Key], chunk: int = 5_000) -> Iterator[tuple[int, list[int]]]:
-    """Sorted (topic, partitions), at most `chunk` partitions at a time: databases bound the parameters of a statement."""
+    """Sorted (topic, partitions), at most `chunk` partitions at a time: statements have a limit of parameters."""
     topics: dict[int, list[int]] = {}
     for topic_id, number in sorted(set(keys)):
         topics.setdefault(topic_id, []).append(number)

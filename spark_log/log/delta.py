@@ -1,9 +1,10 @@
-"""Publication: a topic in a log dir is also a Delta table, whose active files are the sealed segments below the high watermark.
+"""Publication: a topic in a log dir is also a Delta table, whose active files are the sealed segments below the high
+watermark.
 
 By state, not by event: the difference between what the metadata says and what the Delta table has is committed, and the
 commit is refused unless the table is still at the version that was compared. So a second publisher, a crash between any
-two steps and a foreign commit all heal with the next publication. Where the table is known to be as we left it (its version
-and our app transaction are those recorded), only the segments that changed since are looked at; else all are.
+two steps and a foreign commit all heal with the next publication. Where the table is known to be as we left it (its
+version and our app transaction are those recorded), only the segments that changed since are looked at; else all are.
 """
 
 import json
@@ -75,7 +76,7 @@ def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Di
 
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
-    """Location of the topic's Delta table in each log dir: paths for local ones, URIs else. Their union is the topic."""
+    """Path or URI of the topic's Delta table in each log dir. Their union is the topic."""
     with cluster.store.snapshot() as connection:
         log_dir_ids = _log_dirs_of(connection, topic)
     infos = cluster.log_dirs()
@@ -252,7 +253,7 @@ def _log_dirs_of(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
 
 
 def _recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int]:
-    """(our transaction version, Delta version) of the last publication that the store knows; (0, 0) before the first."""
+    """(our transaction version, Delta version) of the last publication recorded; (0, 0) before the first."""
     p = t.publication.c
     query = sa.select(p.transaction_version, p.delta_version).where(
         p.topic_id == topic.topic_id, p.log_dir_id == info.log_dir_id

@@ -1,4 +1,6 @@
-"""From a table of records to a batch that can be appended: a blob if it is small, else a segment file. On executors too."""
+"""From a table of records to a batch that can be appended: a blob if it is small, else a segment file. On executors
+too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

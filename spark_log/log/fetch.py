@@ -27,7 +27,8 @@ class Fetcher:
     ) -> Iterator[pa.RecordBatch]:
         """Batches of `schema` (a result of `read_schema`), in the order of the slices.
 
-        A replica whose bytes fail their checksum is passed over for the next one; CorruptRecordError if it was the last.
+        A replica whose bytes fail their checksum is passed over for the next one; CorruptRecordError if it was the
+        last.
         """
         for piece in slices:
             if piece.data is not None:

@@ -123,9 +123,9 @@ class Log:
             if isinstance(outcome, Appended) and not outcome.duplicate and not batch.inline
         }
         for (topic_id, partition), state in result.partitions.items():
-            if state.tail_bytes >= topics[topic_id].config.inline_tail_bytes:
-                if self._try_seal(topics[topic_id], partition):
-                    touched.add(topic_id)
+            full = state.tail_bytes >= topics[topic_id].config.inline_tail_bytes
+            if full and self._try_seal(topics[topic_id], partition):
+                touched.add(topic_id)
         try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
         return result
 
@@ -187,7 +187,7 @@ class Log:
         return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
 
     def offsets_for_times(self, topic: Topic, timestamps_ms: Mapping[int, int]) -> dict[int, int | None]:
-        """Per partition, the first readable offset with timestamp >= the given one; None where there is none (KIP-79)."""
+        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79)."""
         with self.cluster.store.snapshot() as connection:
             candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms)
             candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}

@@ -151,13 +151,21 @@ _SEGMENT_COLUMNS = (
     t.segment.c.inline,
 )
 
-# The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the segment
-# that holds its start with one look into the primary key, and goes on from there. CROSS JOIN keeps SQLite in that order.
+# The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
+# segment that holds its start with one look into the primary key, and goes on from there. SQLite keeps to that order
+# for CROSS JOIN; PostgreSQL, which would rather read the whole table for ranges that it cannot guess, for a LATERAL
+# with OFFSET 0.
 _RANGES = {
     "sqlite": """SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS first_offset,
                         json_extract(value, '$[2]') AS last_offset FROM json_each(:ranges)""",
     "postgresql": """SELECT (value->>0)::integer AS number, (value->>1)::bigint AS first_offset,
                             (value->>2)::bigint AS last_offset FROM jsonb_array_elements(CAST(:ranges AS jsonb))""",
+}
+_SCAN = """SELECT * FROM segment WHERE segment.topic_id = :topic_id AND segment.partition = bounds.number
+           AND segment.base_offset >= bounds.low AND segment.base_offset < bounds.last_offset"""
+_JOIN = {
+    "sqlite": f"segment {_SCAN.partition('segment ')[2]}",
+    "postgresql": f"LATERAL ({_SCAN} OFFSET 0) AS segment",
 }
 _OVERLAPPING = {
     dialect: sa.text(
@@ -170,9 +178,7 @@ _OVERLAPPING = {
             ) AS low FROM wanted
         )
         SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
-        FROM bounds CROSS JOIN segment
-        WHERE segment.topic_id = :topic_id AND segment.partition = bounds.number
-          AND segment.base_offset >= bounds.low AND segment.base_offset < bounds.last_offset
+        FROM bounds CROSS JOIN {_JOIN[dialect]}
         ORDER BY segment.partition, segment.base_offset
         """
     ).columns(*_SEGMENT_COLUMNS)

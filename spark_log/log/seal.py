@@ -34,8 +34,8 @@ class TailSegment:
 
 
 def runs(tail: Sequence[TailSegment], bytes_max: int) -> list[list[TailSegment]]:
-    """The tail cut into runs that may each become one file: no file segment in between (the offsets meet), one timestamp
-    type, at most `bytes_max` bytes unless a single segment is larger. `tail` is by offset.
+    """The tail cut into runs that may each become one file: no file segment in between (the offsets meet), one
+    timestamp type, at most `bytes_max` bytes unless a single segment is larger. `tail` is by offset.
     """
     found: list[list[TailSegment]] = []
     size = 0
@@ -57,8 +57,8 @@ def runs(tail: Sequence[TailSegment], bytes_max: int) -> list[list[TailSegment]]
 def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int) -> int:
     """Write the partition's tail below the high watermark into segment files; returns how many.
 
-    Each run is swapped in by one transaction that changes nothing if somebody else has sealed it meanwhile: then the file
-    just written, which nobody names, is removed again.
+    Each run is swapped in by one transaction that changes nothing if somebody else has sealed it meanwhile: then the
+    file just written, which nobody names, is removed again.
     """
     store = cluster.store
     tail = store.read(lambda connection: _tail(connection, topic, partition))

@@ -1,8 +1,8 @@
 """Write ids: the registered right to create segment files.
 
-A writer registers an id before its first file; the id prefixes the file names. Clean-up deletes the row of an expired id in
-a transaction before it deletes the files that no segment names, and an append under an id without a row fails. So a file
-is deleted only when no append can name it any more.
+A writer registers an id before its first file; the id prefixes the file names. Clean-up deletes the row of an expired
+id in a transaction before it deletes the files that no segment names, and an append under an id without a row fails. So
+a file is deleted only when no append can name it any more.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The metadata store as the rest of the code sees it: snapshots to read, transactions to write, one place that retries."""
+"""The metadata store as the rest sees it: snapshots to read, transactions to write, one place that retries."""
 
 import contextlib
 import random

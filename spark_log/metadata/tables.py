@@ -1,9 +1,10 @@
 """The tables of the metadata store: every small mutable fact of a cluster.
 
-Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning stands in
-its comment, which PostgreSQL keeps too. `migrations/` brings a store from one revision to the next.
+Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning stands
+in its comment, which PostgreSQL keeps too. `migrations/` brings a store from one revision to the next.
 
-Lock order, in every transaction: lease, topic, producer or transaction, group, partition (sorted by topic and number), replica.
+Lock order, in every transaction: lease, topic, producer or transaction, group, partition (sorted by topic and number),
+replica.
 """
 
 from typing import Any
@@ -91,7 +92,7 @@ log_dir = Table(
     _column(
         "uri",
         Text,
-        "URI that pyarrow.fs opens, file:///… for a local folder; relative to an embedded cluster's folder if it has no scheme",
+        "URI that pyarrow.fs opens; without a scheme, relative to the embedded cluster's folder",
         unique=True,
     ),
     _column("uuid", String(36), "must equal the id in the log dir's own marker file"),
@@ -219,7 +220,7 @@ write_id = Table(
         "store clock; past it, clean-up may delete the row, and then the files that no segment names",
     ),
     _column("era", String(64), "boot id under which until_ms was written (SQLite)"),
-    comment="The right to create files. An append under an id without a row fails, so clean-up and append cannot cross.",
+    comment="The right to create files. An append under an id without a row fails: clean-up and append cannot cross.",
 )
 
 retired_file = Table(
@@ -374,7 +375,7 @@ spark_batch = Table(
     _column("record_count", BigInteger, "rows of that batch"),
     _column("fingerprint", String(16), "order-independent checksum of that batch's rows, hex"),
     _column("committed_ms", BigInteger, "store clock"),
-    comment="The last batch of every Spark sink: a replay changes nothing, other rows under the same version are an error.",
+    comment="The last batch of each Spark sink: a replay changes nothing, other rows of that version are an error.",
 )
 
 reassignment = Table(

@@ -395,7 +395,7 @@ def upgrade() -> None:
         ),
         sa.Column("committed_ms", sa.BigInteger(), nullable=False, comment="store clock"),
         sa.PrimaryKeyConstraint("application", "target", name=op.f("pk_spark_batch")),
-        comment="The last batch of every Spark sink: a replay changes nothing, other rows under the same version are an error.",
+        comment="The last batch of each Spark sink: a replay changes nothing, other rows of that version are an error.",
     )
     op.create_table(
         "topic",
@@ -504,7 +504,7 @@ def upgrade() -> None:
             "era", sa.String(length=64), nullable=False, comment="boot id under which until_ms was written (SQLite)"
         ),
         sa.PrimaryKeyConstraint("write_id", name=op.f("pk_write_id")),
-        comment="The right to create files. An append under an id without a row fails, so clean-up and append cannot cross.",
+        comment="The right to create files. An append under an id without a row fails: clean-up and append cannot cross.",
     )
     op.create_table(
         "log_dir",
@@ -520,7 +520,7 @@ def upgrade() -> None:
             "uri",
             sa.Text(),
             nullable=False,
-            comment="URI that pyarrow.fs opens, file:///… for a local folder; relative to an embedded cluster's folder if it has no scheme",
+            comment="URI that pyarrow.fs opens; without a scheme, relative to the embedded cluster's folder",
         ),
         sa.Column(
             "uuid", sa.String(length=36), nullable=False, comment="must equal the id in the log dir's own marker file"
