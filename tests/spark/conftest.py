@@ -1,0 +1,19 @@
+"""Fixtures of the Spark tests: a small cluster for each."""
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.log import Log
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def log(cluster):
+    log = Log(cluster)
+    yield log
+    log.close()

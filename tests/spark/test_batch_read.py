@@ -1,0 +1,476 @@
+"""Batch reads: every row of the contract's read options, and read_topic beside them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log import read_topic
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import add_partitions, alter_configs, delete_records
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log, Records
+from tests.support.records import NOON_MS, table
+from tests.support.subprocess_python import REPOSITORY
+from tests.support.topics import append, fails, fill, make, read, values
+
+COLUMNS = [
+    ("key", "binary"),
+    ("value", "binary"),
+    ("topic", "string"),
+    ("partition", "int"),
+    ("offset", "bigint"),
+    ("timestamp", "timestamp"),
+    ("timestampType", "int"),
+]
+HEADERS = ("headers", "array<struct<key:string,value:binary>>")
+
+
+@pytest.fixture
+def t(cluster: Cluster, log: Log) -> None:
+    """Topic t: 5 records in partition 0, 3 in 1, none in 2."""
+    make(cluster, "t", 3)
+    fill(log, "t", [5, 3])
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_found_without_registration_with_the_columns_of_kafkas_source(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None
+) -> None:
+    frame = read(spark, cluster, subscribe="t")
+    assert frame.dtypes == COLUMNS and all(field.nullable for field in frame.schema)
+    assert values(frame) == {0: [f"0/{n}" for n in range(5)], 1: [f"1/{n}" for n in range(3)]}
+    [row] = frame.where("partition = 1 AND offset = 2").collect()
+    assert (row.key, bytes(row.value), row.topic, row.timestampType) == (None, b"1/2", "t", 0)
+    assert row.timestamp.timestamp() * 1000 == NOON_MS + 2000
+
+
+def test_headers(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    make(cluster, "t")
+    append(log, "t", "with", headers=[("a", b"1"), ("a", b"2"), ("b", None)])  # type: ignore[list-item]
+    append(log, "t", "without")
+    frame = read(spark, cluster, subscribe="t", includeHeaders="TRUE")
+    assert frame.dtypes == [*COLUMNS, HEADERS]
+    first, second = frame.orderBy("offset").collect()
+    assert [(h.key, h.value and bytes(h.value)) for h in first.headers] == [("a", b"1"), ("a", b"2"), ("b", None)]
+    assert second.headers is None
+
+
+def test_columns_cut_what_is_read(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+    frame = read(spark, cluster, subscribe="t", columns="OFFSET, partition,headers")
+    assert frame.dtypes == [("offset", "bigint"), ("partition", "int"), HEADERS]
+    assert sorted((r.partition, r.offset) for r in frame.collect()) == [(0, n) for n in range(5)] + [
+        (1, n) for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    ["value string", ", ".join(f"{name} {'string' if name == 'value' else kind}" for name, kind in COLUMNS)],
+)
+def test_a_user_schema_is_refused(spark: SparkSession, cluster: Cluster, t: None, schema: str) -> None:
+    reader = spark.read.format("spark_log").options(cluster=str(cluster.store.address), subscribe="t").schema(schema)
+    with fails("fixed schema and cannot be set with a custom one"):
+        reader.load().collect()
+
+
+# --- options and their errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "One of the following options must be specified"),
+        ({"subscribe": "t", "assign": '{"t":[0]}'}, "Only one of the following options can be specified"),
+        ({"subscribe": " , "}, "No topics to subscribe to as specified value for option 'subscribe'"),
+        ({"subscribe": "nowhere"}, "unknown topic or partition"),
+        ({"subscribe": "t,../x"}, "not a legal topic name"),
+        ({"subscribePattern": " "}, "Pattern to subscribe is empty"),
+        ({"subscribePattern": "("}, "is not a regular expression"),
+        ({"assign": "{}"}, "No topicpartitions to assign"),
+        ({"assign": "t"}, "No topicpartitions to assign"),
+        ({"assign": '{"t":[-1]}'}, "-1 is not a partition of 't'"),
+        ({"subscribe": "t", "startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
+        (
+            {"subscribe": "t", "startingOffsets": '{"t":{"0":-1,"1":0,"2":0}}'},
+            "startingOffsets for t-0 can't be latest for batch queries",
+        ),
+        ({"subscribe": "t", "endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
+        (
+            {"subscribe": "t", "endingOffsets": '{"t":{"0":-2,"1":0,"2":0}}'},
+            "ending offset for t-0 can't be earliest for batch queries",
+        ),
+        (
+            {"subscribe": "t", "startingOffsets": "soon"},
+            'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got soon',
+        ),
+        (
+            {"subscribe": "t", "startingOffsets": '{"t":{"0":1.5}}'},
+            'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got {"t":{"0":1.5}}',
+        ),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":1,"0":2}}'}, "Expected e.g."),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":0}}'}, "Specified: Set(t-0) Assigned: Set(t-0, t-1, t-2)"),
+        (
+            {"subscribe": "t", "startingOffsets": '{"t":{"0":0,"1":0,"2":0,"3":0}}'},
+            "Partitions specified for start offsets don't match what are assigned",
+        ),
+        ({"subscribe": "t", "endingOffsets": '{"t":{"0":1}}'}, "Partitions specified for end offsets don't match"),
+        (
+            {
+                "subscribe": "t",
+                "startingOffsets": '{"t":{"0":3,"1":0,"2":0}}',
+                "endingOffsets": '{"t":{"0":2,"1":0,"2":0}}',
+            },
+            "The specified start offset 3 is greater than the end offset 2 for topic t partition 0",
+        ),
+        (
+            {
+                "subscribe": "t",
+                "startingOffsets": '{"t":{"0":3,"1":0}}',
+                "endingOffsets": '{"t":{"0":4,"2":0}}',
+            },
+            "The specified start offset and end offset should have the same topic-partitions",
+        ),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":9,"1":0,"2":0}}'}, "The resolved start offset 9 is greater"),
+        ({"subscribe": "t", "startingTimestamp": "noon"}, "Expected a single long value, got noon"),
+        (
+            {"subscribe": "t", "startingTimestamp": str(NOON_MS + 10**9)},
+            f"No offset matched from request of topic-partition t-0 and timestamp {NOON_MS + 10**9}.",
+        ),
+        (
+            {"subscribe": "t", "startingOffsetsByTimestamp": '{"t":{"0":0}}'},
+            "Partitions specified for timestamp based start offsets don't match",
+        ),
+        ({"subscribe": "t", "startingOffsetsByTimestamp": "5"}, "Expected e.g."),
+        ({"subscribe": "t", "startingOffsetsByTimestampStrategy": "best"}, "must be error or latest, got 'best'"),
+        ({"subscribe": "t", "failOnDataLoss": "yes"}, "must be true or false, got 'yes'"),
+        ({"subscribe": "t", "includeHeaders": "1"}, "must be true or false, got '1'"),
+        ({"subscribe": "t", "minPartitions": "0"}, "minPartitions must be positive"),
+        ({"subscribe": "t", "maxRecordsPerPartition": "-5"}, "maxrecordsperpartition must be positive"),
+        ({"subscribe": "t", "columns": "value,nope"}, "no column 'nope'"),
+        ({"subscribe": "t", "kafka.auto.offset.reset": "latest"}, "is not supported"),
+        ({"subscribe": "t", "kafka.value.deserializer": "x"}, "is not supported"),
+        ({"subscribe": "t", "kafka.enable.auto.commit": "true"}, "is not supported"),
+        ({"subscribe": "t", "kafka.interceptor.classes": "x"}, "is not supported"),
+        ({"subscribe": "t", "kafka.bootstrap.servers": "elsewhere"}, "they are aliases, set one of them"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    spark: SparkSession, cluster: Cluster, t: None, options: dict[str, str], message: str
+) -> None:
+    with fails(message):
+        read(spark, cluster, **options).collect()
+
+
+def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    with fails("Option 'cluster' must be specified"):
+        spark.read.format("spark_log").option("subscribe", "t").load().collect()
+    with fails("spark-log init"):
+        read(spark, str(tmp_path / "nowhere"), subscribe="t").collect()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_password_is_never_shown(spark: SparkSession) -> None:
+    url = "postgresql+psycopg://me:s3cret@127.0.0.1:1/log"
+    frame = read(spark, url, subscribe="t")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1") as raised:
+        frame.collect()
+    assert "s3cret" not in str(raised.value)
+
+
+def test_keys_are_case_insensitive_unknown_ones_ignored_and_aliases_work(
+    spark: SparkSession, cluster: Cluster, t: None
+) -> None:
+    named = {
+        "kafka.Bootstrap.Servers": str(cluster.store.address),
+        "SUBSCRIBE": " t , t",
+        "STARTINGOFFSETS": " EarLiest ",
+        "endingoffsets": ' {"t":{"0":2,"1":-1,"2":0}} ',
+        "kafka.group.id": "g",
+        "kafka.fetch.min.bytes": "1",
+        "nonsense": "1",
+    }
+    assert values(spark.read.format("SPARK_LOG").options(**named).load()) == {
+        0: ["0/0", "0/1"],
+        1: ["1/0", "1/1", "1/2"],
+    }
+
+
+def test_sql(spark: SparkSession, cluster: Cluster, t: None) -> None:
+    where = f"'cluster'='{cluster.store.address}', 'subscribe'='t'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW of_t USING spark_log OPTIONS ({where}, 'startingOffsets'='earliest')")
+    [row] = spark.sql("SELECT count(*) AS n, max(offset) AS last FROM of_t WHERE partition = 0").collect()
+    assert (row.n, row.last) == (5, 4)
+    spark.catalog.dropTempView("of_t")
+
+
+def test_the_environment_names_the_cluster(cluster: Cluster, t: None, tmp_path: Path) -> None:
+    """A session that knows nothing, in a folder that is not ours."""
+    program = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print("rows", spark.read.format("spark_log").option("subscribe", "t").load().count())
+spark.sql("CREATE TABLE of_t USING spark_log")
+ends = '{"t":{"0":2,"1":0,"2":0}}'
+[row] = spark.sql(f"SELECT count(*) FROM of_t WITH ('subscribe'='t', 'endingOffsets'='{ends}')").collect()
+print("rows of sql", row[0])
+"""
+    environment = {
+        **os.environ,
+        "SPARK_LOG_CLUSTER": str(cluster.store.address),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "rows 8\nrows of sql 2\n" in done.stdout, done.stderr[-4000:]
+    assert REPOSITORY != tmp_path
+
+
+# --- what is subscribed ---------------------------------------------------------------------------------------------
+
+
+def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    for name in ("news.eu", "news.us", "olds", "x-news"):
+        make(cluster, name, 2)
+        append(log, name, name, partition=1)
+
+    def topics(**options: str) -> set[str]:
+        return {row.topic for row in read(spark, cluster, **options).collect()}
+
+    assert topics(subscribe="news.eu,olds") == {"news.eu", "olds"}
+    assert topics(subscribePattern=r"news\..*") == {"news.eu", "news.us"}
+    assert topics(subscribePattern="news") == {"news.eu", "news.us", "x-news"}  # found anywhere in the name
+    assert topics(subscribePattern="^news") == {"news.eu", "news.us"}
+    assert topics(subscribePattern="nothing") == set()
+    assert topics(assign='{"olds":[1,7],"news.us":[0],"gone":[0]}') == {"olds"}
+
+
+# --- where it starts and ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({}, {0: (0, 5), 1: (0, 3)}),
+        ({"startingOffsets": '{"t":{"0":2,"1":-2,"2":0}}'}, {0: (2, 5), 1: (0, 3)}),
+        ({"endingOffsets": '{"t":{"0":2,"1":-1,"2":-1}}'}, {0: (0, 2), 1: (0, 3)}),
+        ({"startingOffsets": '{"t":{"0":5,"1":3,"2":0}}'}, {}),
+        ({"startingTimestamp": NOON_MS + 1500, "startingOffsetsByTimestampStrategy": "Latest"}, {0: (2, 5), 1: (2, 3)}),
+        ({"startingTimestamp": NOON_MS, "startingOffsets": "x", "startingOffsetsByTimestampStrategy": "latest"}, None),
+        (
+            {
+                "startingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS + 3000, "1": NOON_MS + 9000, "2": 0}}),
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            {0: (3, 5)},
+        ),
+        ({"endingTimestamp": NOON_MS + 2000}, {0: (0, 2), 1: (0, 2)}),
+        ({"endingTimestamp": NOON_MS + 10**9}, {0: (0, 5), 1: (0, 3)}),  # none is as new: latest
+        (
+            {"endingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS, "1": NOON_MS + 1000, "2": 0}})},
+            {1: (0, 1)},
+        ),
+        ({"endingTimestamp": NOON_MS + 1000, "endingOffsets": "latest"}, {0: (0, 1), 1: (0, 1)}),
+    ],
+)
+def test_ranges(
+    spark: SparkSession, cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
+) -> None:
+    if counts is None:  # the timestamp goes first, whatever the offsets say
+        counts = {0: (0, 5), 1: (0, 3)}
+    found = values(read(spark, cluster, subscribe="t", **options))
+    assert found == {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
+
+
+def test_a_dataframe_is_one_snapshot(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+    frame = read(spark, cluster, subscribe="t")
+    assert frame.count() == 8
+    fill(log, "t", [2, 2, 2])
+    assert frame.count() == 8 and frame.where("partition = 0").count() in (5, 7)  # a new plan may see more
+    assert read(spark, cluster, subscribe="t").count() == 14
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def tasks(frame: Any) -> int:
+    return int(frame.rdd.getNumPartitions())
+
+
+def test_splitting(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    topic = make(cluster, "t", 2)
+    log.append(topic, [Records(0, table(*map(str, range(90)))), Records(1, table(*map(str, range(10))))])
+    for options, count in [
+        ({}, 2),
+        ({"minPartitions": 10}, 10),
+        ({"maxRecordsPerPartition": 25}, 5),
+        ({"maxRecordsPerPartition": 100, "minPartitions": 4}, 4),
+    ]:
+        frame = read(spark, cluster, subscribe="t", **options)
+        assert tasks(frame) == count, options
+        assert values(frame) == {0: [str(n) for n in range(90)], 1: [str(n) for n in range(10)]}
+
+
+def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    topic = make(cluster, "t", 8)
+    other = make(cluster, "u", 1)
+    for partition in range(8):
+        fill_one = [f"{partition}/{n}" for n in range(20)]
+        log.append(topic, [Records(partition, table(*fill_one[:10]))])
+        log.append(topic, [Records(partition, table(*fill_one[10:], timestamp_ms=NOON_MS + 5_000))])
+    log.append(other, [Records(0, table("u"))])
+    conditions = {
+        "partition = 3": 1,
+        "partition IN (1, 2) AND offset >= 15": 2,
+        "topic = 'u'": 1,
+        "offset < 0": 1,  # Spark makes a task of its own where there is none
+        "timestamp > timestamp'2100-01-01 00:00:00'": 1,
+        "value = '3/3'": 9,
+        "partition <=> 3 OR offset = 1": 9,
+        "NOT (partition = 3)": 9,
+    }
+    key = "spark.sql.python.filterPushdown.enabled"
+    for condition, count in conditions.items():
+        rows = {}
+        for enabled in ("true", "false"):
+            spark.conf.set(key, enabled)
+            try:
+                frame = read(spark, cluster, subscribe="t,u").where(condition)
+                rows[enabled] = sorted((r.topic, r.partition, r.offset, bytes(r.value)) for r in frame.collect())
+                assert enabled == "false" or tasks(frame) == count, condition
+            finally:
+                spark.conf.unset(key)
+        assert rows["true"] == rows["false"], condition
+
+
+def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+    """NOON_MS is 2023-11-14 22:13:20 UTC."""
+    key = "spark.sql.session.timeZone"
+    before = spark.conf.get(key)
+    for zone, text in [("UTC", "2023-11-14 22:13:22"), ("Asia/Tokyo", "2023-11-15 07:13:22")]:
+        spark.conf.set(key, zone)
+        try:
+            frame = read(spark, cluster, subscribe="t").where(F.col("timestamp") >= F.lit(text).cast("timestamp"))
+            assert frame.count() == 3 + 1, zone
+        finally:
+            spark.conf.set(key, before)
+
+
+# --- data loss ------------------------------------------------------------------------------------------------------
+
+
+def test_deleted_records(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+    delete_records(cluster, {TopicPartition("t", 0): 3})
+    assert values(read(spark, cluster, subscribe="t"))[0] == ["0/3", "0/4"]  # earliest is where the log starts
+    asked = {"subscribe": "t", "startingOffsets": '{"t":{"0":1,"1":0,"2":0}}'}
+    with fails("data may have been lost", "Could not read records in offset [1, 3) for topic partition t-0"):
+        read(spark, cluster, **asked).collect()
+    assert values(read(spark, cluster, **asked, failOnDataLoss=False))[0] == ["0/3", "0/4"]
+    beyond = {"subscribe": "t", "endingOffsets": '{"t":{"0":9,"1":0,"2":0}}'}
+    with fails("data may have been lost", "Could not read records in offset [5, 9) for topic partition t-0"):
+        read(spark, cluster, **beyond).collect()
+    assert values(read(spark, cluster, **beyond, failOnDataLoss=False))[0] == ["0/3", "0/4"]
+
+
+# --- read_topic -----------------------------------------------------------------------------------------------------
+
+
+def check_equal(spark: SparkSession, cluster: Cluster, topic: str = "t") -> None:
+    ours = read(spark, cluster, subscribe=topic, includeHeaders=True)
+    native = read_topic(spark, str(cluster.store.address), topic, include_headers=True)
+    order = ["partition", "offset"]
+    assert_df_equality(native.orderBy(order), ours.orderBy(order), ignore_nullable=True)
+
+
+def test_read_topic_of_nothing(spark: SparkSession, cluster: Cluster) -> None:
+    make(cluster, "t", 2)
+    check_equal(spark, cluster)
+    assert read_topic(spark, cluster, "t").dtypes == COLUMNS
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nowhere'"):
+        read_topic(spark, cluster, "nowhere")
+
+
+def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    """Sealed segments and tail, headers, a log start inside a segment, both timestamp types in one partition."""
+    topic = make(cluster, "t", 3, inline_max_bytes="2000")
+    fill(log, topic, [3, 2])
+    log.append(topic, [Records(0, table("x" * 5_000, "y", key=b"k", headers=[("h", b"1"), ("h", b"")]))])
+    check_equal(spark, cluster)
+    log.seal(topic, [0, 1])
+    check_equal(spark, cluster)  # sealed alone
+    topic = alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
+    append(log, topic, "z" * 5_000, partition=0)
+    append(log, topic, "tail", partition=0)
+    topic = alter_configs(cluster, "t", {"message.timestamp.type": None})
+    append(log, topic, "create time again" * 500, partition=0)
+    append(log, topic, "and a tail", partition=1, headers=[("a", b"b")])
+    delete_records(cluster, {TopicPartition("t", 0): 4, TopicPartition("t", 1): 1})
+    check_equal(spark, cluster)
+    kinds = read(spark, cluster, subscribe="t", columns="partition,offset,timestampType")
+    assert {row.timestampType for row in kinds.where("partition = 0").collect()} == {0, 1}
+    add_partitions(cluster, "t", 5)
+    append(log, "t", "new partition", partition=4)
+    check_equal(spark, cluster)
+
+
+def test_read_topic_over_several_log_dirs(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+    from spark_log.cluster.cluster import FIRST_BROKER
+
+    cluster.add_log_dir(FIRST_BROKER, str(tmp_path / "second"))
+    topic = make(cluster, "t", 4, inline_max_bytes="0")
+    fill(log, topic, [2, 1, 2, 1])
+    assert len({path.parents[2] for path in tmp_path.rglob("*.parquet") if "_segments" in path.parts}) == 2
+    check_equal(spark, cluster)
+
+
+@pytest.mark.parametrize("damage", ["empty", "another segment", "missing"])
+def test_a_segment_that_is_not_what_the_metadata_says_is_an_error(
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, damage: str
+) -> None:
+    topic = make(cluster, "t", 1, inline_max_bytes="0")
+    append(log, topic, "first", "second")
+    append(log, topic, "third")
+    files = [path for path in tmp_path.rglob("*.parquet") if "_segments" in path.parts]
+    small, large = sorted(files, key=lambda path: path.stat().st_size)
+    if damage == "empty":
+        large.write_bytes(b"")
+    elif damage == "missing":
+        large.unlink()
+    else:
+        large.write_bytes(small.read_bytes())
+    with pytest.raises(Exception, match=large.name):
+        read(spark, cluster, subscribe="t").collect()
+    with pytest.raises(Exception, match=large.name):
+        read_topic(spark, cluster, "t").collect()
+
+
+def test_a_flipped_bit_is_an_error_in_both_paths(
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+) -> None:
+    topic = make(cluster, "t", 1, inline_max_bytes="0", compression_type="none")
+    log.append(topic, [Records(0, table(*(f"{n:05}" * 20 for n in range(500))))])
+    [file] = [path for path in tmp_path.rglob("*.parquet") if "_segments" in path.parts]
+    whole = file.read_bytes()
+    place = whole.index(b"00250" * 20) + 50
+    file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+    with fails("t"):
+        read(spark, cluster, subscribe="t").collect()
+    with fails("checksum"):
+        read_topic(spark, cluster, "t").collect()
+    file.write_bytes(whole)
+    check_equal(spark, cluster)

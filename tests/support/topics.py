@@ -1,0 +1,111 @@
+"""Topics for the Spark tests: made, filled, read and written in a line each."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, create_topic
+from spark_log.ids import TopicPartition
+from spark_log.log.append import Appended
+from spark_log.log.log import Log, Records
+from tests.support.records import NOON_MS, table
+
+
+def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> Topic:
+    """A topic; configs have `_` for `.` in their names."""
+    topic = create_topic(cluster, name, partitions, configs={key.replace("_", "."): v for key, v in configs.items()})
+    assert topic is not None
+    return topic
+
+
+def append(log: Log, topic: Topic | str, *values: str, partition: int = 0, **columns: Any) -> None:
+    """Append records to one partition, in one batch."""
+    found = log.find_topic(topic) if isinstance(topic, str) else topic
+    [outcome] = log.append(found, [Records(partition, table(*values, **columns))])
+    assert isinstance(outcome, Appended), outcome
+
+
+def fill(log: Log, topic: Topic | str, counts: Sequence[int], first: int = 0) -> None:
+    """Append `counts[p]` records "p/n" to partition p, a second of record time apart."""
+    for partition, count in enumerate(counts):
+        for n in range(first, first + count):
+            append(log, topic, f"{partition}/{n}", partition=partition, timestamp_ms=NOON_MS + n * 1000)
+
+
+def read(spark: SparkSession, cluster: Cluster | str, **options: Any) -> DataFrame:
+    """A batch read. Options have `__` for `.` in their names."""
+    address = cluster if isinstance(cluster, str) else str(cluster.store.address)
+    return spark.read.format("spark_log").options(**{"cluster": address, **_named(options)}).load()
+
+
+def read_stream(spark: SparkSession, cluster: Cluster, **options: Any) -> DataFrame:
+    named = {"cluster": str(cluster.store.address), **_named(options)}
+    return spark.readStream.format("spark_log").options(**named).load()
+
+
+def write(frame: DataFrame, cluster: Cluster, mode: str = "append", **options: Any) -> None:
+    named = {"cluster": str(cluster.store.address), **_named(options)}
+    frame.write.format("spark_log").options(**named).mode(mode).save()
+
+
+def stored(cluster: Cluster, topic: str) -> dict[int, list[str]]:
+    """The values ("null" for null) of each partition in offset order, read without Spark; offsets must be dense."""
+    log = Log(cluster)
+    try:
+        positions = log.positions(log.find_topic(topic))
+        found: dict[int, list[str]] = {}
+        for tp, (start, end) in positions.items():
+            rows = [row for batch in log.read({tp: _range(start, end)}) for row in batch.to_pylist()]
+            assert [row["offset"] for row in rows] == list(range(start, end))
+            if rows:
+                found[tp.partition] = ["null" if row["value"] is None else row["value"].decode() for row in rows]
+        return found
+    finally:
+        log.close()
+
+
+def all_stored(cluster: Cluster, topic: str) -> list[str]:
+    """Every value of the topic, sorted."""
+    return sorted(value for values in stored(cluster, topic).values() for value in values)
+
+
+def values(frame: DataFrame) -> dict[int, list[str]]:
+    """The values of each partition in offset order, as a DataFrame of the source's columns has them."""
+    found: dict[int, list[str]] = {}
+    for row in frame.select("partition", "offset", "value").orderBy("partition", "offset").collect():
+        found.setdefault(row.partition, []).append(row.value.decode())
+    return found
+
+
+def offsets_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    shown: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        shown.setdefault(topic, {})[str(partition)] = offset
+    return shown
+
+
+@contextlib.contextmanager
+def fails(*texts: str) -> Iterator[None]:
+    """What is done here must fail, with a message that holds each of `texts`."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark wraps the error of a worker in one of several of its own
+        yield
+    for text in texts:
+        assert text in str(raised.value), f"{text!r} is not in: {str(raised.value)[:3000]}"
+
+
+def _range(start: int, end: int) -> Any:
+    from spark_log.ids import OffsetRange
+
+    return OffsetRange(start, end)
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, str]:
+    return {key.replace("__", "."): _text(value) for key, value in options.items()}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
