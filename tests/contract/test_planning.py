@@ -1,0 +1,123 @@
+"""A read plan costs what it reads, however long the log is."""
+
+import json
+import random
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import create_topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from tests.support.records import NOON_MS, read_all, table
+
+SEGMENTS = 20_000
+
+
+@pytest.fixture
+def long_topic(cluster):
+    """A topic with 20,000 segments of 10 records in partition 0 and as many in partition 1, by their rows alone."""
+    topic = create_topic(cluster, "t", 2)
+
+    def insert(connection, _attempt):
+        common = {
+            "topic_id": topic.topic_id, "record_count": 10, "bytes": 100, "timestamp_type": 0, "leader_epoch": 0,
+            "codec": "none", "checksum": "", "inline": False, "change": 1,
+        }  # fmt: skip
+        for partition in (0, 1):
+            rows = [
+                {
+                    **common, "partition": partition, "base_offset": 10 * n, "end_offset": 10 * n + 10,
+                    "name": f"w-{n}.parquet", "min_timestamp_ms": NOON_MS + n, "max_timestamp_ms": NOON_MS + n,
+                }
+                for n in range(SEGMENTS)
+            ]  # fmt: skip
+            connection.execute(t.segment.insert(), rows)
+        end = {"log_end_offset": 10 * SEGMENTS}
+        connection.execute(t.partition.update().values(high_watermark=10 * SEGMENTS, **end))
+        connection.execute(t.replica.update().values(**end))
+
+    cluster.store.transact(insert)
+    if not cluster.store.sqlite:
+        with cluster.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("ANALYZE")
+    return topic
+
+
+def explain(cluster, ranges):
+    statement = str(planner._OVERLAPPING["sqlite" if cluster.store.sqlite else "postgresql"])
+    prefix = "EXPLAIN QUERY PLAN " if cluster.store.sqlite else "EXPLAIN (ANALYZE, FORMAT TEXT) "
+    parameters = {"topic_id": 1, "ranges": json.dumps(ranges)}
+    with cluster.store.snapshot() as connection:
+        return "\n".join(str(row) for row in connection.execute(sa.text(prefix + statement), parameters))
+
+
+def test_ten_segments_of_many_thousand(cluster, long_topic, log):
+    plan = log.plan({TopicPartition("t", 0): OffsetRange(123_455, 123_545)})
+    assert [(piece.base_offset, piece.start, piece.end) for piece in plan.slices] == [
+        (base, max(base, 123_455), min(base + 10, 123_545)) for base in range(123_450, 123_550, 10)
+    ]
+    everything = log.plan({TopicPartition("t", n): OffsetRange(0, 10 * SEGMENTS) for n in (0, 1)})
+    assert len(everything.slices) == 2 * SEGMENTS
+
+
+def test_the_database_looks_them_up_by_the_primary_key(cluster, long_topic):
+    found = explain(cluster, [[0, 123_455, 123_545], [1, 7, 8]])
+    if cluster.store.sqlite:
+        assert "SCAN segment" not in found
+        assert found.count("SEARCH segment USING") == 2
+        assert "(topic_id=? AND partition=? AND base_offset<?)" in found
+        assert "(topic_id=? AND partition=? AND base_offset>? AND base_offset<?)" in found
+    else:
+        assert "Seq Scan on segment" not in found
+        assert "pk_segment" in found
+        assert "Rows Removed by Filter" not in found
+
+
+def test_the_first_and_the_last_and_none(cluster, long_topic, log):
+    def bases(start, end):
+        return [piece.base_offset for piece in log.plan({TopicPartition("t", 1): OffsetRange(start, end)}).slices]
+
+    end = 10 * SEGMENTS
+    assert bases(0, 1) == [0]
+    assert bases(9, 11) == [0, 10]
+    assert bases(end - 1, end) == [end - 10]
+    assert bases(end, end) == bases(5, 5) == []
+
+
+def test_a_time_is_found_by_its_index(cluster, long_topic):
+    with cluster.store.snapshot() as connection:
+        found = planner.first_segments_at_or_after(connection, long_topic, {0: NOON_MS + 777, 1: NOON_MS + SEGMENTS})
+    assert [piece.base_offset for piece in found[0]] == [7770, 7780]
+    assert 1 not in found
+
+
+def test_any_range_of_a_log_of_blobs_files_and_sealed_runs(cluster):
+    """Against a list: any part of the log, and times too."""
+    dice = random.Random(3)
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000"})
+    written = []
+    for number in range(60):
+        values = [f"{number}.{i}" for i in range(dice.randrange(1, 4))]
+        if dice.random() < 0.3:
+            values.append(dice.randbytes(1000).hex())
+        time_ms = NOON_MS + 1000 * number
+        log.append(topic, [Records(0, table(*values, timestamp_ms=time_ms))])
+        written += [(value, time_ms) for value in values]
+        if dice.random() < 0.1:
+            log.seal(topic, [0])
+    assert [value for _, _, value in read_all(log, topic)] == [value for value, _ in written]
+    for _ in range(60):
+        start = dice.randrange(len(written))
+        end = dice.randrange(start, len(written) + 1)
+        batches = log.read({TopicPartition("t", 0): OffsetRange(start, end)})
+        rows = [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
+        assert rows == [(offset, written[offset][0]) for offset in range(start, end)]
+    for _ in range(30):
+        wanted = NOON_MS + dice.randrange(-1000, 61_000)
+        expected = next((offset for offset, (_, time_ms) in enumerate(written) if time_ms >= wanted), None)
+        assert log.offsets_for_times(topic, {0: wanted}) == {0: expected}
+    log.close()
