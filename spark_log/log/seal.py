@@ -66,10 +66,10 @@ def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int) -> int:
     for run in runs(tail, topic.config.segment_bytes):
         with store.snapshot() as connection:
             data = _blobs(connection, run)
-            targets = _in_sync_log_dirs(connection, topic, partition)
-        if len(data) < len(run):
+            targets, partition_epoch = _in_sync_log_dirs(connection, topic, partition)
+        if len(data) < len(run) or partition_epoch is None:
             continue
-        sealed += _seal_run(cluster, writer, topic, partition, run, data, targets)
+        sealed += _seal_run(cluster, writer, topic, partition, run, data, targets, partition_epoch)
     return sealed
 
 
@@ -81,6 +81,7 @@ def _seal_run(
     run: Sequence[TailSegment],
     data: dict[str, bytes],
     targets: Sequence[LogDirId],
+    partition_epoch: int,
 ) -> bool:
     write_id, name = writer.file_name()
     path = segment_path(topic.folder, partition, name)
@@ -107,7 +108,7 @@ def _seal_run(
         **vars(facts),
     }
     try:
-        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, write_id, row, run, targets))
+        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, write_id, row, run, targets, partition_epoch))
     except WriteIdExpiredError:
         swapped = False
     if not swapped:  # ours alone to delete: our write id, and a transaction that is known not to have named it
@@ -124,11 +125,13 @@ def _swap(
     row: dict[str, object],
     run: Sequence[TailSegment],
     targets: Sequence[LogDirId],
+    partition_epoch: int,
 ) -> bool:
     s, p = t.segment.c, t.partition.c
     topic_id, partition = row["topic_id"], row["partition"]
     here = (p.topic_id == topic_id) & (p.partition == partition)
-    if connection.execute(sa.select(p.change).where(here).with_for_update()).first() is None:
+    # the ISR may have grown since the files were written: whoever joined lacks them
+    if connection.execute(sa.select(p.partition_epoch).where(here).with_for_update()).scalar() != partition_epoch:
         return False
     in_run = (
         (s.topic_id == topic_id)
@@ -185,10 +188,13 @@ def _blobs(connection: sa.Connection, run: Sequence[TailSegment]) -> dict[str, b
     return found
 
 
-def _in_sync_log_dirs(connection: sa.Connection, topic: Topic, partition: int) -> list[LogDirId]:
-    r = t.replica.c
+def _in_sync_log_dirs(connection: sa.Connection, topic: Topic, partition: int) -> tuple[list[LogDirId], int | None]:
+    """The log dirs of the ISR, and the partition epoch under which they are that; None if the partition is gone."""
+    r, p = t.replica.c, t.partition.c
     query = sa.select(r.log_dir_id).where(r.topic_id == topic.topic_id, r.partition == partition, r.in_sync)
-    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query.order_by(r.preference)).scalars()]
+    epoch = sa.select(p.partition_epoch).where(p.topic_id == topic.topic_id, p.partition == partition)
+    log_dir_ids = connection.execute(query.order_by(r.preference)).scalars()
+    return [LogDirId(log_dir_id) for log_dir_id in log_dir_ids], connection.execute(epoch).scalar()
 
 
 def partitions_with_tails(connection: sa.Connection) -> list[tuple[Topic, int]]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,6 +26,8 @@ from spark_log.log.append import Appended
 from spark_log.log.delta import delta_tables, publish, storage_options
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a segment file."""
@@ -156,6 +159,7 @@ def test_a_log_dir_that_comes_back_empty_or_not_at_all(local):
     log.close()
 
 
+@needs_root
 def test_an_empty_folder_over_the_log_dir(local):
     """The same with a real mount over it, as root."""
     cluster, folder = local
@@ -391,6 +395,49 @@ def fill(folder):
     return filler
 
 
+@contextlib.contextmanager
+def files_may_not_grow_beyond(size):
+    """What anybody may do without being root: then every write is refused by the kernel (EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_kernel_refuses_a_segment(local):
+    cluster, folder = local
+    topic = create_topic(cluster, "t", configs=FILES)
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    with files_may_not_grow_beyond(300_000):
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError, match=r"too large.*nothing was appended"):
+                log.append(topic, [Records(0, table(big(1, 900_000)))])
+        log.append(topic, [Records(0, table("b"))])
+    log.append(topic, [Records(0, table(big(1, 900_000)))])
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b"), (0, 2, big(1, 900_000))]
+    assert len(segment_files(folder)) == 3
+    log.close()
+
+
+def test_the_kernel_refuses_a_commit(local):
+    cluster, _ = local
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000000"})
+    log = Log(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    with files_may_not_grow_beyond(200_000):
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError, match="nothing was appended"):
+                log.append(topic, [Records(0, table(big(1, 600_000)))])
+        assert read_all(log, topic) == [(0, 0, "a")]
+    assert log.append(topic, [Records(0, table(big(1, 600_000)))]) == [Appended(1, 2)]
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, big(1, 600_000))]
+    log.close()
+
+
+@needs_root
 def test_the_disk_of_a_log_dir_is_full(tmp_path):
     (tmp_path / "small").mkdir()
     with (
@@ -424,6 +471,7 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
         log.close()
 
 
+@needs_root
 def test_the_disk_of_the_metadata_store_is_full(tmp_path):
     (tmp_path / "small").mkdir()
     with mounted(tmp_path / "small", "4m"):
