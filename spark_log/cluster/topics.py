@@ -392,6 +392,6 @@ def _check_replication_factor(factor: object) -> None:
 def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
     if config.min_insync_replicas > replication_factor:
         raise InvalidConfigurationError(
-            f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}"
+            f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}:"
             " no append with acks=all could ever succeed"
         )
