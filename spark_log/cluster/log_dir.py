@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -127,6 +127,12 @@ class LogDir:
             raise StorageUnavailableError(
                 redact(f"segment {self.location(relative)} cannot be read: {error}")
             ) from error
+
+    def sizes(self, relatives: Sequence[str]) -> list[int | None]:
+        """Bytes of each file, None where there is none."""
+        with self._storage_errors("segments"):
+            infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
+        return [info.size for info in infos]
 
     def delete(self, relative: str) -> None:
         """Remove a file. Only its writer before any metadata names it, or clean-up, may call this."""

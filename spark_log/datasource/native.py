@@ -14,7 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.ids import OffsetRange
+from spark_log.errors import CorruptRecordError
+from spark_log.ids import LogDirId, OffsetRange
 from spark_log.log.fetch import Fetcher
 from spark_log.log.slices import LogDirs, Slice
 from spark_log.records.schema import read_schema
@@ -59,18 +60,15 @@ def read_topic(
     if tail or not sealed:
         schema = read_schema(include_headers)
         batches = list(Fetcher(plan.log_dirs).read(tail, schema))
-        parts.append(spark.createDataFrame(pa.Table.from_batches(batches, schema)))
+        table = pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
+        parts.append(spark.createDataFrame(table))
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
 def _sealed(
     spark: SparkSession, topic: str, sealed: Sequence[Slice], log_dirs: LogDirs, include_headers: bool
 ) -> DataFrame:
-    opened = {log_dir_id: LogDir(info.uri) for log_dir_id, info in log_dirs.items()}
-    files = [
-        _for_spark(opened[piece.log_dir_ids[0]].location(segment_path(piece.folder, piece.partition, piece.name)))
-        for piece in sealed
-    ]
+    files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
     rows = spark.read.schema(_STORED + (_HEADERS if include_headers else "")).parquet(*files)
     segments = F.broadcast(_segments(spark, sealed))
@@ -91,6 +89,34 @@ def _sealed(
         "timestampType",
     ]
     return frame.select(*columns, *(["headers"] if include_headers else []))
+
+
+def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
+    """Where each segment lies whole: in its first log dir, or the next one if the file there does not have its size.
+
+    Spark passes over an empty file without a word, and rows of a file with a size of its own would join nothing.
+    Raises CorruptRecordError if no log dir has it.
+    """
+    opened = {log_dir_id: LogDir(info.uri) for log_dir_id, info in log_dirs.items()}
+    paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]
+    found: dict[int, str] = {}
+    for attempt in range(max(len(piece.log_dir_ids) for piece in sealed)):
+        asked: dict[LogDirId, list[int]] = {}
+        for number, piece in enumerate(sealed):
+            if number not in found and attempt < len(piece.log_dir_ids):
+                asked.setdefault(piece.log_dir_ids[attempt], []).append(number)
+        for log_dir_id, numbers in asked.items():
+            log_dir = opened[log_dir_id]
+            sizes = log_dir.sizes([paths[number] for number in numbers])
+            for number, size in zip(numbers, sizes, strict=True):
+                if size == sealed[number].size:
+                    found[number] = log_dir.location(paths[number])
+    for number, piece in enumerate(sealed):
+        if number not in found:
+            raise CorruptRecordError(
+                f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with its {piece.size} bytes"
+            )
+    return [found[number] for number in range(len(sealed))]
 
 
 def _segments(spark: SparkSession, sealed: Sequence[Slice]) -> DataFrame:
