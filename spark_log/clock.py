@@ -1,5 +1,6 @@
 """The only clock of the host. Leases are not judged by it but by the metadata store's (`metadata.store.StoreClock`)."""
 
+import functools
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def boot_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+@functools.cache
 def boot_id() -> str:
     """Name of this boot of this host. Times of `boot_ms` compare only under the same name."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -79,12 +79,12 @@ class Log:
         Raises the errors of `records.check` for what may not be written at all, before anything is.
         """
         encoding = Encoding.of(topic.config)
-        clock = self.cluster.store.read(self.cluster.store.clock)
+        now_ms = self.cluster.store.now().wall_ms
         targets: dict[int, Target] = {}
         batches: list[Batch] = []
         blobs: dict[str, bytes] = {}
         write_id = None
-        prepared = [replace(item, table=prepare(item.table, encoding, clock.wall_ms)) for item in records]
+        prepared = [replace(item, table=prepare(item.table, encoding, now_ms)) for item in records]
         for item in prepared:
             blob = encode_inline(item.table, encoding)
             if blob is not None:

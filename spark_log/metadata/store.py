@@ -187,7 +187,7 @@ class Store:
     def clock(self, connection: sa.Connection) -> StoreClock:
         """The store's time in this transaction."""
         if self.sqlite:
-            return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
+            return self.now()
         now = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
         if engines.is_write(connection):  # the name of the transaction on the same way, see `transact`
             row = connection.exec_driver_sql(f"SELECT {now}, pg_current_xact_id()::text").one()
@@ -195,6 +195,12 @@ class Store:
         else:
             now_ms = connection.exec_driver_sql(f"SELECT {now}").scalar_one()
         return StoreClock(now_ms, now_ms, "")
+
+    def now(self) -> StoreClock:
+        """The store's time. On SQLite it needs no transaction: the store's clock is the host's."""
+        if self.sqlite:
+            return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
+        return self.read(self.clock)
 
     def close(self) -> None:
         self.engine.dispose()
