@@ -1,0 +1,46 @@
+"""What the README says, as a newcomer would run it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    (tmp_path / "ten_lines.py").write_text(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n')
+    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    run = subprocess.run(
+        [sys.executable, "ten_lines.py"],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "rows 1000000" in run.stdout
+    assert "only showing top 5 rows" in run.stdout
+
+
+def test_the_shell_lines_of_the_command_line_run_as_they_stand(tmp_path: Path) -> None:
+    [_, commands, _] = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    script = "\n".join(line for line in commands.splitlines() if not line.startswith("spark-submit"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "alice" in run.stdout
