@@ -1,6 +1,6 @@
 """The streaming reader, with admission control and Trigger.AvailableNow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from spark_log import clock
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.stream_offsets import StreamOffset
 from spark_log.datasource.tasks import read_task
+from spark_log.ids import TopicPartition
 
 if TYPE_CHECKING:
     from spark_log.datasource.planning import Available, ReadPlanner
@@ -34,6 +35,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: ReadPlanner | None = None
         self._target: StreamOffset | None = None
         self._last_trigger_ms: int | None = None
+        self._committed: Mapping[TopicPartition, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts (startingOffsets and its kin). Spark asks again when it replays batch 0."""
@@ -54,6 +56,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: the high watermarks, or less by the rate limit; `start` if it has to wait."""
         planner = self._driver()
         begin = StreamOffset.from_json(start)
+        if not begin.initial:  # Spark has done all before `start`, but calls `commit` only once there is a next batch
+            self._commit_to_group(begin.offsets)
         available = planner.available(must_exist=False)
         latest = {tp: offsets.end for tp, offsets in available.ranges.items()}
         if self._target is not None:
@@ -128,11 +132,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done: with `group.id`, its end offsets become the group's committed offsets."""
+        self._commit_to_group(StreamOffset.from_json(end).offsets)
+
+    def _commit_to_group(self, offsets: Mapping[TopicPartition, int]) -> None:
         planner = self._driver()
-        if planner.options.group_id is not None:
+        if planner.options.group_id is not None and offsets != self._committed:
             from spark_log.groups.offsets import commit_offsets
 
-            commit_offsets(planner.cluster.store, planner.options.group_id, StreamOffset.from_json(end).offsets)
+            commit_offsets(planner.cluster.store, planner.options.group_id, offsets)
+            self._committed = offsets
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -158,6 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_planner": None,
             "_target": None,
             "_last_trigger_ms": None,
+            "_committed": None,
         }
 
 

@@ -1,0 +1,368 @@
+"""Streaming reads: starts, limits, triggers, restarts, and what fails when data is lost."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import add_partitions, delete_records, delete_topic
+from spark_log.groups.offsets import committed_offsets
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log
+from tests.support.records import NOON_MS
+from tests.support.topics import append, fails, fill, make, read_stream, values
+
+Batch = tuple[int, dict[int, list[str]]]
+NOW = {"availableNow": True}
+
+
+class Run:
+    """A query that keeps what each batch held. Its checkpoint outlives it."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path, before: Callable[[int], None] | None = None) -> None:
+        self.batches: list[Batch] = []
+
+        def take(batch: DataFrame, number: int) -> None:
+            if before is not None:
+                before(number)
+            self.batches.append((number, values(batch)))
+
+        self._writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+
+    def start(self) -> StreamingQuery:
+        return self._writer.start()
+
+    def to_end(self, **trigger: Any) -> "Run":
+        query = self._writer.trigger(**(trigger or NOW)).start()
+        query.awaitTermination()
+        return self
+
+    @property
+    def all(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for _, batch in self.batches:
+            for partition, more in batch.items():
+                found.setdefault(partition, []).extend(more)
+        return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def t(cluster: Cluster, log: Log) -> None:
+    make(cluster, "t", 2)
+    fill(log, "t", [3, 1])
+
+
+def numbers(partition: int, *bounds: int) -> list[str]:
+    return [f"{partition}/{n}" for n in range(*bounds)]
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
+        ({"endingOffsetsByTimestamp": "{}"}, "ending timestamp not valid in streaming queries"),
+        ({"endingTimestamp": "5"}, "ending timestamp not valid in streaming queries"),
+        (
+            {"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "15"},
+            "The value of minOffsetPerTrigger(20) is higher than the maxOffsetsPerTrigger(15).",
+        ),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be positive"),
+        ({"maxTriggerDelay": "soon"}, "failed to parse time string 'soon'"),
+        ({"startingOffsets": '{"t":{"0":0}}'}, "Partitions specified for start offsets don't match"),
+        ({"startingTimestamp": str(NOON_MS + 10**9)}, "No offset matched from request of topic-partition t-0"),
+        ({"subscribe": "nowhere"}, "unknown topic or partition"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path, options: dict[str, str], message: str
+) -> None:
+    with fails(message):
+        Run(read_stream(spark, cluster, **{"subscribe": "t", **options}), checkpoint).to_end()
+
+
+# --- starts ---------------------------------------------------------------------------------------------------------
+
+
+def test_latest_is_where_a_stream_starts(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        assert run.all == {}
+        fill(log, "t", [2, 1], first=10)
+        query.processAllAvailable()
+        assert run.all == {0: numbers(0, 10, 12), 1: numbers(1, 10, 11)}
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": "earliest"}, {0: (0, 3), 1: (0, 1)}),
+        ({"startingOffsets": '{"t":{"0":-2,"1":-1}}'}, {0: (0, 3)}),
+        ({"startingOffsets": '{"t":{"0":2,"1":0}}'}, {0: (2, 3), 1: (0, 1)}),
+        ({"startingTimestamp": NOON_MS + 500, "startingOffsetsByTimestampStrategy": "latest"}, {0: (1, 3)}),
+        ({"startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}, {0: (0, 3), 1: (0, 1)}),
+        ({"startingOffsets": "earliest", "minPartitions": 4}, {0: (0, 3), 1: (0, 1)}),
+    ],
+)
+def test_starts(
+    spark: SparkSession,
+    cluster: Cluster,
+    t: None,
+    checkpoint: Path,
+    options: dict[str, Any],
+    expected: dict[int, tuple[int, int]],
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribe="t", **options), checkpoint).to_end()
+    assert run.all == {p: numbers(p, *bounds) for p, bounds in expected.items()}
+
+
+def test_a_restart_goes_on_where_it_was_whatever_the_options_say(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint).to_end()
+    fill(log, "t", [1, 0], first=3)
+    for start in ("latest", "earliest"):
+        run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets=start), checkpoint).to_end()
+        assert run.all == ({0: ["0/3"]} if start == "latest" else {})
+
+
+@pytest.mark.parametrize("starts", [("earliest", "latest"), ("latest", "latest"), ("latest", "earliest")])
+def test_a_replayed_batch_0_keeps_its_start(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path, starts: tuple[str, str]
+) -> None:
+    """Killed between the offsets of batch 0 and its commit; meanwhile the topic went on."""
+
+    def die(number: int) -> None:
+        raise RuntimeError("killed")
+
+    with fails("killed"):
+        Run(read_stream(spark, cluster, subscribe="t", startingOffsets=starts[0]), checkpoint, die).to_end()
+    fill(log, "t", [2, 1], first=3)
+    run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets=starts[1]), checkpoint).to_end()
+    if starts[0] == "earliest":
+        assert run.batches[0] == (0, {0: numbers(0, 3), 1: ["1/0"]})
+        assert run.all == {0: numbers(0, 5), 1: ["1/0", "1/3"]}
+    else:
+        assert run.all == {0: ["0/3", "0/4"], 1: ["1/3"]}
+
+
+def test_an_empty_pattern_waits_for_its_topics(
+    spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribePattern="^news"), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        make(cluster, "news.eu")
+        append(log, "news.eu", "first of a new topic")  # from its earliest, though the query starts at latest
+        query.processAllAvailable()
+        assert run.all == {0: ["first of a new topic"]}
+    finally:
+        query.stop()
+
+
+def test_new_partitions_are_read_from_their_earliest(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        add_partitions(cluster, "t", 3)
+        append(log, "t", "new", partition=2)
+        query.processAllAvailable()
+        assert run.all == {2: ["new"]}
+    finally:
+        query.stop()
+
+
+# --- limits and triggers --------------------------------------------------------------------------------------------
+
+
+def test_the_rate_limit_is_shared_in_proportion(
+    spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path
+) -> None:
+    make(cluster, "t", 3)
+    for partition, count in enumerate((12, 4)):
+        append(log, "t", *numbers(partition, count), partition=partition)
+    options = {"subscribe": "t", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 8}
+    run = Run(read_stream(spark, cluster, **options), checkpoint).to_end()
+    assert run.batches == [
+        (0, {0: numbers(0, 6), 1: numbers(1, 2)}),
+        (1, {0: numbers(0, 6, 12), 1: numbers(1, 2, 4)}),
+    ]
+
+
+def test_available_now_fixes_its_end(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    def more(number: int) -> None:
+        append(log, "t", f"late {number}", partition=0)
+        if number == 0:
+            add_partitions(cluster, "t", 3)
+            append(log, "t", "late", partition=2)
+
+    options = {"subscribe": "t", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 2}
+    first = Run(read_stream(spark, cluster, **options), checkpoint, more).to_end()
+    assert len(first.batches) > 1
+    assert first.all == {0: numbers(0, 3), 1: numbers(1, 1)}
+    late = [f"late {number}" for number, _ in first.batches]
+    assert Run(read_stream(spark, cluster, **options), checkpoint).to_end().all == {0: late, 2: ["late"]}
+
+
+def test_once_ignores_limits(spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path) -> None:
+    options = {"subscribe": "t", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}
+    run = Run(read_stream(spark, cluster, **options), checkpoint).to_end(once=True)
+    assert run.batches == [(0, {0: numbers(0, 3), 1: numbers(1, 1)})]
+
+
+def test_a_minimum_waits_but_not_for_ever(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    options = {"subscribe": "t", "startingOffsets": "earliest", "minOffsetsPerTrigger": 5, "maxTriggerDelay": "10m"}
+    run = Run(read_stream(spark, cluster, **options), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        assert run.all == {0: numbers(0, 3), 1: ["1/0"]}  # the first batch always fires
+        fill(log, "t", [2, 2], first=10)
+        query.processAllAvailable()
+        assert len(run.batches) == 1
+        fill(log, "t", [1, 0], first=12)
+        query.processAllAvailable()
+        assert run.batches[1:] == [(1, {0: numbers(0, 10, 13), 1: numbers(1, 10, 12)})]
+    finally:
+        query.stop()
+    options["maxTriggerDelay"] = "1s"
+    run = Run(read_stream(spark, cluster, **options), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        fill(log, "t", [1, 0], first=20)
+        deadline = time.monotonic() + 60
+        while not run.all and time.monotonic() < deadline:
+            query.processAllAvailable()
+        assert run.all == {0: ["0/20"]}
+    finally:
+        query.stop()
+
+
+# --- loss -----------------------------------------------------------------------------------------------------------
+
+
+def read_once(spark: SparkSession, cluster: Cluster, checkpoint: Path, **options: Any) -> Run:
+    return Run(read_stream(spark, cluster, subscribe="t", **options), checkpoint).to_end()
+
+
+def test_aged_out_records(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+    read_once(spark, cluster, checkpoint, startingOffsets="earliest")
+    fill(log, "t", [4, 0], first=3)
+    delete_records(cluster, {TopicPartition("t", 0): 5})
+    with fails("data may have been lost", "offset [3, 5) for topic partition t-0", "failOnDataLoss to false"):
+        read_once(spark, cluster, checkpoint)
+    assert read_once(spark, cluster, checkpoint, failOnDataLoss=False).all == {0: numbers(0, 5, 7)}
+
+
+def test_a_deleted_topic(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+    make(cluster, "u")
+    append(log, "u", "u")
+    options = {"subscribe": "t,u", "startingOffsets": "earliest"}
+    Run(read_stream(spark, cluster, **options), checkpoint).to_end()
+    delete_topic(cluster, "u")
+    fill(log, "t", [1, 0], first=3)
+    kept = checkpoint.with_name("kept")
+    shutil.copytree(checkpoint, kept)
+    with fails("data may have been lost", "Partitions Set(u-0) have been deleted"):
+        Run(read_stream(spark, cluster, **options), kept).to_end()
+    run = Run(read_stream(spark, cluster, **options, failOnDataLoss=False), checkpoint).to_end()
+    assert run.all == {0: ["0/3"]}
+
+
+def test_a_recreated_topic(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
+    """It has grown past the old offset: by offsets alone nobody would notice."""
+    read_once(spark, cluster, checkpoint, startingOffsets="earliest")
+    delete_topic(cluster, "t")
+    make(cluster, "t", 2)
+    append(log, "t", *(f"other {n}" for n in range(5)))
+    kept = checkpoint.with_name("kept")
+    shutil.copytree(checkpoint, kept)
+    with fails("data may have been lost", "t-0 offset was changed from 3 to 5"):
+        read_once(spark, cluster, kept)
+    assert read_once(spark, cluster, checkpoint, failOnDataLoss=False).all == {}  # resumes at its new end
+    append(log, "t", "next")
+    assert read_once(spark, cluster, checkpoint, failOnDataLoss=False).all == {0: ["next"]}
+
+
+def test_a_topic_deleted_between_two_batches(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        delete_topic(cluster, "t")
+        with fails("Partitions Set(t-0, t-1) have been deleted"):
+            query.awaitTermination()
+    finally:
+        query.stop()
+    assert run.all == {0: numbers(0, 3), 1: ["1/0"]}
+
+
+# --- what others see ------------------------------------------------------------------------------------------------
+
+
+def test_a_group_gets_the_end_offsets(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    options = {"subscribe": "t", "startingOffsets": "earliest", "kafka.group.id": "g", "maxOffsetsPerTrigger": 2}
+    frame = read_stream(spark, cluster, **options)
+    Run(frame, checkpoint).to_end()
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1}
+    fill(log, "t", [1, 0], first=3)
+    query = Run(frame, checkpoint).start()
+    try:
+        query.processAllAvailable()
+        deadline = time.monotonic() + 60
+        while committed_offsets(cluster.store, "g")[TopicPartition("t", 0)] != 4:
+            assert time.monotonic() < deadline
+            query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def test_progress_shows_offsets_as_kafkas_source_does(
+    spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
+) -> None:
+    run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
+    query = run.start()
+    try:
+        query.processAllAvailable()
+        progress = [found for found in query.recentProgress if found["numInputRows"]]
+        [source] = progress[0]["sources"]
+        for position, expected in [("endOffset", {"0": 3, "1": 1}), ("latestOffset", {"0": 3, "1": 1})]:
+            shown = source[position] if isinstance(source[position], dict) else json.loads(source[position])
+            assert shown["t"] == expected
+            assert all(key == "t" or key.startswith("@") for key in shown)
+        assert str(cluster.store.address) not in json.dumps(progress[0], default=str)
+    finally:
+        query.stop()
