@@ -80,8 +80,8 @@ class SparkLogDataSource(DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        if overwrite:
-            raise InvalidOptionError("Output mode Complete not allowed for spark_log. Use Append or Update")
+        # `overwrite` is output mode complete: as in Kafka's sink, every batch appends all of its rows. (Mode update is
+        # Spark's to allow, and it does not for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
         return StreamWriter(options)

@@ -1,0 +1,300 @@
+"""The streaming sink: every row once, in order, whatever dies and whatever comes again."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.source import SparkLogDataSource
+from spark_log.failpoints import POINTS
+from spark_log.log.log import Log
+from spark_log.metadata import tables
+from tests.support.subprocess_python import REPOSITORY
+from tests.support.topics import append, fails, make, read_stream, stored
+
+ROWS = ("key", "value", "partition", "headers", "timestamp")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def topics(cluster: Cluster, log: Log) -> None:
+    """Topic `in` with two partitions, one of large records; in `out` large ones go into files, small ones inline."""
+    make(cluster, "in", 2)
+    make(cluster, "out", 2, inline_max_bytes="1500", inline_tail_bytes="1", compression_type="none")
+    feed(log, 0)
+
+
+def feed(log: Log, batch: int) -> None:
+    append(log, "in", *(f"{batch}/{n} " + "x" * 500 for n in range(5)), partition=0)
+    append(log, "in", *(f"{batch}/{n}" for n in range(5)), partition=1)
+
+
+def source(spark: SparkSession, cluster: Cluster, **options: Any) -> DataFrame:
+    given = {"subscribe": "in", "startingOffsets": "earliest", "includeHeaders": True, **options}
+    return read_stream(spark, cluster, **given).select(*ROWS)
+
+
+def copy(frame: DataFrame, cluster: Cluster, checkpoint: Path, sink: str = "spark_log", mode: str = "append") -> None:
+    options = {"cluster": str(cluster.store.address), "topic": "out", "checkpointLocation": str(checkpoint)}
+    writer = frame.writeStream.format(sink).options(**options).outputMode(mode).trigger(availableNow=True)
+    writer.start().awaitTermination()
+
+
+def uncommit(checkpoint: Path, batch: int) -> None:
+    """As if Spark had been killed after the sink's commit and before its own."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def write_ids(cluster: Cluster) -> int:
+    return len(cluster.store.read(lambda c: c.execute(tables.write_id.select()).all()))
+
+
+def orphans(cluster: Cluster, folder: Path) -> list[str]:
+    rows = cluster.store.read(lambda c: c.execute(tables.segment.select()).mappings().all())
+    named = {row["name"] for row in rows}
+    return [p.name for p in folder.rglob("*") if "_segments" in p.parts and p.is_file() and p.name not in named]
+
+
+# --- what comes again -----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
+    for batch in range(2):
+        copy(source(spark, cluster, maxOffsetsPerTrigger=4), cluster, checkpoint)
+        assert stored(cluster, "out") == stored(cluster, "in")
+        feed(log, batch + 1)
+    assert write_ids(cluster) == 0
+    assert orphans(cluster, checkpoint.parent) == []
+
+
+def test_a_replay_of_the_last_batch_changes_nothing(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    for _ in range(2):
+        copy(source(spark, cluster), cluster, checkpoint)
+        uncommit(checkpoint, 0)
+        assert stored(cluster, "out") == stored(cluster, "in")
+    feed(log, 1)
+    copy(source(spark, cluster), cluster, checkpoint)
+    assert stored(cluster, "out") == stored(cluster, "in")
+    assert (write_ids(cluster), orphans(cluster, checkpoint.parent)) == (0, [])
+
+
+def test_a_rolled_back_checkpoint_is_an_error(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    copy(source(spark, cluster), cluster, checkpoint)
+    old = checkpoint.with_name("old")
+    shutil.copytree(checkpoint, old)
+    uncommit(old, 0)
+    for batch in (1, 2):
+        feed(log, batch)
+        copy(source(spark, cluster), cluster, checkpoint)
+    before = stored(cluster, "out")
+    with fails("batch 0 comes after batch 2 was written", "The checkpoint was"):
+        copy(source(spark, cluster), cluster, old)
+    assert stored(cluster, "out") == before == stored(cluster, "in")
+    assert orphans(cluster, checkpoint.parent) == []
+
+
+def test_a_copied_checkpoint_is_an_error(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    copy(source(spark, cluster), cluster, checkpoint)
+    twin = checkpoint.with_name("twin")
+    shutil.copytree(checkpoint, twin)
+    feed(log, 1)
+    copy(source(spark, cluster), cluster, checkpoint)
+    feed(log, 2)
+    before = stored(cluster, "out")
+    with fails("batch 1 was written with 10 rows and comes with other rows now (20)"):
+        copy(source(spark, cluster), cluster, twin)
+    assert stored(cluster, "out") == before
+
+
+def test_other_rows_in_the_last_batch_are_an_error(
+    spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
+) -> None:
+    other = {
+        "value": F.concat("value", F.lit(b"!")),
+        "key": F.lit("k"),
+        "partition": (1 - F.col("partition")).cast("int"),
+        "headers": F.expr("array(named_struct('key', 'a', 'value', CAST('b' AS binary)))"),
+    }
+    copy(source(spark, cluster), cluster, checkpoint)
+    uncommit(checkpoint, 0)
+    before = stored(cluster, "out")
+    for column, changed in other.items():
+        with fails("batch 0 was written with 10 rows and comes with other rows now (10)"):
+            copy(source(spark, cluster).withColumn(column, changed), cluster, checkpoint)
+        assert stored(cluster, "out") == before
+    copy(source(spark, cluster), cluster, checkpoint)  # the same rows after all
+    assert stored(cluster, "out") == before
+
+
+def test_two_queries_and_two_targets_do_not_know_each_other(
+    spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
+) -> None:
+    copy(source(spark, cluster), cluster, checkpoint)
+    copy(source(spark, cluster), cluster, checkpoint.with_name("another"))
+    assert {p: len(values) for p, values in stored(cluster, "out").items()} == {0: 10, 1: 10}
+
+
+def test_the_column_topic_routes_a_stream(spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path) -> None:
+    for name in ("in", "a", "b"):
+        make(cluster, name)
+    append(log, "in", "a1", "b1", "a2")
+    frame = source(spark, cluster).withColumn("topic", F.expr("substr(CAST(value AS string), 1, 1)"))
+    options = {"cluster": str(cluster.store.address), "checkpointLocation": str(checkpoint)}
+    for _ in range(2):
+        frame.writeStream.format("spark_log").options(**options).trigger(availableNow=True).start().awaitTermination()
+        uncommit(checkpoint, 0)
+    assert (stored(cluster, "a"), stored(cluster, "b")) == ({0: ["a1", "a2"]}, {0: ["b1"]})
+
+
+def test_a_task_that_fails_leaves_the_batch_out_whole(
+    spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
+) -> None:
+    @F.udf("binary")
+    def trip(value: bytes) -> bytes:
+        if value == b"0/4":
+            raise ValueError("tripped over 0/4")
+        return value
+
+    with fails("tripped over 0/4"):
+        copy(source(spark, cluster).withColumn("value", trip("value")), cluster, checkpoint)
+    assert stored(cluster, "out") == {}
+    assert orphans(cluster, checkpoint.parent) == []
+    copy(source(spark, cluster), cluster, checkpoint)
+    assert stored(cluster, "out") == stored(cluster, "in")
+
+
+def test_output_mode_complete(spark: SparkSession, cluster: Cluster, log: Log, checkpoint: Path) -> None:
+    """As Kafka's sink: every batch appends all groups. (Spark does not allow update for Python data sources.)"""
+    make(cluster, "in")
+    make(cluster, "out")
+    counts = source(spark, cluster).groupBy("value").count()
+    rows = counts.selectExpr("concat(CAST(value AS string), '=', count) AS value", "'k' AS key")
+    for values in (["a", "b", "a"], ["b"]):
+        append(log, "in", *values)
+        copy(rows, cluster, checkpoint, mode="complete")
+    [found] = stored(cluster, "out").values()
+    assert sorted(found[:2]) == ["a=2", "b=1"]
+    assert sorted(found[2:]) == ["a=2", "b=2"]
+
+
+def test_a_topic_that_is_gone(spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path) -> None:
+    frame = source(spark, cluster)
+    options = {"cluster": str(cluster.store.address), "topic": "nowhere", "checkpointLocation": str(checkpoint)}
+    with fails("'nowhere': unknown topic or partition"):
+        frame.writeStream.format("spark_log").options(**options).start().processAllAvailable()
+
+
+# --- what dies ------------------------------------------------------------------------------------------------------
+
+
+class DoomedSource(SparkLogDataSource):
+    """The source under a name of its own, to be registered with an environment of its own."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "spark_log_doomed"
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_that_is_killed_at_a_point(
+    spark: SparkSession,
+    cluster: Cluster,
+    log: Log,
+    topics: None,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    """Tasks and the sink's commit run in Python workers; one dies at the point, the query fails, a restart heals."""
+    monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", point)
+    spark.dataSource.register(DoomedSource)
+    with fails("worker"):
+        copy(source(spark, cluster), cluster, checkpoint, sink=DoomedSource.name())
+    before = stored(cluster, "out")
+    assert before in ({}, stored(cluster, "in"))
+    feed(log, 1)
+    copy(source(spark, cluster), cluster, checkpoint)
+    assert stored(cluster, "out") == stored(cluster, "in")
+
+
+DRIVER = """
+import sys
+from pyspark.sql import SparkSession
+
+address, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1").getOrCreate()
+frame = spark.readStream.format("spark_log").options(
+    cluster=address, subscribe="in", startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="400"
+).load().select("key", "value", "partition", "headers", "timestamp")
+query = frame.writeStream.format("spark_log").options(
+    cluster=address, topic="out", checkpointLocation=checkpoint
+).trigger(availableNow=True).start()
+query.awaitTermination()
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_again_and_again(cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
+    """kill -9 of the JVM and its workers while batches pass; the output is the input once, in order."""
+    for batch in range(1, 3):
+        append(log, "in", *(f"{batch}/{n} " + "y" * 500 for n in range(1_000)), partition=0)
+        append(log, "in", *(f"{batch}/{n}" for n in range(1_000)), partition=1)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    out = log.find_topic("out")
+    command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(checkpoint)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def copied() -> int:
+        return sum(end for _, end in log.positions(out).values())
+
+    kills = 0
+    while True:
+        with (checkpoint.parent / "driver.log").open("ab") as output:
+            driver = subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        enough = copied() + chance.choice([1, 401, 801])
+        while kills < 2 and copied() < enough and ended(driver, 0.05) is None:
+            pass
+        if kills < 2 and ended(driver, chance.uniform(0, 0.5)) is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+        code = driver.wait()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, (checkpoint.parent / "driver.log").read_text()[-5000:]
+        kills += 1
+        found, given = stored(cluster, "out"), stored(cluster, "in")
+        assert all(values == given[p][: len(values)] for p, values in found.items())
+    assert kills > 0
+    assert stored(cluster, "out") == stored(cluster, "in")
+
+
+def ended(process: "subprocess.Popen[bytes]", within_s: float) -> int | None:
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return None
