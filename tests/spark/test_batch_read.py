@@ -181,7 +181,7 @@ def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_password_is_never_shown(spark: SparkSession) -> None:
-    url = "postgresql+psycopg://me:s3cret@127.0.0.1:1/log"
+    url = "mysql://me:s3cret@127.0.0.1:1/log"
     frame = read(spark, url, subscribe="t")
     with pytest.raises(Exception, match=r"127\.0\.0\.1") as raised:
         frame.collect()
