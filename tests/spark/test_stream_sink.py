@@ -15,7 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.source import SparkLogDataSource
-from spark_log.failpoints import POINTS
 from spark_log.log.log import Log
 from spark_log.metadata import tables
 from tests.support.subprocess_python import REPOSITORY
@@ -214,7 +213,8 @@ class DoomedSource(SparkLogDataSource):
         return "spark_log_doomed"
 
 
-@pytest.mark.parametrize("point", POINTS)
+# one in the tasks, one in the commit, one in what follows; every point: tests/unit/datasource/test_sink_crashes.py
+@pytest.mark.parametrize("point", ["file.renamed", "append.committed", "publish.committed"])
 def test_a_worker_that_is_killed_at_a_point(
     spark: SparkSession,
     cluster: Cluster,
