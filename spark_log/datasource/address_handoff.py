@@ -9,8 +9,13 @@ import os
 import tempfile
 from pathlib import Path
 
+from spark_log import clock
+from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError
 from spark_log.ids import WriteId
+
+_KEPT_MS = 7 * ClusterSettings().spark_write_id_lease_ms
+"""Long after clean-up may have taken the write id, and the commit would be refused."""
 
 
 def leave(write_id: WriteId, address: str) -> None:
@@ -19,6 +24,10 @@ def leave(write_id: WriteId, address: str) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise SparkLogError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+    for left in folder.iterdir():  # by drivers that were killed
+        with contextlib.suppress(FileNotFoundError):
+            if clock.wall_ms() - left.stat().st_mtime * 1000 > _KEPT_MS:
+                left.unlink()
     descriptor = os.open(folder / write_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(address)

@@ -1,9 +1,9 @@
 """`read_topic`: a topic on Spark's own Parquet scan, with its column pruning and push-down. Batch only.
 
 The scan knows of each row only which file it is from; partition, base offset and timestamp type are facts of the file.
-They join the rows by the file's size, a constant of the scan's metadata that costs nothing to compare, and by its name
-as well where two files have the same size. (Spark would take them from a Delta table's partition columns; its planning
-costs 0.2 to 0.5 s a query more than this.)
+A row finds them by the file's size, a constant of the scan's metadata that costs nothing to compare, and by its name as
+well where two files have the same size. (Spark would take them from a Delta table's partition columns, but planning
+that costs 0.2 to 0.5 s a query.)
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _STORED = "offset_delta int, timestamp timestamp, key binary, value binary"
 _HEADERS = ", headers array<struct<key:string,value:binary>>"
+_IN_EXPRESSION_MAX = 64
+"""Segments up to which a row finds its file's facts by an expression: it takes no time that can be measured, a join
+with them a fifth of an aggregate. Beyond, the code of the expression would grow too large for the JVM to compile it
+well."""
+
 _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
@@ -70,13 +75,11 @@ def _sealed(
 ) -> DataFrame:
     files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
-    rows = spark.read.schema(_STORED + (_HEADERS if include_headers else "")).parquet(*files)
-    segments = F.broadcast(_segments(spark, sealed))
-    same_file = F.col("_metadata.file_size") == segments["file_size"]
-    if len({piece.size for piece in sealed}) < len(sealed):
-        same_file &= F.col("_metadata.file_name") == segments["file_name"]
+    reader = spark.read.schema(_STORED + (_HEADERS if include_headers else ""))
+    # whatever the session says: a segment that cannot be read is an error, not fewer rows
+    rows = reader.options(ignoreMissingFiles=False, ignoreCorruptFiles=False).parquet(*files)
+    frame = _with_facts(spark, rows, sealed)
     offset = F.col("base_offset") + F.col("offset_delta")
-    frame = rows.join(segments, same_file)
     if any(piece.start > piece.base_offset for piece in sealed):
         frame = frame.where(offset >= F.col("start"))
     columns: list[Column | str] = [
@@ -117,6 +120,36 @@ def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
                 f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with its {piece.size} bytes"
             )
     return [found[number] for number in range(len(sealed))]
+
+
+def _with_facts(spark: SparkSession, rows: DataFrame, sealed: Sequence[Slice]) -> DataFrame:
+    """`rows` with the columns partition, base_offset, start and timestampType of the file that each is from."""
+    sizes = {piece.size for piece in sealed}
+    if len(sizes) == len(sealed) <= _IN_EXPRESSION_MAX:
+        by_size = sorted(sealed, key=lambda piece: piece.size)
+        facts = {
+            "partition": [f"{piece.partition}" for piece in by_size],
+            "base_offset": [f"{piece.base_offset}L" for piece in by_size],
+            "start": [f"{piece.start}L" for piece in by_size],
+            "timestampType": [f"{piece.timestamp_type}" for piece in by_size],
+        }
+        bounds = [piece.size for piece in by_size]
+        sized = rows.withColumn("file_size", F.col("_metadata.file_size"))
+        return sized.withColumns({name: F.expr(_choose(bounds, values)) for name, values in facts.items()})
+    segments = F.broadcast(_segments(spark, sealed))
+    same_file = F.col("_metadata.file_size") == segments["file_size"]
+    if len(sizes) < len(sealed):
+        same_file &= F.col("_metadata.file_name") == segments["file_name"]
+    return rows.join(segments, same_file)
+
+
+def _choose(sizes: Sequence[int], values: Sequence[str]) -> str:
+    """SQL for the value that belongs to column file_size, one of `sizes` (ascending): a binary search."""
+    if len(set(values)) == 1:
+        return values[0]
+    middle = len(sizes) // 2
+    below, above = _choose(sizes[:middle], values[:middle]), _choose(sizes[middle:], values[middle:])
+    return f"IF(file_size < {sizes[middle]}L, {below}, {above})"
 
 
 def _segments(spark: SparkSession, sealed: Sequence[Slice]) -> DataFrame:

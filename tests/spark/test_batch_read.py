@@ -428,6 +428,21 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
     check_equal(spark, cluster)
 
 
+def test_read_topic_of_many_segments_and_of_equal_sizes(
+    spark: SparkSession, cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a row finds its file's facts by a join: too many files for an expression, or two of one size."""
+    topic = make(cluster, "t", 2, inline_max_bytes="0")
+    for number in range(6):
+        append(log, topic, f"value {number} " * (number % 3 + 1), partition=number % 2)
+    sizes = [path.stat().st_size for path in Path(cluster.store.address.folder).rglob("_segments/*/*.parquet")]
+    assert len(sizes) == 6 and len(set(sizes)) < 6
+    check_equal(spark, cluster)
+    append(log, topic, "another size altogether", partition=0)
+    monkeypatch.setattr("spark_log.datasource.native._IN_EXPRESSION_MAX", 1)
+    check_equal(spark, cluster)
+
+
 def test_read_topic_over_several_log_dirs(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
     from spark_log.cluster.cluster import FIRST_BROKER
 
