@@ -253,14 +253,12 @@ def _session(folder: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
+        **_recommended(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "3g",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
     builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").appName("spark-log benchmark")
     for name, value in settings.items():
@@ -268,6 +266,13 @@ def _session(folder: Path) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _recommended() -> dict[str, str]:
+    """The settings of conf/spark-defaults.conf: what we measure is what we recommend, for both sides."""
+    text = (Path(__file__).resolve().parents[1] / "conf" / "spark-defaults.conf").read_text()
+    lines = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return {name: value.strip() for name, value in lines}
 
 
 def _arguments() -> argparse.Namespace:
