@@ -28,6 +28,8 @@ _TRANSACTION_ID = "spark_log_transaction_id"
 DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
 
+_ASK_THE_TIME_MS = 5_000
+
 
 @dataclass(frozen=True)
 class StoreClock:
@@ -68,6 +70,7 @@ class Store:
         self.address = address
         self.engine = engines.create_engine(address, create=create)
         self.sqlite = address.folder is not None
+        self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
         self._queue = engines.WriterQueue(address.folder / "metadata.lock") if address.folder else None
 
     @contextlib.contextmanager
@@ -197,10 +200,19 @@ class Store:
         return StoreClock(now_ms, now_ms, "")
 
     def now(self) -> StoreClock:
-        """The store's time. On SQLite it needs no transaction: the store's clock is the host's."""
+        """The store's time, to stamp records with; leases are judged by `clock`, inside a transaction.
+
+        On SQLite it is the host's. PostgreSQL is asked every few seconds, and the host's monotonic clock counts on from
+        the answer: a host whose wall clock is wrong stamps right.
+        """
         if self.sqlite:
             return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
-        return self.read(self.clock)
+        host_ms = int(clock.monotonic_s() * 1000)
+        asked_ms, ahead_ms = self._ahead
+        if host_ms - asked_ms > _ASK_THE_TIME_MS:
+            ahead_ms = self.read(self.clock).wall_ms - int(clock.monotonic_s() * 1000)
+            self._ahead = (host_ms, ahead_ms)
+        return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
     def close(self) -> None:
         self.engine.dispose()

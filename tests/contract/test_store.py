@@ -681,3 +681,14 @@ def test_a_log_dir_of_another_cluster_is_not_taken(cluster, postgres_server, tmp
         with pytest.raises(LogDirMismatchError, match=marker.cluster_id):
             take()
     assert cluster.log_dir(info).read_marker() == marker
+
+
+def test_the_stores_time_is_its_own_and_goes_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose wall clock is a day off stamps records with PostgreSQL's time all the same."""
+    store = cluster.store
+    in_transaction = store.transact(lambda connection, _attempt: store.clock(connection)).wall_ms
+    if not store.sqlite:
+        monkeypatch.setattr("spark_log.clock.wall_ms", lambda: in_transaction + 86_400_000)
+    first = store.now().wall_ms
+    assert abs(first - in_transaction) < 60_000
+    assert first <= store.now().wall_ms <= first + 60_000
