@@ -169,9 +169,7 @@ def _segments(spark: SparkSession, sealed: Sequence[Slice]) -> DataFrame:
 
 
 def _for_spark(location: str) -> str:
-    """Hadoop's name of an S3 location; the others are the same, but for a local path's characters that a glob would
-    eat.
-    """
+    """Hadoop's name of an S3 location; the others are the same."""
     if location.startswith("s3://"):
         return "s3a://" + location.removeprefix("s3://")
     return location

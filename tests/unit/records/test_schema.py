@@ -12,8 +12,9 @@ KAFKA_COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "t
 
 
 def test_read_schema_equals_what_spark_expects_of_its_kafka_source() -> None:
-    types = pytest.importorskip("pyspark.sql.types")
-    to_arrow_schema = pytest.importorskip("pyspark.sql.pandas.types").to_arrow_schema
+    from pyspark.sql import types
+    from pyspark.sql.pandas.types import to_arrow_schema
+
     spark = types.StructType(
         [
             types.StructField("key", types.BinaryType()),
