@@ -120,8 +120,8 @@ def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: P
     first = started.stdout.readline()
     assert '"progress"' in first
     started.send_signal(signal.SIGTERM)
-    rest = started.communicate(timeout=120)[0]
-    assert started.returncode == 0
+    rest = started.stdout.read()  # not communicate(): it drops what readline() has buffered
+    assert started.wait(timeout=120) == 0
     summary = summary_of(first + rest)
     assert summary["records"] == sum(summary["batches"]) > 0
     with Cluster.open(str(cluster)) as opened:
