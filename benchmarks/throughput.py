@@ -1,7 +1,7 @@
 """How fast the log reads and writes, as ratios against plain Parquet in the same run. `make bench`.
 
 Input: --records rows with a key of ~11 bytes and an incompressible value of 100 bytes, in --partitions Parquet files.
-Each pair of competitors takes turns --rounds times after a warm-up, and the medians are compared, so that a slow moment
+Each pair of competitors takes turns --rounds times after warm-ups, and the medians are compared, so that a slow moment
 of the machine meets both. Nothing here is a test; the bars are printed beside what was measured.
 """
 
@@ -200,9 +200,10 @@ class Bench:
         )
 
     def _duel(self, ours: Callable[[], None], peer: Callable[[], None]) -> tuple[float, float]:
-        """Median seconds of both, taking turns, after one warm-up each."""
-        ours()
-        peer()
+        """Median seconds of both, taking turns, after two warm-ups each: the JVM compiles what it has seen often."""
+        for _ in range(2):
+            ours()
+            peer()
         mine, theirs = [], []
         for _ in range(self.rounds):
             mine.append(_seconds(ours))
@@ -279,7 +280,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to measure its append transaction")
     parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
     parser.add_argument("--json", help="write the results to this file as well")
