@@ -72,7 +72,7 @@ def append(store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TI
         return _append(connection, store.clock(connection), request)
 
     try:
-        result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable)
+        result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable, announce=True)
     except _Abandoned as abandoned:
         return AppendResult(abandoned.outcomes, {})
     failpoint("append.committed")

@@ -20,6 +20,7 @@ from spark_log.errors import (
 from spark_log.metadata import engine as engines
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
+from spark_log.metadata.changes import changes_of
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class Store:
         self.address = address
         self.engine = engines.create_engine(address, create=create)
         self.sqlite = address.folder is not None
+        self.changes = changes_of(address)
         self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
         self._queue = engines.WriterQueue(address.folder / "metadata.lock") if address.folder else None
 
@@ -104,13 +106,15 @@ class Store:
         *,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         durable: bool = True,
+        announce: bool = False,
     ) -> T:
         """Run `body` in one write transaction and return what it returned, once the commit is done.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
         MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: where the
         connection went away during COMMIT, the server is asked what became of that transaction before the next try.
-        With `durable=False` the commit is not forced to disk (flush.messages).
+        With `durable=False` the commit is not forced to disk (flush.messages). With `announce` those who wait on
+        `changes` are told, in any process.
         """
         attempt = Attempt()
         deadline = clock.monotonic_s() + timeout_ms / 1000
@@ -120,6 +124,8 @@ class Store:
             try:
                 if in_doubt is not None:
                     if self._was_committed(in_doubt.transaction_id):
+                        if announce:
+                            self.changes.announce()
                         return in_doubt.result
                     in_doubt = None
                 with self._writer_turn(), self._writing_connection(durable) as connection:
@@ -136,6 +142,8 @@ class Store:
                         with contextlib.suppress(sa.exc.DBAPIError):
                             transaction.rollback()
                         raise
+                if announce:
+                    self.changes.announce()
                 return result
             except sa.exc.DBAPIError as error:
                 translated = _translate(error, self.address)
@@ -215,6 +223,7 @@ class Store:
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
     def close(self) -> None:
+        self.changes.close()
         self.engine.dispose()
 
 

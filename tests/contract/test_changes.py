@@ -1,0 +1,93 @@
+"""Whoever waits for a change of the store hears of it soon, from other threads and processes, on every store."""
+
+import subprocess
+import sys
+import threading
+import time
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.log.log import Records
+from tests.support.records import table
+
+HEARD_WITHIN_S = 0.4
+"""Far below any fetch.max.wait.ms, far above what it takes."""
+
+APPEND = """
+import sys
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.log import Log, Records
+from tests.support.records import table
+with Cluster.open(sys.argv[1]) as cluster:
+    log = Log(cluster)
+    topic = log.find_topic("t")
+    sys.stdin.readline()
+    log.append(topic, [Records(0, table("v"))])
+    print("appended", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_an_append_of_another_process_is_heard(cluster, cluster_address):
+    create_topic(cluster, "t", 1)
+    changes = cluster.store.changes
+    other = subprocess.Popen(
+        [sys.executable, "-c", APPEND, cluster_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    settle(changes)
+    look = changes.current()
+    other.stdin.write("go\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "appended\n"
+    assert changes.wait(look, HEARD_WITHIN_S)
+    other.communicate("end\n", timeout=30)
+    assert other.returncode == 0
+
+
+def test_what_was_committed_before_the_wait_is_not_waited_for(cluster, log):
+    topic = create_topic(cluster, "t", 1)
+    settle(cluster.store.changes)
+    look = cluster.store.changes.current()
+    log.append(topic, [Records(0, table("v"))])
+    assert cluster.store.changes.wait(look, HEARD_WITHIN_S)
+
+
+def test_every_waiting_thread_hears_it(cluster, log):
+    topic = create_topic(cluster, "t", 1)
+    changes = cluster.store.changes
+    settle(changes)
+    look = changes.current()
+    heard = []
+    waiting = [threading.Thread(target=lambda: heard.append(changes.wait(look, 10))) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    log.append(topic, [Records(0, table("v"))])
+    for thread in waiting:
+        thread.join(timeout=20)
+    assert heard == [True] * 4
+
+
+def test_a_wait_without_a_change_ends_at_its_time_out(cluster):
+    settle(cluster.store.changes)
+    look = cluster.store.changes.current()
+    began = time.monotonic()
+    assert not cluster.store.changes.wait(look, 0.3)
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_closed_store_lets_nobody_wait(postgres_url, tmp_path):
+    cluster = Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir"))
+    settle(cluster.store.changes)
+    look = cluster.store.changes.current()
+    waiting = threading.Thread(target=cluster.store.changes.wait, args=(look, 60))
+    waiting.start()
+    cluster.close()
+    waiting.join(timeout=10)
+    assert not waiting.is_alive()
+
+
+def settle(changes):
+    """Until the listener listens, waits are short and say "perhaps"."""
+    deadline = time.monotonic() + 20
+    while changes.wait(changes.current(), 0.2):
+        assert time.monotonic() < deadline
