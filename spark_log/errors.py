@@ -14,7 +14,8 @@ SparkLogError
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
-    ├── OffsetOutOfRangeError, DataLossError
+    ├── OffsetOutOfRangeError, NoOffsetForPartitionError, DataLossError
+    ├── CommitFailedError, IllegalStateError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError
@@ -123,6 +124,18 @@ class InvalidTimestampError(InvalidRecordError):
 
 class OffsetOutOfRangeError(FatalError):
     """The offset is below the log start offset or above the high watermark."""
+
+
+class NoOffsetForPartitionError(FatalError):
+    """The group has committed no offset for the partition, and auto_offset_reset is none."""
+
+
+class CommitFailedError(FatalError):
+    """The consumer is no member of the group any more: its partitions may have another owner, who reads on."""
+
+
+class IllegalStateError(FatalError):
+    """The call does not fit what was called before: the client is closed, or in use by another thread."""
 
 
 class DataLossError(FatalError):
