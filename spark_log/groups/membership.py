@@ -25,7 +25,7 @@ class MemberSettings:
     session_timeout_ms: int
     """Silence, by the store's clock, that ends its membership."""
     assignors: tuple[type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str, ...]
-    """In order of preference: kafka-python's, custom ones of that interface, or their class paths `pkg.module.Class`."""
+    """In order of preference: kafka-python's, custom ones of that interface, or class paths `pkg.module.Class`."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -328,8 +328,20 @@ consumer_group = Table(
     "consumer_group",
     metadata,
     _column("group_id", String(249), "name of the group", primary_key=True),
-    _column("generation", BigInteger, "grows with each change of members or subscriptions"),
-    _column("assignor", Text, "name or class path of the assignor"),
+    _column("generation", BigInteger, "grows with each change of members, subscriptions or their topics' partitions"),
+    _column(
+        "target_generation",
+        BigInteger,
+        "generation that the members' targets were computed for; below generation they are stale",
+        server_default=text("0"),
+    ),
+    _column("assignor", Text, "name of the assignor that computed the targets"),
+    _column(
+        "topics",
+        Text,
+        "JSON: name -> [topic_id, partition count] of the subscribed topics, as the targets assume them",
+        server_default=text("'{}'"),
+    ),
     _column("commit_count", BigInteger, "orders the commits of the group in __consumer_offsets"),
     _column("empty_since_ms", BigInteger, "store clock; NULL while it has members", nullable=True),
     comment="A consumer group.",
@@ -342,14 +354,25 @@ group_member = Table(
     _column("member_id", String(249), "made by the member, unique", primary_key=True),
     _column("instance_id", String(249), "group.instance.id of a static member", nullable=True),
     _column("client", Text, "client id and host, for describe"),
-    _column("subscription", Text, "JSON: topics or pattern, and the assignor's user data"),
+    _column("subscription", Text, "JSON: topics, and the assignors in order of preference with their user data"),
     _column("target", Text, "JSON: partitions that the assignor gave it"),
-    _column("current", Text, "JSON: partitions that it holds and has not given up"),
-    _column("generation", BigInteger, "generation of the target that it has seen"),
+    _column("generation", BigInteger, "consumer_group.target_generation that it was told last; commits carry it"),
+    _column("beat", BigInteger, "number of its last heartbeat that was written; a lower one comes too late"),
     _column("session_timeout_ms", Integer, "silence that ends its membership"),
     _column("until_ms", BigInteger, "store clock; end of its session"),
     _column("era", String(64), "boot id under which until_ms was written (SQLite)"),
     comment="A member of a group.",
+)
+
+group_partition = Table(
+    "group_partition",
+    metadata,
+    _column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    _column("topic", String(249), "topic.name: what members hold, also while the topic is away", primary_key=True),
+    _partition(primary_key=True),
+    _column("member_id", String(249), "group_member.member_id: was given the partition and has not let go of it"),
+    Index(None, "group_id", "member_id"),
+    comment="Who owns a partition in a group: the primary key allows one at most.",
 )
 
 group_offset = Table(
