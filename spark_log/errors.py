@@ -8,6 +8,7 @@ SparkLogError
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
+│   ├── NotCoordinatorError
 │   └── KafkaTimeoutError
 └── FatalError                        trying again changes nothing
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
@@ -18,6 +19,10 @@ SparkLogError
     ├── CommitFailedError, IllegalStateError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
+    ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
+    │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
+    ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
+    │   IllegalArgumentError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError
 """
 
@@ -60,6 +65,10 @@ class NotEnoughReplicasError(RetriableError):
 
 class NotEnoughReplicasAfterAppendError(RetriableError):
     """acks=all and the ISR shrank below min.insync.replicas while the records were on their way."""
+
+
+class NotCoordinatorError(RetriableError):
+    """The lease `coordinator` has gone to another term: what was about to be done under it is not done."""
 
 
 class KafkaTimeoutError(RetriableError):
@@ -160,6 +169,54 @@ class WriteIdExpiredError(FatalError):
 
 class CheckpointMismatchError(FatalError):
     """A Spark batch comes a second time with other rows, or after a newer one: a copied or rolled-back checkpoint."""
+
+
+class UnknownMemberIdError(FatalError):
+    """Not a member of the group, or no longer: its session has ended, and others may own what it owned."""
+
+
+class IllegalGenerationError(FatalError):
+    """What a member says is of another generation of the group than the one that it was told last."""
+
+
+class FencedInstanceIdError(FatalError):
+    """Another member has joined with the same group.instance.id."""
+
+
+class InconsistentGroupProtocolError(FatalError):
+    """No assignor is supported by all members of the group."""
+
+
+class AssignorFailedError(FatalError):
+    """The group's assignor raised, or what it returned is not an assignment. The members keep what they have."""
+
+
+class InvalidGroupIdError(FatalError):
+    """The group id is not valid."""
+
+
+class InvalidSessionTimeoutError(FatalError):
+    """The session timeout is not between the least and the most that are allowed."""
+
+
+class NonEmptyGroupError(FatalError):
+    """The group has live members."""
+
+
+class GroupIdNotFoundError(FatalError):
+    """There is no such group."""
+
+
+class GroupSubscribedToTopicError(FatalError):
+    """Live members of the group are subscribed to the topic."""
+
+
+class OffsetMetadataTooLargeError(FatalError):
+    """The free text of a commit is larger than offset.metadata.max.bytes."""
+
+
+class IllegalArgumentError(FatalError):
+    """A value that no call can mean: a negative offset, for one."""
 
 
 class CorruptRecordError(FatalError):
