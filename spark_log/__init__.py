@@ -9,17 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_log.admin.client import Admin as Admin
     from spark_log.cluster.cluster import Cluster as Cluster
     from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.datasource.native import read_topic as read_topic
 
 _HOME = {
+    "Admin": "spark_log.admin.client",
     "Cluster": "spark_log.cluster.cluster",
     "create_topic": "spark_log.cluster.topics",
     "read_topic": "spark_log.datasource.native",
 }
 
-__all__ = ["Cluster", "create_topic", "read_topic"]
+__all__ = ["Admin", "Cluster", "create_topic", "read_topic"]
 
 
 def __getattr__(name: str) -> Any:

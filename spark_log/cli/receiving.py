@@ -13,8 +13,8 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.log.slices import Positions
 
-POLL_S = 0.25
-"""Between two looks for new records when following. A look is one short read transaction."""
+LOOK_S = 1.0
+"""How long to follow without a look of our own, should nobody say that there is something new."""
 
 
 @dataclass
@@ -69,10 +69,11 @@ class Receiver:
         """`read_available` again and again; ends once nothing has come for `idle_s` seconds (None: never)."""
         quiet_since = clock.monotonic_s()
         while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
+            look = self.log.cluster.store.changes.current()
             for batch in self.read_available():
                 yield batch
                 quiet_since = clock.monotonic_s()
-            clock.sleep_s(POLL_S)
+            self.log.cluster.store.changes.wait(look, LOOK_S if idle_s is None else min(LOOK_S, idle_s))
 
     def _limits(self) -> dict[TopicPartition, Positions]:
         current = self.log.find_topic(self.topic.name)

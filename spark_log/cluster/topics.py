@@ -24,7 +24,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import TopicId, TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt
+from spark_log.metadata.store import Attempt, StoreClock
 
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow, and nobody has needed it."""
@@ -164,23 +164,37 @@ def create_topic(
         placement = place_replicas(_broker_loads(connection), partitions, replication_factor)
         if validate_only:
             return None
-        values = {
-            "uuid": uuid.uuid4().hex,
-            "name": name,
-            "collision_key": collision_key(name),
-            "partition_count": partitions,
-            "replication_factor": replication_factor,
-            "configs": json.dumps(overrides, sort_keys=True),
-            "created_ms": cluster.store.clock(connection).wall_ms,
-        }
-        row = connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one()
-        _insert_partitions(connection, row.topic_id, 0, placement)
-        return _topic_of(row)
+        return insert_topic(connection, name, placement, replication_factor, overrides, cluster.store.clock(connection))
 
     try:
         return cluster.store.transact(create)
     except sa.exc.IntegrityError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(f"topic {name!r}: exists already") from error
+
+
+def insert_topic(
+    connection: sa.Connection,
+    name: str,
+    placement: Sequence[Sequence[tuple[int, int]]],
+    replication_factor: int,
+    overrides: Mapping[str, str],
+    now: StoreClock,
+) -> Topic:
+    """The rows of a new topic; `placement` has AR of each partition as (broker id, log dir id), none for an internal
+    topic that the store itself keeps.
+    """
+    values = {
+        "uuid": uuid.uuid4().hex,
+        "name": name,
+        "collision_key": collision_key(name),
+        "partition_count": len(placement),
+        "replication_factor": replication_factor,
+        "configs": json.dumps(dict(overrides), sort_keys=True),
+        "created_ms": now.wall_ms,
+    }
+    row = connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one()
+    _insert_partitions(connection, row.topic_id, 0, placement)
+    return _topic_of(row)
 
 
 def list_topics(cluster: Cluster) -> list[Topic]:
@@ -220,12 +234,16 @@ def _partitions(connection: sa.Connection, topic_id: TopicId) -> tuple[Partition
         .where(p.topic_id == topic_id)
         .order_by(p.partition)
     )
-    return tuple(PartitionInfo(*row, replicas=tuple(replicas[row.partition])) for row in rows)
+    return tuple(PartitionInfo(*row, replicas=tuple(replicas.get(row.partition, ()))) for row in rows)
 
 
-def alter_configs(cluster: Cluster, name: str, changes: Mapping[str, str | None]) -> Topic:
+def alter_configs(
+    cluster: Cluster, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+) -> Topic:
     """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
     upkeep.
+
+    With `validate_only` they stay as they are; what would be refused is refused.
     """
     validate_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
@@ -238,6 +256,8 @@ def alter_configs(cluster: Cluster, name: str, changes: Mapping[str, str | None]
         merged = {**topic.overrides, **changes}
         overrides = {key: value for key, value in merged.items() if value is not None}
         _check_min_isr(TopicConfig.from_overrides(overrides), topic.replication_factor)
+        if validate_only:
+            return topic
         update = t.topic.update().where(t.topic.c.topic_id == topic.topic_id)
         connection.execute(update.values(configs=json.dumps(overrides, sort_keys=True)))
         return find_topic(connection, name)
@@ -245,8 +265,11 @@ def alter_configs(cluster: Cluster, name: str, changes: Mapping[str, str | None]
     return cluster.store.transact(alter)
 
 
-def add_partitions(cluster: Cluster, name: str, total: int) -> Topic:
-    """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka."""
+def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bool = False) -> Topic:
+    """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka.
+
+    With `validate_only` the topic stays as it is; what would be refused is refused.
+    """
     validate_user_topic(name, "add partitions to")
     _check_partition_count(total, minimum=1)
 
@@ -255,6 +278,8 @@ def add_partitions(cluster: Cluster, name: str, total: int) -> Topic:
         if total <= topic.partition_count:
             raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
         placement = place_replicas(_broker_loads(connection), total - topic.partition_count, topic.replication_factor)
+        if validate_only:
+            return topic
         _insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
         connection.execute(t.topic.update().where(t.topic.c.topic_id == topic.topic_id).values(partition_count=total))
         return find_topic(connection, name)
@@ -343,24 +368,26 @@ def _insert_partitions(
     )
     connection.execute(
         t.partition.insert(),
-        [{"topic_id": topic_id, "partition": first + i, "leader": ar[0][0], **zero} for i, ar in enumerate(placement)],
-    )
-    connection.execute(
-        t.replica.insert(),
         [
-            {
-                "topic_id": topic_id,
-                "partition": first + i,
-                "broker_id": broker_id,
-                "log_dir_id": log_dir_id,
-                "log_end_offset": 0,
-                "in_sync": True,
-                "preference": preference,
-            }
+            {"topic_id": topic_id, "partition": first + i, "leader": ar[0][0] if ar else None, **zero}
             for i, ar in enumerate(placement)
-            for preference, (broker_id, log_dir_id) in enumerate(ar)
         ],
     )
+    replicas = [
+        {
+            "topic_id": topic_id,
+            "partition": first + i,
+            "broker_id": broker_id,
+            "log_dir_id": log_dir_id,
+            "log_end_offset": 0,
+            "in_sync": True,
+            "preference": preference,
+        }
+        for i, ar in enumerate(placement)
+        for preference, (broker_id, log_dir_id) in enumerate(ar)
+    ]
+    if replicas:
+        connection.execute(t.replica.insert(), replicas)
 
 
 def _broker_loads(connection: sa.Connection) -> list[BrokerLoad]:

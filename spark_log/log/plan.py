@@ -1,13 +1,15 @@
 """Planning a read: which segments overlap the offsets that are asked for. One snapshot, on the driver."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic
-from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
+from spark_log.log import offsets_topic
 from spark_log.log.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
 
@@ -29,15 +31,45 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
     return found
 
 
+class Found(NamedTuple):
+    """A partition as it is now, and the id of its topic, which a recreated one does not have."""
+
+    topic_id: TopicId
+    positions: Positions
+
+
+def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+    """Where the partitions begin and end now, those that exist: one statement, for who looks often.
+
+    Topic names must be legal ones.
+    """
+    p = t.partition.c
+    query = (
+        sa.select(t.topic.c.name, p.partition, p.topic_id, p.log_start_offset, p.high_watermark)
+        .join(t.topic, t.topic.c.topic_id == p.topic_id)
+        .where(t.topic.c.name.in_({name for name, _ in partitions}))
+    )
+    if len(partitions) < 1_000:
+        query = query.where(p.partition.in_({number for _, number in partitions}))
+    wanted = frozenset(partitions)
+    found = {
+        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end))
+        for name, number, topic_id, start, end in connection.execute(query)
+    }
+    return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
+
+
 def plan(
     connection: sa.Connection,
     topics: Mapping[str, Topic],
     ranges: Mapping[TopicPartition, OffsetRange],
     times: TimestampBounds = _ALL_TIMES,
+    segments_max: int | None = None,
 ) -> list[Slice]:
     """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
 
-    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them.
+    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
+    `segments_max` plans no more than the first so many of each range.
     """
     slices: list[Slice] = []
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
@@ -46,11 +78,17 @@ def plan(
             by_topic.setdefault(name, []).append((partition, start, end))
     for name, wanted in by_topic.items():
         topic = topics[name]
+        if name == CONSUMER_OFFSETS_TOPIC:
+            slices += offsets_topic.slices_of(connection, topic, wanted)
+            continue
         replicas = _replicas(connection, topic, [partition for partition, _, _ in wanted])
         bounds = {partition: (start, end) for partition, start, end in wanted}
-        parameters = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
+        parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
         folder = topic.folder
-        for row in connection.execute(_OVERLAPPING[connection.dialect.name], parameters):
+        query = _OVERLAPPING[connection.dialect.name]
+        if segments_max is not None:
+            query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
+        for row in connection.execute(query, parameters):
             (partition, base, end_offset, count, size, min_ms, max_ms, type_, segment_name, checksum, inline) = row
             if (times.min_ms is not None and max_ms < times.min_ms) or (
                 times.max_ms is not None and min_ms >= times.max_ms
@@ -89,13 +127,13 @@ def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
 
 def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
     """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
-    names = [piece.name for piece in slices if piece.data is not None]
+    names = [piece.name for piece in slices if piece.data == b""]
     data: dict[str, bytes] = {}
     b = t.blob.c
     for first in range(0, len(names), 5_000):
         query = sa.select(b.name, b.data).where(b.name.in_(names[first : first + 5_000]))
         data.update((row.name, bytes(row.data)) for row in connection.execute(query))
-    return [piece if piece.data is None else piece._replace(data=data[piece.name]) for piece in slices]
+    return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
 
 
 def first_segments_at_or_after(
@@ -167,23 +205,35 @@ _JOIN = {
     "sqlite": f"segment {_SCAN.partition('segment ')[2]}",
     "postgresql": f"LATERAL ({_SCAN} OFFSET 0) AS segment",
 }
-_OVERLAPPING = {
-    dialect: sa.text(
+_BOUNDS = """
+    SELECT number, last_offset, coalesce(
+        (SELECT max(base_offset) FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset <= first_offset), first_offset
+    ) AS low FROM wanted
+"""
+_FIRST_BOUNDS = f"""
+    SELECT number, low, coalesce(
+        (SELECT base_offset FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset >= low AND base_offset < last_offset
+         ORDER BY base_offset LIMIT 1 OFFSET :segments_max), last_offset
+    ) AS last_offset FROM ({_BOUNDS}) AS whole
+"""
+
+
+def _overlapping(dialect: str, bounds: str) -> sa.TextualSelect:
+    return sa.text(
         f"""
-        WITH wanted AS ({ranges}),
-        bounds AS MATERIALIZED (
-            SELECT number, last_offset, coalesce(
-                (SELECT max(base_offset) FROM segment
-                 WHERE topic_id = :topic_id AND partition = number AND base_offset <= first_offset), first_offset
-            ) AS low FROM wanted
-        )
+        WITH wanted AS ({_RANGES[dialect]}),
+        bounds AS MATERIALIZED ({bounds})
         SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
         FROM bounds CROSS JOIN {_JOIN[dialect]}
         ORDER BY segment.partition, segment.base_offset
         """
     ).columns(*_SEGMENT_COLUMNS)
-    for dialect, ranges in _RANGES.items()
-}
+
+
+_OVERLAPPING = {dialect: _overlapping(dialect, _BOUNDS) for dialect in _RANGES}
+_FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect in _RANGES}
 
 _Replicas = tuple[tuple[tuple[LogDirId, int], ...], int]
 """(log dir, LEO) of the replicas, in-sync ones first, and the smallest of the LEOs."""

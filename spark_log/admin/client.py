@@ -1,0 +1,308 @@
+"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient, for what spark-log has."""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+from kafka.errors import KafkaConfigurationError, KafkaTimeoutError, UnsupportedVersionError
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
+
+from spark_log import clock
+from spark_log.admin import configs, groups
+from spark_log.admin import topics as on_topics
+from spark_log.client_settings import check_number, parse_settings
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import list_topics
+from spark_log.ids import TopicPartition
+from spark_log.kafka_errors import kafka_errors
+from spark_log.log.log import Log
+
+_NOT_HERE = {
+    **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "the store and the storage grant access"),
+    **dict.fromkeys(
+        ("alter_user_scram_credentials", "describe_user_scram_credentials"), "users are the store's and the storage's"
+    ),
+    **dict.fromkeys(
+        ("api_versions", "describe_features", "update_features", "get_broker_version_data", "describe_metadata_quorum"),
+        "there is no broker protocol and no quorum",
+    ),
+    **dict.fromkeys(
+        (
+            "alter_partition_reassignments", "alter_replica_log_dirs", "elect_leaders", "list_partition_reassignments",
+            "describe_log_dirs",
+        ),
+        "not yet",
+    ),
+    **dict.fromkeys(
+        (
+            "abort_transaction", "describe_producers", "describe_transactions", "find_hanging_transactions",
+            "list_transactions",
+        ),
+        "not yet",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AdminSettings:
+    """Settings of kafka-python's admin client that apply; any other is refused by name."""
+
+    client_id: str = "spark-log-admin"
+    """For people."""
+    request_timeout_ms: int = 30_000
+    """How long a call waits for the metadata store, where the call itself does not say."""
+    metadata_max_age_ms: int = 300_000
+    """Accepted; nothing is cached: every call asks the store."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.client_id, str):
+            raise KafkaConfigurationError(f"client_id: expected text, got {self.client_id!r}")
+        check_number("request_timeout_ms", self.request_timeout_ms, 1)
+        check_number("metadata_max_age_ms", self.metadata_max_age_ms, 0)
+
+
+class Admin:
+    """Manages topics, configs, offsets and groups of a cluster.
+
+    >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
+    >>> admin.create_topics({"flights": {"num_partitions": 4}})                # doctest: +SKIP
+
+    `bootstrap_servers` is an alias of `cluster`. Errors are kafka-python's (and ours, see spark_log.kafka_errors). What
+    Kafka has and spark-log has not is refused with UnsupportedVersionError, as an old broker would.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        address, self.config = parse_settings(
+            AdminSettings, settings, KafkaAdminClient.DEFAULT_CONFIG, KafkaConfigurationError
+        )
+        with kafka_errors():
+            self._cluster = Cluster.open(address)
+            self._log = Log(self._cluster, holder=self.config.client_id)
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close()
+        self._cluster.close()
+
+    # topics ------------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_topics(self) -> list[str]:
+        return [topic.name for topic in list_topics(self._cluster)]
+
+    @kafka_errors()
+    def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
+        """A dict a topic, its partitions with leader, replicas and ISR; `error_code` 3 for one that is not there."""
+        return on_topics.describe_topics(self._cluster, topics)
+
+    @kafka_errors()
+    def create_topics(
+        self,
+        new_topics: Any,
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+        wait_for_metadata: bool = False,
+    ) -> dict[str, Any]:
+        """Names, or {name: {num_partitions, replication_factor, configs}}; -1 is one partition, one replica.
+
+        A topic is there when the call returns, with a leader for every partition: nothing has to be waited for.
+        """
+        _check_timeout(timeout_ms)
+        if validate_only and wait_for_metadata:
+            raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
+        return on_topics.create_topics(
+            self._cluster, new_topics, validate_only=validate_only, raise_errors=raise_errors
+        )
+
+    def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
+        """Until all of them exist. KafkaTimeoutError names those that do not."""
+        wanted = set(topic_names)
+        deadline = clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            look = self._cluster.store.changes.current()
+            missing = sorted(wanted - set(self.list_topics()))
+            left = deadline - clock.monotonic_s()
+            if not missing:
+                return
+            if left <= 0:
+                raise KafkaTimeoutError(f"Topics not ready after {timeout_ms}ms: {missing}")
+            self._cluster.store.changes.wait(look, min(left, 0.1))
+
+    @kafka_errors()
+    def delete_topics(
+        self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> dict[str, Any]:
+        """Names, or topic ids as uuid.UUID."""
+        _check_timeout(timeout_ms)
+        return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
+
+    @kafka_errors()
+    def create_partitions(
+        self,
+        topic_partitions: Mapping[str, Any],
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+    ) -> dict[str, Any]:
+        """{topic: total number of partitions}."""
+        _check_timeout(timeout_ms)
+        return on_topics.create_partitions(
+            self._cluster, topic_partitions, validate_only=validate_only, raise_errors=raise_errors
+        )
+
+    @kafka_errors()
+    def delete_records(
+        self,
+        records_to_delete: Mapping[Any, int],
+        timeout_ms: int | None = None,
+        partition_leader_id: int | None = None,
+    ) -> dict[Any, dict[str, int]]:
+        """{TopicPartition: offset}: records before it go; -1 is the high watermark. All or nothing."""
+        _check_timeout(timeout_ms)
+        return on_topics.delete_records(self._cluster, records_to_delete)
+
+    @kafka_errors()
+    def list_partition_offsets(
+        self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, OffsetAndTimestamp]:
+        """{TopicPartition: OffsetSpec or a timestamp in ms}. Both isolation levels see the same here."""
+        _check_timeout(timeout_ms)
+        return on_topics.list_partition_offsets(self._log, topic_partition_specs)
+
+    # configs -----------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def describe_configs(
+        self,
+        config_resources: Iterable[ConfigResource],
+        include_synonyms: bool = False,
+        config_filter: Any = "modified",
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """{'topic': {name: {config: {'value', 'config_source', …}}}}."""
+        return configs.describe_configs(self._cluster, config_resources, config_filter)
+
+    @kafka_errors()
+    def alter_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """{'topic': {name: 'OK' or the error}}."""
+        return configs.alter_configs(
+            self._cluster,
+            config_resources,
+            validate_only=validate_only,
+            raise_on_unknown=raise_on_unknown,
+            incremental=incremental,
+        )
+
+    @kafka_errors()
+    def reset_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Put the named configs, or all, back to their defaults."""
+        return configs.reset_configs(
+            self._cluster, config_resources, validate_only=validate_only, raise_on_unknown=raise_on_unknown
+        )
+
+    @kafka_errors()
+    def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
+        """{'topic': [names]}."""
+        return {"topic": self.list_topics()}
+
+    # the cluster -------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def describe_cluster(self) -> dict[str, Any]:
+        """Cluster id and brokers; embedded brokers have no host and port."""
+        brokers = sorted({info.broker_id for info in self._cluster.log_dirs().values()})
+        return {
+            "cluster_id": self._cluster.cluster_id,
+            "controller_id": -1,
+            "brokers": [{"broker_id": broker, "host": "", "port": -1, "rack": None} for broker in brokers],
+        }
+
+    # groups ------------------------------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_groups(
+        self,
+        broker_ids: Any = None,
+        states_filter: Iterable[Any] | None = None,
+        types_filter: Iterable[Any] | None = None,
+    ) -> list[dict[str, str]]:
+        """group_id, protocol_type, group_state and group_type of each group."""
+        return groups.list_groups(self._cluster, states_filter, types_filter)
+
+    @kafka_errors()
+    def describe_groups(
+        self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
+    ) -> dict[str, dict[str, Any]]:
+        """State, assignor and members of each group, with what each member has."""
+        return groups.describe_groups(self._cluster, group_ids)
+
+    @kafka_errors()
+    def list_group_offsets(self, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+        """Committed offsets: a group, a list of groups, or {group: partitions or None for all}."""
+        return groups.list_group_offsets(self._cluster, group_specs)
+
+    @kafka_errors()
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[Any, OffsetAndMetadata], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        """Commit for a group without live members; the error class of each partition, NoError for success."""
+        return groups.alter_group_offsets(self._cluster, group_id, offsets)
+
+    @kafka_errors()
+    def reset_group_offsets(
+        self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
+    ) -> dict[Any, dict[str, Any]]:
+        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped into what can be read."""
+        return groups.reset_group_offsets(self._cluster, self._log, group_id, offset_specs)
+
+    @kafka_errors()
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        return groups.delete_group_offsets(self._cluster, group_id, partitions)
+
+    @kafka_errors()
+    def delete_groups(self, group_ids: Iterable[str], group_coordinator_id: Any = None) -> dict[str, str]:
+        """'OK' or the name of the error for each."""
+        return groups.delete_groups(self._cluster, group_ids)
+
+    @kafka_errors()
+    def remove_group_members(
+        self, group_id: str, members: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[str, type[Exception]]:
+        """kafka-python's MemberToRemove, by member id or instance id."""
+        return groups.remove_group_members(self._cluster, group_id, members)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _NOT_HERE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise UnsupportedVersionError(f"{name}: spark-log does not have it: {_NOT_HERE[name]}")
+
+        return refuse
+
+
+def _check_timeout(timeout_ms: object) -> None:
+    if timeout_ms is not None:
+        check_number("timeout_ms", timeout_ms, 0, whole=False)

@@ -1,0 +1,1 @@
+"""Consumer groups, in kafka-python's arguments and results."""

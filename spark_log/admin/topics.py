@@ -1,0 +1,233 @@
+"""Topics, partitions, offsets and records, in kafka-python's arguments and results."""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.admin import OffsetSpec
+from kafka.admin._partitions import OffsetTimestamp
+from kafka.errors import InvalidReplicationAssignmentError, UnknownTopicOrPartitionError
+from kafka.structs import OffsetAndTimestamp
+from kafka.structs import TopicPartition as KafkaTopicPartition
+
+from spark_log.admin.configs import entries_of
+from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
+from spark_log.cluster import topics as engine
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_internal
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.metadata import tables as t
+from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
+
+NUM_PARTITIONS = 1
+"""Kafka's num.partitions: for -1."""
+REPLICATION_FACTOR = 1
+"""Kafka's default.replication.factor: for -1."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    name: str
+    num_partitions: int = -1
+    replication_factor: int = -1
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    configs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, raise_errors: bool) -> dict[str, Any]:
+    """{'topics': [...]} with error code, id, partitions, factor and configs of each."""
+    entries, errors = [], []
+    for wanted in _wanted(new_topics):
+        topic, error = outcome_of(lambda wanted=wanted: _create(cluster, wanted, validate_only))  # type: ignore[misc]
+        errors.append(error)
+        entry: dict[str, Any] = {"name": wanted.name, **error_fields(error)}
+        if error is None:
+            entry["topic_id"] = uuid.UUID(topic.uuid if topic else "0" * 32)
+            entry["num_partitions"] = topic.partition_count if topic else _default(wanted.num_partitions, 1)
+            entry["replication_factor"] = topic.replication_factor if topic else _default(wanted.replication_factor, 1)
+            entry["configs"] = entries_of(topic.overrides if topic else dict(wanted.configs))
+        entries.append(entry)
+    if raise_errors:
+        raise_first(errors)
+    return {"topics": entries}
+
+
+def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> engine.Topic | None:
+    if wanted.assignments:
+        raise InvalidReplicationAssignmentError(
+            f"topic {wanted.name!r}: assignments {dict(wanted.assignments)}: placement over brokers and racks is"
+            " spark-log's; give num_partitions and replication_factor"
+        )
+    return engine.create_topic(
+        cluster,
+        wanted.name,
+        _default(wanted.num_partitions, NUM_PARTITIONS),
+        _default(wanted.replication_factor, REPLICATION_FACTOR),
+        {name: str(value) for name, value in wanted.configs.items()},
+        validate_only=validate_only,
+    )
+
+
+def _default(number: Any, default: int) -> Any:
+    return default if number is None or number == -1 else number
+
+
+def _wanted(new_topics: Any) -> list[_Wanted]:
+    """Names, {name: options}, or objects of kafka-python's NewTopic."""
+    if isinstance(new_topics, Mapping):
+        for name, options in new_topics.items():
+            unknown = sorted(set(options) - {"num_partitions", "replication_factor", "assignments", "configs"})
+            if unknown:
+                raise ValueError(f"topic {name!r}: unknown option {unknown[0]!r}")
+        wanted = [_Wanted(name, **options) for name, options in new_topics.items()]
+    elif isinstance(new_topics, str) or not isinstance(new_topics, Iterable):
+        raise TypeError(f"new_topics: expected a list of names or a dict of options, got {new_topics!r}")
+    else:
+        wanted = [
+            _Wanted(topic)
+            if isinstance(topic, str)
+            else _Wanted(
+                topic.name,
+                topic.num_partitions,
+                topic.replication_factor,
+                topic.replica_assignments,
+                topic.topic_configs,
+            )
+            for topic in new_topics
+        ]
+    if not wanted:
+        raise ValueError(f"No valid topics found in new_topics: {new_topics}")
+    return wanted
+
+
+def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
+    """{'topics': [...]} with the error code of each. A UUID is a topic id."""
+    by_id = {topic.uuid: topic.name for topic in engine.list_topics(cluster)}
+    entries, errors = [], []
+    for given in topics:
+        name = by_id.get(given.hex, "") if isinstance(given, uuid.UUID) else given
+        _, error = outcome_of(lambda name=name: engine.delete_topic(cluster, name))  # type: ignore[misc]
+        errors.append(error)
+        entries.append({"name": name or None, **error_fields(error)})
+    if raise_errors:
+        raise_first(errors)
+    return {"topics": entries}
+
+
+def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
+    """A dict for each topic as in Kafka's metadata; one that is not there has an error code and no partitions."""
+    known = {topic.name: topic for topic in engine.list_topics(cluster)}
+    by_id = {topic.uuid: topic.name for topic in known.values()}
+    wanted = (
+        sorted(known)
+        if topics is None
+        else [by_id.get(given.hex, str(given)) if isinstance(given, uuid.UUID) else given for given in topics]
+    )
+    described = {
+        found.topic.name: found
+        for found in engine.describe_topics(cluster, [name for name in dict.fromkeys(wanted) if name in known])
+    }
+    return [_metadata(name, described.get(name)) for name in wanted]
+
+
+def _metadata(name: str, found: engine.TopicDescription | None) -> dict[str, Any]:
+    return {
+        "error_code": 0 if found else UnknownTopicOrPartitionError.errno,
+        "name": name,
+        "topic_id": uuid.UUID(found.topic.uuid) if found else None,
+        "is_internal": is_internal(name),
+        "partitions": [
+            {
+                "error_code": 0,
+                "partition_index": partition.partition,
+                "leader_id": -1 if partition.leader is None else partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replica_nodes": [replica.broker_id for replica in partition.replicas],
+                "isr_nodes": list(partition.isr),
+                "offline_replicas": [],
+            }
+            for partition in (found.partitions if found else ())
+        ],
+    }
+
+
+def create_partitions(
+    cluster: Cluster, topic_partitions: Mapping[str, Any], *, validate_only: bool, raise_errors: bool
+) -> dict[str, Any]:
+    """{'results': [...]} with the error code of each topic."""
+    results, errors = [], []
+    for name, given in topic_partitions.items():
+        count = given if isinstance(given, int) else getattr(given, "total_count", None)
+        if isinstance(given, Mapping):
+            count = given["count"]
+        _, error = outcome_of(lambda n=name, c=count: engine.add_partitions(cluster, n, c, validate_only=validate_only))  # type: ignore[misc]
+        errors.append(error)
+        results.append({"name": name, **error_fields(error)})
+    if raise_errors:
+        raise_first(errors)
+    return {"results": results}
+
+
+def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
+    """New low watermark of each partition."""
+    low = engine.delete_records(cluster, {TopicPartition(*partition): offset for partition, offset in before.items()})
+    return {
+        partition: {"partition_index": partition[1], "low_watermark": low[TopicPartition(*partition)], "error_code": 0}
+        for partition in before
+    }
+
+
+def list_partition_offsets(log: Log, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
+    """Offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
+
+    A timestamp that nothing is as young as gives offset and timestamp -1, as a broker answers.
+    """
+    found: dict[Any, OffsetAndTimestamp] = {}
+    for name in sorted({partition[0] for partition in specs}):
+        topic = log.find_topic(name)
+        positions = log.positions(topic)
+        wanted = {partition: spec for partition, spec in specs.items() if partition[0] == name}
+        times: dict[int, int] = {}
+        for partition, spec in wanted.items():
+            if TopicPartition(*partition) not in positions:
+                raise UnknownTopicOrPartitionError(f"partition {name}-{partition[1]}: unknown topic or partition")
+            if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
+                raise TypeError(f"{name}-{partition[1]}: expected an OffsetSpec or milliseconds, got {spec!r}")
+            limits = positions[TopicPartition(*partition)]
+            if int(spec) == OffsetSpec.EARLIEST:
+                found[partition] = OffsetAndTimestamp(limits.log_start_offset, -1, None)
+            elif int(spec) == OffsetSpec.LATEST:
+                found[partition] = OffsetAndTimestamp(limits.high_watermark, -1, None)
+            elif int(spec) == OffsetSpec.MAX_TIMESTAMP:
+                youngest = _newest_timestamp_ms(log, topic, partition[1])
+                if youngest is not None:
+                    times[partition[1]] = youngest
+                found[partition] = OffsetAndTimestamp(-1, -1, None)
+            elif int(spec) >= 0:
+                times[partition[1]] = int(spec)
+            else:
+                raise ValueError(f"{name}-{partition[1]}: {spec!r} is not supported")
+        for number, offset in log.offsets_for_times(topic, times).items():
+            here = KafkaTopicPartition(name, number)
+            found[here] = (
+                OffsetAndTimestamp(-1, -1, None)
+                if offset is None
+                else OffsetAndTimestamp(offset, _timestamp_ms(log, TopicPartition(name, number), offset), None)
+            )
+    return found
+
+
+def _newest_timestamp_ms(log: Log, topic: engine.Topic, partition: int) -> int | None:
+    s = t.segment.c
+    query = sa.select(sa.func.max(s.max_timestamp_ms)).where(s.topic_id == topic.topic_id, s.partition == partition)
+    newest = log.cluster.store.read(lambda connection: connection.execute(query).scalar())
+    return None if newest is None else int(newest)
+
+
+def _timestamp_ms(log: Log, partition: TopicPartition, offset: int) -> int:
+    [batch] = log.read({partition: OffsetRange(offset, offset + 1)}, read_schema(columns=["timestamp"]))
+    return int(batch.column(0).cast(pa.int64())[0].as_py()) // MICROSECONDS_PER_MILLISECOND

@@ -1,0 +1,170 @@
+"""Admin: kafka-python's calls on a spark-log cluster, their results and their errors."""
+
+import uuid
+
+import kafka.errors
+import pytest
+from kafka import TopicPartition
+from kafka.admin import AlterConfigOp, ConfigResource, NewTopic, OffsetSpec
+
+import spark_log.errors
+from spark_log import Admin
+from spark_log.log.log import Log
+from tests.support.records import NOON_MS
+from tests.support.topics import append
+
+
+@pytest.fixture
+def admin(cluster, cluster_address):
+    with Admin(bootstrap_servers=[cluster_address], client_id="tests") as admin:
+        yield admin
+
+
+def test_topics_are_made_described_and_deleted(admin):
+    made = admin.create_topics({"a": {"num_partitions": 3, "configs": {"retention.ms": "-1"}}, "b": {}})
+    assert [(topic["name"], topic["num_partitions"], topic["error_code"]) for topic in made["topics"]] == [
+        ("a", 3, 0),
+        ("b", 1, 0),
+    ]
+    assert made["topics"][0]["configs"]["retention.ms"]["value"] == "-1"
+    admin.create_topics([NewTopic("c", 2, 1)])
+    admin.create_topics(["d"])
+    assert admin.list_topics() == ["a", "b", "c", "d"]
+    admin.wait_for_topics(["a", "d"], timeout_ms=0)
+    described = {topic["name"]: topic for topic in admin.describe_topics(["a", "nope"])}
+    assert [partition["leader_id"] for partition in described["a"]["partitions"]] == [1, 1, 1]
+    assert described["a"]["partitions"][2]["isr_nodes"] == [1]
+    assert described["nope"]["error_code"] == kafka.errors.UnknownTopicOrPartitionError.errno
+    assert isinstance(described["a"]["topic_id"], uuid.UUID)
+    assert admin.delete_topics(["b", described["a"]["topic_id"]])["topics"][1]["name"] == "a"
+    assert admin.list_topics() == ["c", "d"]
+
+
+def test_what_is_only_validated_stays(admin):
+    admin.create_topics(["a"], validate_only=True)
+    assert admin.list_topics() == []
+    admin.create_topics(["a"])
+    with pytest.raises(kafka.errors.TopicAlreadyExistsError):
+        admin.create_topics(["a"], validate_only=True)
+    admin.create_partitions({"a": 5}, validate_only=True)
+    admin.alter_configs([ConfigResource("TOPIC", "a", {"retention.ms": "5"})], validate_only=True)
+    assert len(admin.describe_topics(["a"])[0]["partitions"]) == 1
+    assert admin.describe_configs([ConfigResource("TOPIC", "a")])["topic"]["a"] == {}
+
+
+def test_errors_belong_to_both_trees(admin):
+    with pytest.raises(kafka.errors.InvalidTopicError) as caught:
+        admin.create_topics(["a/b"])
+    assert isinstance(caught.value, spark_log.errors.InvalidTopicError)
+    assert "'a/b'" in str(caught.value)
+    result = admin.create_topics({"x": {"num_partitions": 0}}, raise_errors=False)
+    assert result["topics"][0]["error_code"] == kafka.errors.InvalidPartitionsError.errno
+    assert "0" in result["topics"][0]["error_message"]
+    with pytest.raises(kafka.errors.InvalidReplicationFactorError):
+        admin.create_topics({"x": {"replication_factor": 2}})
+    with pytest.raises(kafka.errors.UnknownTopicOrPartitionError):
+        admin.delete_topics(["x"])
+    with pytest.raises(kafka.errors.PolicyViolationError):
+        admin.create_topics(["__consumer_offsets"])
+    with pytest.raises(kafka.errors.InvalidReplicationAssignmentError, match="assignments"):
+        admin.create_topics({"x": {"assignments": {0: [1]}}})
+    result = admin.create_topics({"x": {"assignments": {0: [1]}}}, raise_errors=False)
+    assert result["topics"][0]["error_code"] == kafka.errors.InvalidReplicationAssignmentError.errno
+    with pytest.raises(kafka.errors.KafkaTimeoutError, match="x"):
+        admin.wait_for_topics(["x"], timeout_ms=0)
+
+
+def test_partitions_are_added(admin):
+    admin.create_topics(["a"])
+    assert admin.create_partitions({"a": 3})["results"] == [{"name": "a", "error_code": 0, "error_message": None}]
+    admin.create_partitions({"a": {"count": 4}})
+    assert len(admin.describe_topics(["a"])[0]["partitions"]) == 4
+    with pytest.raises(kafka.errors.InvalidPartitionsError, match="4"):
+        admin.create_partitions({"a": 2})
+
+
+def test_configs(admin):
+    admin.create_topics({"a": {"configs": {"retention.ms": "1000"}}})
+    resource = ConfigResource("TOPIC", "a")
+    assert {name: entry["value"] for name, entry in admin.describe_configs([resource])["topic"]["a"].items()} == {
+        "retention.ms": "1000"
+    }
+    everything = admin.describe_configs([resource], config_filter="all")["topic"]["a"]
+    assert everything["segment.bytes"]["config_source"] == "DEFAULT_CONFIG"
+    assert everything["retention.ms"]["config_type"] == "LONG"
+    changed = {"segment.bytes": 1000, "retention.ms": (AlterConfigOp.DELETE, None)}
+    assert admin.alter_configs([ConfigResource("TOPIC", "a", changed)]) == {"topic": {"a": "OK"}}
+    appended = {"cleanup.policy": ("APPEND", "compact")}
+    admin.alter_configs([ConfigResource("TOPIC", "a", appended)])
+    now = admin.describe_configs([resource])["topic"]["a"]
+    assert {name: entry["value"] for name, entry in now.items()} == {
+        "segment.bytes": "1000",
+        "cleanup.policy": "compact,delete",
+    }
+    only = {"retention.ms": "7"}
+    admin.alter_configs([ConfigResource("TOPIC", "a", only)], incremental=False)
+    assert list(admin.describe_configs([resource])["topic"]["a"]) == ["retention.ms"]
+    assert admin.reset_configs([resource]) == {"topic": {"a": "OK"}}
+    assert admin.describe_configs([resource])["topic"]["a"] == {}
+
+
+def test_wrong_configs_change_nothing(admin):
+    admin.create_topics(["a"])
+    with pytest.raises(ValueError, match="no.such"):
+        admin.alter_configs([ConfigResource("TOPIC", "a", {"no.such": "1"})])
+    refused = admin.alter_configs([ConfigResource("TOPIC", "a", {"retention.ms": "soon"})])
+    assert "retention.ms" in refused["topic"]["a"]
+    refused = admin.alter_configs([ConfigResource("TOPIC", "a", {"retention.ms": ("APPEND", "1")})])
+    assert "APPEND" in refused["topic"]["a"]
+    assert "nope" in admin.alter_configs([ConfigResource("TOPIC", "nope", {"retention.ms": "1"})])["topic"]["nope"]
+    assert admin.describe_configs([ConfigResource("TOPIC", "a")])["topic"]["a"] == {}
+
+
+def test_offsets_and_records(admin, cluster):
+    admin.create_topics({"a": {"num_partitions": 2}})
+    log = Log(cluster)
+    append(log, "a", "x", "y", timestamp_ms=NOON_MS)
+    append(log, "a", "z", timestamp_ms=NOON_MS + 10)
+    append(log, "a", "late", timestamp_ms=NOON_MS + 5)
+    zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
+    assert offsets(admin, {zero: OffsetSpec.LATEST, one: OffsetSpec.LATEST}) == {zero: (4, -1), one: (0, -1)}
+    assert offsets(admin, {zero: OffsetSpec.EARLIEST}) == {zero: (0, -1)}
+    assert offsets(admin, {zero: OffsetSpec.MAX_TIMESTAMP}) == {zero: (2, NOON_MS + 10)}
+    assert offsets(admin, {zero: NOON_MS + 1, one: NOON_MS}) == {zero: (2, NOON_MS + 10), one: (-1, -1)}
+    assert admin.delete_records({zero: 1}) == {zero: {"partition_index": 0, "low_watermark": 1, "error_code": 0}}
+    assert offsets(admin, {zero: OffsetSpec.EARLIEST}) == {zero: (1, -1)}
+    with pytest.raises(kafka.errors.OffsetOutOfRangeError):
+        admin.delete_records({zero: 9})
+    with pytest.raises(kafka.errors.UnknownTopicOrPartitionError):
+        admin.list_partition_offsets({TopicPartition("a", 2): OffsetSpec.LATEST})
+    log.close()
+
+
+def offsets(admin, specs):
+    found = admin.list_partition_offsets(specs)
+    return {partition: (where.offset, where.timestamp) for partition, where in found.items()}
+
+
+def test_settings(cluster, cluster_address):
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match="no_such"):
+        Admin(cluster=cluster_address, no_such=1)
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match="sasl_mechanism"):
+        Admin(cluster=cluster_address, sasl_mechanism="PLAIN")
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match=r"^(?!.*secret)"):
+        Admin(cluster=cluster_address, sasl_plain_password="secret")
+    Admin(cluster=cluster_address, security_protocol="PLAINTEXT").close()
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match="cluster"):
+        Admin(cluster=None)
+
+
+def test_there_is_no_cluster(tmp_path):
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match="spark-log init"):
+        Admin(cluster=str(tmp_path / "nowhere"))
+
+
+def test_what_spark_log_has_not_is_refused_by_name(admin):
+    with pytest.raises(kafka.errors.UnsupportedVersionError, match="create_acls"):
+        admin.create_acls([])
+    with pytest.raises(AttributeError):
+        admin.no_such_method  # noqa: B018
+    assert admin.describe_cluster()["brokers"][0]["broker_id"] == 1
