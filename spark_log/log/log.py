@@ -1,8 +1,10 @@
 """The log of a cluster, as whoever appends and reads in this process sees it: one door to the stages of this folder."""
 
 import logging
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from spark_log.errors import (
     WriteIdExpiredError,
     redact,
 )
-from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition, WriteId
 from spark_log.log import plan as planner
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
 from spark_log.log.appender import AppendRequest, AppendResult, Key, append, force
@@ -80,35 +82,69 @@ class Log:
         """
         encoding = Encoding.of(topic.config)
         now_ms = self.cluster.store.now().wall_ms
-        targets: dict[int, Target] = {}
-        batches: list[Batch] = []
+        prepared = [(topic, replace(item, table=prepare(item.table, encoding, now_ms))) for item in records]
+        return self.append_prepared(prepared, acks=acks, timeout_ms=timeout_ms)
+
+    def append_prepared(
+        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> list[Appended | Rejected]:
+        """Append records that went through `encode.prepare`, to partitions of any topics, in one transaction."""
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        encodings = {topic_id: Encoding.of(topic.config) for topic_id, topic in topics.items()}
+        batches: list[Batch | None] = []
         blobs: dict[str, bytes] = {}
-        write_id = None
-        prepared = [replace(item, table=prepare(item.table, encoding, now_ms)) for item in records]
-        for item in prepared:
+        for topic, item in items:
+            encoding = encodings[topic.topic_id]
             blob = encode_inline(item.table, encoding)
-            if blob is not None:
-                name = uuid.uuid4().hex
-                batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
-                blobs[name] = blob.data
+            if blob is None:
+                batches.append(None)
                 continue
-            if not targets:
-                targets = self.targets(topic, sorted({other.partition for other in records}), acks)
-            target = targets[item.partition]
-            before, (write_id, name) = write_id, self._writer.file_name()
-            if before not in (None, write_id):
-                raise WriteIdExpiredError(f"write id {before} has expired during the append: write the files again")
-            files = SegmentFiles(self._log_dirs(target), segment_path(topic.folder, item.partition, name), encoding)
+            name = uuid.uuid4().hex
+            batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
+            blobs[name] = blob.data
+        large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
+        write_id, files = self._write_files(large, encodings, acks) if large else (None, [])
+        rest = iter(files)
+        complete = [batch or next(rest) for batch in batches]
+        durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
+        request = AppendRequest(complete, blobs, acks=acks, write_id=write_id, durable=durable)
+        try:
+            return list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
+        except WriteIdExpiredError:
+            self._writer.forget()
+            raise
+
+    def _write_files(
+        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks
+    ) -> tuple[WriteId, list[Batch]]:
+        """A segment file for each item, several at a time: encoding and the disk let other threads run."""
+        wanted: dict[int, set[int]] = {}
+        for topic, item in items:
+            wanted.setdefault(topic.topic_id, set()).add(item.partition)
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        targets = {i: self.targets(topics[i], sorted(numbers), acks) for i, numbers in wanted.items()}
+        names = [self._writer.file_name() for _ in items]
+        if len({write_id for write_id, _ in names}) > 1:
+            raise WriteIdExpiredError(f"write id {names[0][0]} has expired during the append: write the files again")
+
+        def write(item: tuple[Topic, Records], name: str) -> Batch:
+            topic, records = item
+            encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
+            path = segment_path(topic.folder, records.partition, name)
+            files = SegmentFiles(self._log_dirs(target), path, encoding)
             try:
-                files.append(item.table)
+                files.append(records.table)
                 facts = files.commit()
             except BaseException:
                 files.abort()
                 raise
-            batches.append(segment_batch(target, name, facts, encoding, item.sequence))
-        durable = topic.config.flush_messages <= 1
-        request = AppendRequest(batches, blobs, acks=acks, write_id=write_id, durable=durable)
-        return list(self.commit(request, {topic.topic_id: topic}, timeout_ms=timeout_ms).outcomes)
+            return segment_batch(target, name, facts, encoding, records.sequence)
+
+        write_id = names[0][0]
+        if len(items) == 1:
+            return write_id, [write(items[0], names[0][1])]
+        with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1), "spark-log-write") as pool:
+            return write_id, list(pool.map(write, items, (name for _, name in names)))
 
     def commit(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS

@@ -68,6 +68,11 @@ class Writer:
                 self._renew_at_s = now_s + self._lease_ms / 2000
             return self._write_id, f"{self._write_id}-{next(self._numbers)}.parquet"
 
+    def forget(self) -> None:
+        """Take another id for the next file: clean-up has taken this one, whatever its lease was."""
+        with self._lock:
+            self._write_id = None
+
     def close(self) -> None:
         with self._lock:
             if self._write_id is not None:
