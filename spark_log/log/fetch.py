@@ -79,9 +79,10 @@ class Fetcher:
                     if skip >= batch.num_rows:
                         skip -= batch.num_rows
                         continue
-                    rest, skip = batch.slice(skip), 0
-                    seen += rest.num_rows
-                    yield rest
+                    seen += batch.num_rows - skip
+                    rest, skip = [batch.slice(skip)], 0
+                    del batch  # a reader that pauses here holds only what it was given
+                    yield rest.pop()
                 return
             except _TRY_NEXT:
                 if number == len(piece.log_dir_ids) - 1:

@@ -67,8 +67,11 @@ def read_slice(
         rows = _decode(parquet_file, group, names, path)
         deltas = group.first_delta if group.dense else _deltas(rows, group, path)
         first, last = _range(group, deltas, start - base_offset, end - base_offset)
-        for begin in range(first, last, BATCH_RECORDS):
-            yield shape.batch(rows, deltas, begin, min(begin + BATCH_RECORDS, last))
+        starts = range(first, last, BATCH_RECORDS)
+        batches = [shape.batch(rows, deltas, begin, min(begin + BATCH_RECORDS, last)) for begin in starts]
+        del rows, deltas  # a reader that pauses between two batches holds only what it was given
+        while batches:
+            yield batches.pop(0)
 
 
 def first_offset_at_or_after(

@@ -1,0 +1,185 @@
+"""Records on their way from segments to the user: what is read and not yet taken, and within which bounds more is read.
+
+A segment is opened once and each of its row groups is read once, however many polls it takes to hand them out: a
+stream keeps its place. Bytes held are bounded over all partitions and for each, except that one batch is always
+allowed where nothing could be returned otherwise.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from kafka.structs import TopicPartition
+
+STREAMS_MAX = 256
+"""Partitions whose segments are open at a time; each may hold a file open."""
+
+
+class Stream:
+    """The records of one partition with next_offset <= offset < end, read batch by batch."""
+
+    def __init__(self, next_offset: int, end: int, source: Iterator[pa.RecordBatch]) -> None:
+        self.next_offset = next_offset
+        """One more than the offset of the last record taken: the consumer's position, unless it moved elsewhere."""
+        self.end = end
+        """Where the plan ended. The last records before it may be missing: compaction leaves gaps."""
+        self.held_bytes = 0
+        self._source: Iterator[pa.RecordBatch] | None = source
+        self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
+        self._row = 0
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def ended(self) -> bool:
+        """Everything has been read and taken."""
+        return self._source is None and not self._batches
+
+    def advance(self) -> bool:
+        """Read one more batch; False if there is none. Errors of reading pass through."""
+        if self._source is None:
+            return False
+        batch = next(self._source, None)
+        if batch is None:
+            self._source = None
+            return False
+        if batch.num_rows:
+            size = batch.get_total_buffer_size()
+            self._batches.append((batch, size))
+            self.held_bytes += size
+        return True
+
+    def take(self, rows_max: int | None) -> tuple[pa.RecordBatch, int] | None:
+        """The next records of one batch and the bytes behind them; None if none are read."""
+        if not self._batches:
+            return None
+        batch, size = self._batches[0]
+        left = batch.num_rows - self._row
+        rows = left if rows_max is None else min(left, rows_max)
+        taken = batch if rows == batch.num_rows else batch.slice(self._row, rows)
+        if rows == left:
+            self._batches.popleft()
+            self._row = 0
+            self.held_bytes -= size
+        else:
+            self._row += rows
+        self.next_offset = taken.column("offset")[rows - 1].as_py() + 1
+        return taken, size * rows // batch.num_rows
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of records to hold and to return at once."""
+
+    total_bytes: int
+    partition_bytes: int
+
+
+class Buffers:
+    """The streams of a consumer. Partitions take turns: one that has given records goes to the end of the line."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._streams: OrderedDict[TopicPartition, Stream] = OrderedDict()
+        self._error: Exception | None = None
+
+    def __contains__(self, partition: TopicPartition) -> bool:
+        return partition in self._streams
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(stream.held_bytes for stream in self._streams.values())
+
+    def room(self) -> int:
+        """How many partitions may be planned now."""
+        if self.held_bytes >= self._limits.total_bytes:
+            return 0 if self._any_rows() else 1
+        return STREAMS_MAX - sum(stream.has_rows for stream in self._streams.values())
+
+    def add(self, partition: TopicPartition, stream: Stream) -> None:
+        while len(self._streams) >= STREAMS_MAX:
+            # nothing that was read is lost: what this one has not read yet is planned again
+            idle = next((name for name, other in self._streams.items() if not other.has_rows), None)
+            if idle is None:
+                return
+            del self._streams[idle]
+        self._streams[partition] = stream
+
+    def drop(self, partition: TopicPartition) -> None:
+        self._streams.pop(partition, None)
+
+    def keep_only(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in [name for name in self._streams if name not in partitions]:
+            del self._streams[partition]
+
+    def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Let go of streams that ended, or whose partition is read elsewhere now.
+
+        Returns where the positions of ended ones go: past what the plan covered.
+        """
+        moved: dict[TopicPartition, int] = {}
+        for partition, stream in list(self._streams.items()):
+            position = positions.get(partition)
+            if position is None:
+                continue
+            if position != stream.next_offset:
+                del self._streams[partition]
+            elif stream.ended:
+                del self._streams[partition]
+                moved[partition] = max(position, stream.end)
+        return moved
+
+    def take(
+        self, partitions: Collection[TopicPartition], rows_max: int | None
+    ) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+        """Records of these partitions, in the order of their turns, each partition's in offset order.
+
+        An error of reading is raised when nothing else is to be returned, at once or by the next call. The stream that
+        it came from is gone, so that the partition is planned anew.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        taken: list[tuple[TopicPartition, pa.RecordBatch]] = []
+        bytes_taken = 0
+        for partition in [name for name in self._streams if name in partitions]:
+            stream = self._streams[partition]
+            bytes_here = 0
+            gave = False
+            while rows_max is None or rows_max > 0:
+                piece = stream.take(rows_max)
+                if piece is not None:
+                    batch, size = piece
+                    taken.append((partition, batch))
+                    gave = True
+                    bytes_here += size
+                    bytes_taken += size
+                    if rows_max is not None:
+                        rows_max -= batch.num_rows
+                    continue
+                full = (
+                    bytes_here + stream.held_bytes >= self._limits.partition_bytes
+                    or bytes_taken + self.held_bytes >= self._limits.total_bytes
+                )
+                if taken and full:
+                    break
+                try:
+                    if not stream.advance():
+                        break
+                except Exception as error:
+                    del self._streams[partition]
+                    if not taken:
+                        raise
+                    self._error = error
+                    return taken
+            if gave:
+                self._streams.move_to_end(partition)
+            if rows_max == 0:
+                break
+        return taken
+
+    def _any_rows(self) -> bool:
+        return any(stream.has_rows for stream in self._streams.values())

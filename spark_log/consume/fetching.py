@@ -1,0 +1,213 @@
+"""Looking into the store for what can be read, and opening it. The shell around `subscription` and `buffers`."""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.structs import TopicPartition
+
+from spark_log import ids
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.consume.buffers import Buffers, Limits, Stream
+from spark_log.consume.settings import ConsumerSettings
+from spark_log.consume.subscription import PartitionState, Subscription, settle
+from spark_log.log import plan as planner
+from spark_log.log.fetch import Fetcher
+from spark_log.log.slices import LogDirs, Slice
+from spark_log.metadata import tables as t
+from spark_log.records.schema import read_schema
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = read_schema(include_headers=True)
+_SEGMENTS_PLANNED = 10_000
+"""Segments in a plan, shared by its partitions."""
+_SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
+
+
+class Fetching:
+    """Fetches for one consumer. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+        self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
+        self.unknown: set[TopicPartition] = set()
+        """Assigned partitions that were not there at the last look."""
+        self.looks = 0
+        self.short_bytes = 0
+        """Stored bytes that the last look left where they are: fewer than fetch_min_bytes."""
+        self._cluster = cluster
+        self._settings = settings
+        self._fetcher: Fetcher | None = None
+        self._log_dirs: LogDirs = {}
+        self._near: frozenset[int] = frozenset()
+
+    def take(self, subscription: Subscription, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+        """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
+        states = subscription.partitions
+        self.buffers.keep_only(states)
+        fetchable = subscription.fetchable()
+        positions = {partition: state.offset for partition, state in fetchable.items() if state.offset is not None}
+        for partition, offset in self.buffers.settle(positions).items():
+            states[partition].offset = offset
+        return self.buffers.take(fetchable, rows_max)
+
+    def wants(self, subscription: Subscription) -> bool:
+        """Whether a look may find something even if nothing has been committed since the last one."""
+        for partition, state in subscription.partitions.items():
+            if partition in self.buffers or partition in self.unknown:
+                continue
+            if state.offset is None:
+                if state.reset is not None:
+                    return True
+            elif state.fetchable and (state.high_watermark is None or state.offset < state.high_watermark):
+                return True
+        return False
+
+    def look(self, subscription: Subscription, bytes_min: int) -> bool:
+        """Settle positions and open streams where there are records to read, all as of one snapshot.
+
+        With less than `bytes_min` stored bytes to fetch over all partitions, nothing is opened. Whether anything was.
+        Raises NoOffsetForPartitionError and OffsetOutOfRangeError where auto_offset_reset is none.
+        """
+        self.looks += 1
+        self.short_bytes = 0
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if not wanted:
+            return False
+        with self._cluster.store.snapshot() as connection:
+            found = planner.find_positions(connection, _ours(wanted))
+            self._note_unknown(wanted, found)
+            ranges = self._ranges(states, found)
+            if not ranges:
+                return False
+            slices = self._plan(connection, ranges)
+            size = sum(piece.size for piece in slices)
+            if size < bytes_min:
+                self.short_bytes = size
+                return False
+            slices = planner.with_inline_data(connection, slices)
+        self._open(ranges, slices)
+        for partition in ranges:  # where there is not room for all, those that wait longest come first
+            states[TopicPartition(*partition)] = states.pop(TopicPartition(*partition))
+        return True
+
+    def settle_positions(self, subscription: Subscription) -> None:
+        """Resolve resets and what is out of range, without fetching."""
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if wanted:
+            with self._cluster.store.snapshot() as connection:
+                found = planner.find_positions(connection, _ours(wanted))
+            self._note_unknown(wanted, found)
+            self._settle(states, found)
+
+    def _settle(
+        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+    ) -> None:
+        for partition, (topic_id, ends) in found.items():
+            state = states[TopicPartition(*partition)]
+            if state.topic_id not in (None, topic_id):
+                self.buffers.drop(TopicPartition(*partition))
+            settle(TopicPartition(*partition), state, topic_id, ends, self._settings.auto_offset_reset)  # type: ignore[arg-type]
+
+    def _ranges(
+        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+    ) -> dict[ids.TopicPartition, ids.OffsetRange]:
+        """What to plan: partitions behind their high watermark that have no stream, as many as there is room for."""
+        self._settle(states, found)
+        room = self.buffers.room()
+        ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
+        for partition, (_, (_, end)) in found.items():
+            name = TopicPartition(*partition)
+            state = states[name]
+            if state.fetchable and name not in self.buffers and state.offset is not None and state.offset < end:
+                ranges[partition] = ids.OffsetRange(state.offset, end)
+        if len(ranges) > room:
+            first = [name for name in states if ids.TopicPartition(*name) in ranges][:room]
+            ranges = {ids.TopicPartition(*name): ranges[ids.TopicPartition(*name)] for name in first}
+        return ranges
+
+    def _plan(self, connection: sa.Connection, ranges: dict[ids.TopicPartition, ids.OffsetRange]) -> list[Slice]:
+        """The next slices of the ranges; of inline ones so many that their bytes stay within the bounds of a fetch."""
+        topics = find_topics(connection, {name for name, _ in ranges})
+        segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
+        slices = planner.plan(connection, topics, ranges, segments_max=segments_max)
+        return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
+
+    def _open(self, ranges: dict[ids.TopicPartition, ids.OffsetRange], slices: list[Slice]) -> None:
+        fetcher = self._fetcher_for(slices)
+        by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
+        for piece in slices:
+            by_partition[piece.topic_partition].append(self._nearest_first(piece))
+        for partition, (start, end) in ranges.items():
+            pieces = by_partition[partition]
+            if pieces:
+                stop = pieces[-1].end
+                stream = Stream(start, stop, fetcher.read(_popped(pieces), _SCHEMA))
+            else:
+                stream = Stream(start, end, iter(()))
+            self.buffers.add(TopicPartition(*partition), stream)
+
+    def _fetcher_for(self, slices: list[Slice]) -> Fetcher:
+        needed = {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids}
+        if self._fetcher is None or not needed <= self._log_dirs.keys():
+            self._log_dirs = self._cluster.log_dirs()
+            self._fetcher = Fetcher(self._log_dirs)
+            if self._settings.client_rack:
+                query = (
+                    sa.select(t.log_dir.c.log_dir_id)
+                    .join(t.broker, t.broker.c.broker_id == t.log_dir.c.broker_id)
+                    .where(t.broker.c.rack == self._settings.client_rack)
+                )
+                near = self._cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+                self._near = frozenset(near)
+        return self._fetcher
+
+    def _nearest_first(self, piece: Slice) -> Slice:
+        if not self._near or piece.data is not None:
+            return piece
+        return piece._replace(log_dir_ids=tuple(sorted(piece.log_dir_ids, key=lambda number: number not in self._near)))
+
+    def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
+        missing = {partition for partition in wanted if ids.TopicPartition(*partition) not in found}
+        for partition in missing - self.unknown:
+            logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
+            self.buffers.drop(partition)
+        self.unknown = missing
+
+
+def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
+    """Of each partition, the first slices whose inline bytes stay below the bounds; the first one always, so that a
+    plan makes progress. Files count nothing: they are read when their turn comes.
+    """
+    kept: list[Slice] = []
+    by_partition: dict[ids.TopicPartition, int] = {}
+    total = 0
+    full: set[ids.TopicPartition] = set()
+    for piece in slices:
+        partition = piece.topic_partition
+        if partition in full:
+            continue
+        size = piece.size if piece.data is not None else 0
+        before = by_partition.get(partition)
+        if before is not None and size and (before + size > partition_bytes or total + size > total_bytes):
+            full.add(partition)
+            continue
+        by_partition[partition] = (before or 0) + size
+        total += size
+        kept.append(piece)
+    return kept
+
+
+def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
+    """Inline bytes of a slice are let go of once it is read."""
+    while pieces:
+        yield pieces.popleft()
+
+
+def _ours(partitions: Collection[TopicPartition]) -> list[ids.TopicPartition]:
+    return [ids.TopicPartition(*partition) for partition in partitions]

@@ -1,0 +1,217 @@
+"""What a consumer can be told: kafka-python's keyword names and defaults, checked once."""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.errors import KafkaConfigurationError
+from kafka.protocol.consumer import IsolationLevel
+
+from spark_log.client_settings import check_number
+
+logger = logging.getLogger(__name__)
+
+_ASSIGNORS = {
+    kind.name: kind
+    for kind in (
+        RangePartitionAssignor,
+        RoundRobinPartitionAssignor,
+        StickyPartitionAssignor,
+        CooperativeStickyAssignor,
+    )
+}
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_OLD_RESETS = {"smallest": "earliest", "largest": "latest"}
+
+
+@dataclass(frozen=True)
+class ConsumerSettings:
+    """Every setting that applies. KafkaConfigurationError names the one that is not valid, and its value."""
+
+    client_id: str = "spark-log"
+    """Name of this program, shown by who describes the group."""
+
+    client_rack: str = ""
+    """Rack of this program: segments are read from a replica there, if there is one."""
+
+    group_id: str | None = None
+    """Group to belong to and to commit offsets for. None: neither; `subscribe` then takes every partition."""
+
+    group_instance_id: str | None = None
+    """Makes this a static member, whose partitions wait for it over a restart of up to session_timeout_ms."""
+
+    key_deserializer: Any = None
+    """A kafka-python Deserializer, or a function of the bytes (None included). None: bytes stay bytes."""
+
+    value_deserializer: Any = None
+    """As key_deserializer."""
+
+    fetch_max_wait_ms: int = 500
+    """How long to wait for fetch_min_bytes. Below request_timeout_ms."""
+
+    fetch_min_bytes: int = 1
+    """Stored bytes worth fetching: with fewer, wait up to fetch_max_wait_ms for more."""
+
+    fetch_max_bytes: int = 52_428_800
+    """Bytes of decoded records to hold, over all partitions. One batch more where a single one is larger."""
+
+    max_partition_fetch_bytes: int = 1_048_576
+    """Bytes of decoded records to hold of one partition, but always at least one batch."""
+
+    request_timeout_ms: int = 30_000
+    """How long a blocking call (commit, committed, offsets_for_times, ...) may take if it is not told."""
+
+    retry_backoff_ms: int = 100
+    """Wait before the next try while the metadata store is away."""
+
+    auto_offset_reset: str = "latest"
+    """Where to begin without a committed offset, or where the position is out of range: earliest, latest, or none,
+    which raises."""
+
+    enable_auto_commit: bool = True
+    """Commit positions every auto_commit_interval_ms, before partitions are given up, and on close."""
+
+    auto_commit_interval_ms: int = 5_000
+    """Time between automatic commits."""
+
+    default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], Any] | None = None
+    """Called with (offsets, None or the error) for commits in the background that have no callback of their own."""
+
+    isolation_level: Any = "read_uncommitted"
+    """read_committed or read_uncommitted, which are the same here: open transactions are visible to nobody."""
+
+    allow_auto_create_topics: bool = True
+    """Make a topic of one partition where a topic that is subscribed by name, or assigned, is missing."""
+
+    metadata_max_age_ms: int = 300_000
+    """How often, at the least, to look which topics there are."""
+
+    partition_assignment_strategy: Any = (RangePartitionAssignor, RoundRobinPartitionAssignor)
+    """Assignors in order of preference: kafka-python's classes or instances, range, roundrobin, sticky or
+    cooperative-sticky, or class paths. Partitions that do not move stay with their owner under all of them."""
+
+    max_poll_records: int = 500
+    """Records that one poll returns at most."""
+
+    max_poll_interval_ms: int = 300_000
+    """Without a poll for that long, the member leaves its group."""
+
+    session_timeout_ms: int = 45_000
+    """Silence that ends the membership. Above heartbeat_interval_ms."""
+
+    heartbeat_interval_ms: int = 3_000
+    """How often a background thread says that this member is alive."""
+
+    consumer_timeout_ms: float = float("inf")
+    """How long iteration waits for a record before it ends. Infinite or negative: for ever."""
+
+    metrics_enabled: bool = True
+    """Whether metrics() counts."""
+
+    exclude_internal_topics: bool = True
+    """Leave internal topics (names that begin with two underscores) out of what a pattern matches."""
+
+    def __post_init__(self) -> None:
+        for name, least in _WHOLE_NUMBERS.items():
+            check_number(name, getattr(self, name), least)
+        check_number("consumer_timeout_ms", self.consumer_timeout_ms, float("-inf"), whole=False)
+        for name in ("enable_auto_commit", "allow_auto_create_topics", "metrics_enabled", "exclude_internal_topics"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        for name in ("client_id", "client_rack"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), str), "a string")
+        object.__setattr__(self, "auto_offset_reset", _reset_policy(self.auto_offset_reset))
+        self._check_group()
+        self._check_functions()
+        try:
+            IsolationLevel.build_from(self.isolation_level)
+        except ValueError:
+            _check("isolation_level", self.isolation_level, False, "read_committed or read_uncommitted")
+        strategy = _assignors(self.partition_assignment_strategy)
+        object.__setattr__(self, "partition_assignment_strategy", strategy)
+        if self.fetch_max_wait_ms >= self.request_timeout_ms:
+            raise KafkaConfigurationError(
+                f"fetch_max_wait_ms: {self.fetch_max_wait_ms} must be below"
+                f" request_timeout_ms {self.request_timeout_ms}"
+            )
+
+    def _check_group(self) -> None:
+        group, instance = self.group_id, self.group_instance_id
+        _check("group_id", group, group is None or (isinstance(group, str) and 0 < len(group) <= 249), "a name or None")
+        if instance is not None:
+            legal = isinstance(instance, str) and _NAME.fullmatch(instance) and instance not in (".", "..")
+            _check("group_instance_id", instance, bool(legal), "1 to 249 of the characters a-z A-Z 0-9 . _ -")
+            _check("group_instance_id", instance, group is not None, "a group_id beside it")
+        if group is not None and self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise KafkaConfigurationError(
+                f"heartbeat_interval_ms: {self.heartbeat_interval_ms} must be below"
+                f" session_timeout_ms {self.session_timeout_ms}"
+            )
+
+    def _check_functions(self) -> None:
+        for name in ("key_deserializer", "value_deserializer"):
+            given = getattr(self, name)
+            usable = given is None or callable(given) or callable(getattr(given, "deserialize", None))
+            _check(name, given, usable, "a function, a Deserializer or None")
+        callback = self.default_offset_commit_callback
+        _check("default_offset_commit_callback", callback, callback is None or callable(callback), "a function")
+
+    @property
+    def auto_commit(self) -> bool:
+        """Whether there is anything to commit automatically."""
+        return self.enable_auto_commit and self.group_id is not None
+
+
+_WHOLE_NUMBERS = {
+    "fetch_max_wait_ms": 0,
+    "fetch_min_bytes": 0,
+    "fetch_max_bytes": 1,
+    "max_partition_fetch_bytes": 1,
+    "request_timeout_ms": 1,
+    "retry_backoff_ms": 0,
+    "auto_commit_interval_ms": 0,
+    "metadata_max_age_ms": 0,
+    "max_poll_records": 1,
+    "max_poll_interval_ms": 1,
+    "session_timeout_ms": 1,
+    "heartbeat_interval_ms": 1,
+}
+"""Smallest value of each whole number."""
+
+
+def _check(name: str, value: object, valid: bool, expected: str) -> None:
+    if not valid:
+        raise KafkaConfigurationError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _reset_policy(given: object) -> str:
+    policy = given.lower() if isinstance(given, str) else given
+    if policy in _OLD_RESETS:
+        policy = _OLD_RESETS[policy]
+        logger.warning("use auto_offset_reset=%s (%s is deprecated)", policy, given)
+    _check("auto_offset_reset", given, policy in ("earliest", "latest", "none"), "earliest, latest or none")
+    return str(policy)
+
+
+def _assignors(given: Any) -> tuple[Any, ...]:
+    """Names become classes; class paths stay as they are."""
+    name = "partition_assignment_strategy"
+    listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
+    _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")
+    found = [_ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
+    for item in found:
+        if isinstance(item, str):
+            valid = _CLASS_PATH.fullmatch(item) is not None
+        else:
+            valid = isinstance(item, AbstractPartitionAssignor) or (
+                isinstance(item, type) and issubclass(item, AbstractPartitionAssignor)
+            )
+        _check(name, item, valid, f"assignors, class paths or some of {', '.join(_ASSIGNORS)}")
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""What a consumer has subscribed to, which partitions it has, and where it reads in each. No clock, no store.
+
+A partition's position is in one of three states:
+
+    missing    the committed offset is to be asked for, and without one the reset policy
+    awaiting   a reset to the beginning or the end has been asked for
+    valid      the next offset to read is known
+
+Only partitions with a valid position that are neither paused nor being given up are read.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
+from kafka.structs import OffsetAndMetadata, TopicPartition
+from kafka.util import ensure_valid_topic_name
+
+from spark_log import ids
+from spark_log.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from spark_log.log.slices import Positions
+
+Reset = Literal["earliest", "latest"]
+Policy = Literal["earliest", "latest", "none"]
+
+_ONE_WAY = (
+    "choose one way to use a consumer: subscribe to topics by name, subscribe to a pattern, or assign partitions"
+    " (unsubscribe() first to change)"
+)
+
+
+@dataclass
+class PartitionState:
+    """Where a consumer reads in one partition."""
+
+    offset: int | None = None
+    """Next offset to read; None: not known yet."""
+    reset: Reset | None = None
+    """Where to go once the partition's ends are known."""
+    paused: bool = False
+    leaving: bool = False
+    """It is about to be given up: a listener is being told."""
+    high_watermark: int | None = None
+    """As last seen."""
+    topic_id: int | None = None
+    """Topic that the position belongs to: a recreated one has other records."""
+
+    @property
+    def fetchable(self) -> bool:
+        return self.offset is not None and not self.paused and not self.leaving
+
+    def seek(self, offset: int) -> None:
+        self.offset, self.reset = offset, None
+
+    def ask_reset(self, to: Reset | None) -> None:
+        """Forget the position. None: to the committed offset, if there is one."""
+        self.offset, self.reset = None, to
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a new assignment changes. Partitions in both the old and the new one stay as they are."""
+
+    revoked: frozenset[TopicPartition]
+    added: frozenset[TopicPartition]
+
+
+def move_of(owned: Collection[TopicPartition], assigned: Collection[ids.TopicPartition]) -> Move:
+    """From what is owned to what is assigned; the names in kafka-python's type."""
+    theirs = {TopicPartition(*partition) for partition in assigned}
+    return Move(frozenset(set(owned) - theirs), frozenset(theirs - set(owned)))
+
+
+@dataclass
+class Subscription:
+    """The state of one consumer. Methods are the calls of its user; errors leave everything as it was."""
+
+    kind: Literal["", "topics", "pattern", "assigned"] = ""
+    topics: set[str] | None = None
+    """Names subscribed to; for a pattern, those that it matches."""
+    pattern: re.Pattern[str] | None = None
+    listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None
+    partitions: dict[TopicPartition, PartitionState] = field(default_factory=dict)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether partitions come from a subscription."""
+        return self.kind in ("topics", "pattern")
+
+    def subscribe(self, topics: Sequence[str], pattern: str | None, listener: Any) -> None:
+        if not topics and not pattern:
+            raise ValueError("topics, pattern: one of them is needed")
+        if topics and pattern:
+            raise IllegalStateError(_ONE_WAY)
+        kind: Literal["topics", "pattern"] = "pattern" if pattern else "topics"
+        if self.kind not in ("", kind):
+            raise IllegalStateError(_ONE_WAY)
+        if listener is not None and not isinstance(
+            listener, ConsumerRebalanceListener | AsyncConsumerRebalanceListener
+        ):
+            raise TypeError("listener must be a ConsumerRebalanceListener or AsyncConsumerRebalanceListener")
+        if pattern:
+            compiled = re.compile(pattern)
+            if self.pattern is None or compiled != self.pattern:
+                self.topics = set()
+            self.pattern = compiled
+        else:
+            if isinstance(topics, str) or not isinstance(topics, Sequence):
+                raise TypeError("topics must be a list of names")
+            for topic in topics:
+                ensure_valid_topic_name(topic)
+            self.topics = set(topics)
+        self.kind, self.listener = kind, listener
+
+    def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
+        wanted = [checked_partition(partition) for partition in partitions]
+        for topic, number in wanted:
+            ensure_valid_topic_name(topic)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ValueError(f"partition: {number!r} of topic {topic!r} is not a number from 0")
+        if self.kind not in ("", "assigned"):
+            raise IllegalStateError(_ONE_WAY)
+        self.kind = "assigned"
+        self.apply(move_of(self.partitions, wanted))
+
+    def unsubscribe(self) -> None:
+        self.kind, self.topics, self.pattern = "", None, None
+        self.partitions.clear()
+
+    def apply(self, move: Move) -> None:
+        for partition in move.revoked:
+            self.partitions.pop(partition, None)
+        for partition in sorted(move.added):
+            self.partitions[partition] = PartitionState()
+
+    def matching(self, names: Iterable[str], exclude_internal: bool) -> set[str]:
+        """The topics out of `names` that are subscribed to."""
+        if self.pattern is not None:
+            return {
+                name for name in names if self.pattern.match(name) and not (exclude_internal and name.startswith("__"))
+            }
+        return set(names) & (self.topics or set())
+
+    def state(self, partition: object) -> PartitionState:
+        """Of an assigned partition; IllegalStateError for another."""
+        found = self.partitions.get(checked_partition(partition))
+        if found is None:
+            raise IllegalStateError(f"partition {partition} is not assigned")
+        return found
+
+    def assigned(self, partitions: Sequence[object]) -> list[TopicPartition]:
+        """The given ones, or all; ValueError for one that is not assigned, or if nothing is."""
+        checked = [checked_partition(partition) for partition in partitions]
+        for partition in checked:
+            if partition not in self.partitions:
+                raise ValueError(f"Unassigned partition: {partition}")
+        if not checked and not self.partitions:
+            raise ValueError("No partitions are currently assigned")
+        return checked or list(self.partitions)
+
+    def fetchable(self) -> dict[TopicPartition, PartitionState]:
+        return {partition: state for partition, state in self.partitions.items() if state.fetchable}
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets to commit."""
+        return {
+            partition: OffsetAndMetadata(state.offset, "", -1)
+            for partition, state in list(self.partitions.items())
+            if state.offset is not None
+        }
+
+
+def settle(partition: TopicPartition, state: PartitionState, topic_id: int, ends: Positions, policy: Policy) -> None:
+    """Bring a position up to what the partition is now: resets that were asked for, and what is out of range.
+
+    After it: log start offset <= offset <= high watermark. Without a policy, OffsetOutOfRangeError with the partition
+    and its offset, NoOffsetForPartitionError without a position; then the state is as before.
+    """
+    start, end = ends
+    offset, reset = state.offset, state.reset
+    recreated = state.topic_id not in (None, topic_id)
+    if reset is None and (offset is None or recreated or not start <= offset <= end):
+        if policy == "none":
+            if offset is None:
+                raise NoOffsetForPartitionError({partition})
+            raise OffsetOutOfRangeError({partition: offset})
+        reset = policy
+    if reset is not None:
+        state.seek(start if reset == "earliest" else end)
+    state.topic_id, state.high_watermark = topic_id, end
+
+
+def checked_partition(given: object) -> TopicPartition:
+    """As kafka-python's type; TypeError for anything that is not a TopicPartition, theirs or ours."""
+    if isinstance(given, TopicPartition):
+        return given
+    if isinstance(given, ids.TopicPartition):
+        return TopicPartition(*given)
+    raise TypeError(f"partition must be a TopicPartition namedtuple, got {given!r}")
+
+
+def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What may be committed; TypeError and ValueError name what may not."""
+    if not isinstance(offsets, Mapping):
+        raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
+    checked = {}
+    for key, value in offsets.items():
+        partition = checked_partition(key)
+        if not isinstance(value, OffsetAndMetadata):
+            raise TypeError(f"offsets must be dict[TopicPartition, OffsetAndMetadata], got {value!r} for {partition}")
+        offset, metadata, epoch = value
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"offset: expected a whole number for {partition}, got {offset!r}")
+        if not 0 <= offset < 2**63 - 1:
+            raise ValueError(f"offset: {offset} for {partition} is not a position in a log")
+        if metadata is not None and not isinstance(metadata, str):
+            raise TypeError(f"metadata: expected a string for {partition}, got {metadata!r}")
+        checked[partition] = OffsetAndMetadata(offset, metadata or "", -1 if epoch is None else epoch)
+    return checked
