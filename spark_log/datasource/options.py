@@ -14,6 +14,7 @@ from spark_log.cluster.names import validate_user_topic
 from spark_log.datasource.offsets import EARLIEST, LATEST, parse_offsets, parse_timestamps
 from spark_log.datasource.option_text import INT32_MAX, INT64_MAX, INTEGER, OptionText
 from spark_log.datasource.positions import (
+    CommittedOffsets,
     EarliestOffsets,
     GlobalTimestamp,
     LatestOffsets,
@@ -66,7 +67,7 @@ class ReadOptions:
     """Exactly one of subscribe, subscribePattern, assign."""
     starting: Position
     """startingTimestamp > startingOffsetsByTimestamp > startingOffsets; a batch starts at earliest, a stream at
-    latest."""
+    latest. Beyond Kafka's connector, `committed` starts where the group of group.id has got to."""
     ending: Position
     """endingTimestamp > endingOffsetsByTimestamp > endingOffsets; always latest for a stream."""
     starting_timestamp_strategy: TimestampStrategy = "error"
@@ -98,6 +99,7 @@ class ReadOptions:
         ending = _position(given, "ending", LatestOffsets())
         if not streaming:
             _check_batch(starting, ending)
+        _check_committed(given, starting, ending)
         subscription = parse_subscription(given)
         min_partitions = given.positive("minPartitions", "minPartitions", INT32_MAX)
         max_records = given.positive("maxRecordsPerPartition", "maxrecordsperpartition", INT64_MAX)
@@ -203,6 +205,8 @@ def _position(given: OptionText, side: Literal["starting", "ending"], default: P
             return EarliestOffsets()
         case "latest":
             return LatestOffsets()
+        case "committed":
+            return CommittedOffsets()
         case _:
             return SpecificOffsets(parse_offsets(text.strip()))
 
@@ -218,6 +222,13 @@ def _check_batch(starting: Position, ending: Position) -> None:
     for tp, offset in ending.offsets.items() if isinstance(ending, SpecificOffsets) else ():
         if offset == EARLIEST:
             raise InvalidOptionError(f"ending offset for {show(tp)} can't be earliest for batch queries on spark_log")
+
+
+def _check_committed(given: OptionText, starting: Position, ending: Position) -> None:
+    if isinstance(ending, CommittedOffsets):
+        raise InvalidOptionError("endingOffsets can't be committed: a group's offsets say where to start")
+    if isinstance(starting, CommittedOffsets) and given.word("group.id", "kafka.group.id") is None:
+        raise InvalidOptionError("startingOffsets committed needs option 'group.id': the group whose offsets they are")
 
 
 def _timestamp_strategy(given: OptionText) -> TimestampStrategy:

@@ -12,11 +12,11 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.datasource.data_loss import resolve_ranges
 from spark_log.datasource.filters import Pruning, apply
 from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.positions import Position, resolve, timestamps_to_look_up
+from spark_log.datasource.positions import CommittedOffsets, Position, resolve, timestamps_to_look_up
 from spark_log.datasource.ranges import PartitionRange, check_resolved, pack_tasks, split_ranges
 from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.datasource.tasks import ReadTask
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log import plan as planner
 from spark_log.log.log import Log, ReadPlan
@@ -80,8 +80,16 @@ class ReadPlanner:
         for name, timestamps_ms in by_topic.items():
             offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms)
             found.update((TopicPartition(name, partition), offset) for partition, offset in offsets.items())
+        committed: dict[TopicPartition, int] = {}
+        if isinstance(position, CommittedOffsets):
+            from spark_log.groups.offsets import committed_offsets  # only who asks for it pays for its imports
+
+            assert self.options.group_id is not None
+            committed = committed_offsets(self.cluster.store, self.options.group_id)
         strategy = self.options.starting_timestamp_strategy
-        return resolve(position, available.ranges, starting=starting, strategy=strategy, found=found)
+        return resolve(
+            position, available.ranges, starting=starting, strategy=strategy, found=found, committed=committed
+        )
 
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
         """The ranges of a batch query."""
@@ -106,7 +114,29 @@ class ReadPlanner:
         ranges: Mapping[TopicPartition, OffsetRange],
         pruning: Pruning = Pruning(),  # noqa: B008 - frozen
     ) -> list[ReadTask]:
-        """The tasks that read the ranges."""
+        """The tasks that read the ranges. What retention takes away meanwhile is a loss like any other."""
+        while True:
+            try:
+                return self._tasks(available, ranges, pruning)
+            except OffsetOutOfRangeError:
+                ranges = self._still_there(ranges)
+
+    def _still_there(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
+        """The ranges as far as they can be read now. DataLossError under failOnDataLoss=true."""
+        resolved = resolve_ranges(
+            {tp: found.start for tp, found in ranges.items()},
+            {tp: found.end for tp, found in ranges.items()},
+            self.available(must_exist=False).ranges,
+            fail_on_data_loss=self.options.fail_on_data_loss,
+            group_id=self.options.group_id,
+        )
+        for loss in resolved.losses:
+            logger.warning("%s", loss)
+        return resolved.ranges
+
+    def _tasks(
+        self, available: Available, ranges: Mapping[TopicPartition, OffsetRange], pruning: Pruning
+    ) -> list[ReadTask]:
         wanted = apply(pruning, ranges)
         pieces = split_ranges(
             wanted,
@@ -121,10 +151,10 @@ class ReadPlanner:
             max_records_per_task=self.options.max_records_per_partition,
         )
         plan = self.log.plan(wanted, pruning.times, available.topics)
-        return list(_tasks(packed, plan, pruning))
+        return list(_cut(packed, plan, pruning))
 
 
-def _tasks(packed: Iterable[tuple[PartitionRange, ...]], plan: ReadPlan, pruning: Pruning) -> Iterable[ReadTask]:
+def _cut(packed: Iterable[tuple[PartitionRange, ...]], plan: ReadPlan, pruning: Pruning) -> Iterable[ReadTask]:
     slices: dict[TopicPartition, list[Slice]] = {}
     for piece in plan.slices:
         slices.setdefault(piece.topic_partition, []).append(piece)

@@ -37,6 +37,14 @@ class SpecificOffsets:
 
 
 @dataclass(frozen=True)
+class CommittedOffsets:
+    """Where the group of option group.id has got to; the log start offset where it has committed nothing.
+
+    Ours: Spark's connector keeps to its checkpoints. It lets a batch take what a group has not read.
+    """
+
+
+@dataclass(frozen=True)
 class GlobalTimestamp:
     """The first offset with timestamp >= timestamp_ms, in every partition."""
 
@@ -50,7 +58,7 @@ class SpecificTimestamps:
     timestamps_ms: dict[TopicPartition, int]
 
 
-Position = EarliestOffsets | LatestOffsets | SpecificOffsets | GlobalTimestamp | SpecificTimestamps
+Position = EarliestOffsets | LatestOffsets | SpecificOffsets | CommittedOffsets | GlobalTimestamp | SpecificTimestamps
 
 
 def check_unresolved(start: Position, end: Position) -> None:
@@ -71,7 +79,7 @@ def timestamps_to_look_up(position: Position, assigned: Iterable[TopicPartition]
             return dict.fromkeys(assigned, timestamp_ms)
         case SpecificTimestamps(timestamps_ms):
             return dict(timestamps_ms)
-        case EarliestOffsets() | LatestOffsets() | SpecificOffsets():
+        case EarliestOffsets() | LatestOffsets() | SpecificOffsets() | CommittedOffsets():
             return {}
         case _:
             assert_never(position)
@@ -84,12 +92,14 @@ def resolve(
     starting: bool,
     strategy: TimestampStrategy = "error",
     found: Mapping[TopicPartition, int | None] | None = None,
+    committed: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
     """The offset of every assigned partition. The result has the keys of `available`.
 
     `available`: [log start offset, high watermark) of all assigned partitions. `found`: for a position by timestamp,
     the first offset with a timestamp as new, None if there is none (then latest; an error for a start under strategy
-    "error"). Offsets beyond what is available are kept: whether that is a loss decides `data_loss.resolve_ranges`.
+    "error"). `committed`: the group's offsets. Offsets beyond what is available are kept: whether that is a loss
+    decides `data_loss.resolve_ranges`.
     Raises InvalidOptionError if the position names other partitions than the assigned ones.
     """
     match position:
@@ -100,6 +110,8 @@ def resolve(
         case SpecificOffsets(wanted):
             _check_assigned("start offsets" if starting else "end offsets", wanted, available)
             return {tp: _known(wanted[tp], offsets) for tp, offsets in available.items()}
+        case CommittedOffsets():
+            return {tp: (committed or {}).get(tp, offsets.start) for tp, offsets in available.items()}
         case GlobalTimestamp() | SpecificTimestamps():
             timestamps_ms = timestamps_to_look_up(position, available)
             name = "start" if starting else "end"

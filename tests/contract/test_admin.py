@@ -110,7 +110,7 @@ def test_configs(admin):
 
 def test_wrong_configs_change_nothing(admin):
     admin.create_topics(["a"])
-    with pytest.raises(ValueError, match="no.such"):
+    with pytest.raises(ValueError, match=r"no\.such"):
         admin.alter_configs([ConfigResource("TOPIC", "a", {"no.such": "1"})])
     refused = admin.alter_configs([ConfigResource("TOPIC", "a", {"retention.ms": "soon"})])
     assert "retention.ms" in refused["topic"]["a"]
@@ -146,7 +146,7 @@ def offsets(admin, specs):
 
 
 def test_settings(cluster, cluster_address):
-    with pytest.raises(kafka.errors.KafkaConfigurationError, match="no_such"):
+    with pytest.raises(kafka.errors.KafkaConfigurationError, match=r"no\.such"):
         Admin(cluster=cluster_address, no_such=1)
     with pytest.raises(kafka.errors.KafkaConfigurationError, match="sasl_mechanism"):
         Admin(cluster=cluster_address, sasl_mechanism="PLAIN")

@@ -7,6 +7,7 @@ import pytest
 
 from spark_log.datasource.options import READ_COLUMNS, ReadOptions, TxnVersion, WriteOptions
 from spark_log.datasource.positions import (
+    CommittedOffsets,
     EarliestOffsets,
     GlobalTimestamp,
     LatestOffsets,
@@ -358,3 +359,12 @@ def test_options_travel() -> None:
     options = read(startingOffsets=JSON, columns="value", **{"group.id": "g"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert pickle.loads(pickle.dumps(write(topic="t"))) == write(topic="t")
+
+
+def test_a_start_where_a_group_has_got_to_needs_the_group() -> None:
+    assert read(startingOffsets=" Committed ", **{"group.id": "g"}).starting == CommittedOffsets()
+    assert stream(startingOffsets="committed", **{"kafka.group.id": "g"}).starting == CommittedOffsets()
+    with pytest.raises(InvalidOptionError, match=r"group\.id"):
+        read(startingOffsets="committed")
+    with pytest.raises(InvalidOptionError, match="endingOffsets"):
+        read(endingOffsets="committed", **{"group.id": "g"})

@@ -3,6 +3,7 @@
 import pytest
 
 from spark_log.datasource.positions import (
+    CommittedOffsets,
     EarliestOffsets,
     GlobalTimestamp,
     LatestOffsets,
@@ -71,3 +72,10 @@ def test_long_lists_are_cut() -> None:
     text = show_all([TopicPartition("t", at) for at in range(10_000)])
     assert text.startswith("Set(t-0, t-1, t-2, ")
     assert text.endswith("… and 9980 more)")
+
+
+def test_committed_offsets_and_the_start_where_there_are_none() -> None:
+    available = {TopicPartition("t", 0): OffsetRange(2, 9), TopicPartition("t", 1): OffsetRange(3, 5)}
+    committed = {TopicPartition("t", 0): 7, TopicPartition("other", 0): 1}
+    starts = resolve(CommittedOffsets(), available, starting=True, committed=committed)
+    assert starts == {TopicPartition("t", 0): 7, TopicPartition("t", 1): 3}
