@@ -352,6 +352,19 @@ class ClusterSettings:
     controller_lease_ms: int = 9_000
     """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock."""
 
+    offsets_retention_ms: int = 7 * DAY_MS
+    """How long committed offsets stay once their group is empty (Kafka's offsets.retention.minutes)."""
+
+    offset_metadata_max_bytes: int = 4096
+    """Largest free text of a committed offset, in UTF-8 (Kafka's offset.metadata.max.bytes)."""
+
+    group_min_session_timeout_ms: int = 100
+    """Smallest session.timeout.ms of a member. Kafka's is 6 s, to spare its brokers; a member here reads the store at
+    its own expense, and writes once in a third of it. Below some seconds a busy host loses sessions for nothing."""
+
+    group_max_session_timeout_ms: int = 30 * 60 * 1000
+    """Largest session.timeout.ms of a member (Kafka's group.max.session.timeout.ms)."""
+
     replica_lag_time_max_ms: int = 30_000
     """A replica whose oldest segment not copied is older leaves the ISR (Kafka's replica.lag.time.max.ms)."""
 

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata
+
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.errors import FencedInstanceIdError, SparkLogError, UnknownMemberIdError
+from spark_log.failpoints import failpoint
+from spark_log.groups import rows
+from spark_log.groups.assignment import AssignorSpec, resolve_assignors, tell, user_data
+from spark_log.groups.heartbeats import Heard, Identity, beat, check_live, join_group, leave_group, renew
+from spark_log.groups.names import check_group_id, check_instance_id, check_session_timeout
+from spark_log.groups.offsets import check_commits, refuse_unknown, write_commits
+from spark_log.groups.rules import NONE, Answer, Group, Partitions, Report, check_commit
+from spark_log.groups.targets import refresh_targets
 from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
-if TYPE_CHECKING:
-    from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
-    from kafka.structs import OffsetAndMetadata
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.3
+"""How long a member waits for the target of somebody else's change before it computes it. Time of this process."""
+
+_CLIENT_ID_LENGTH_MAX = 200
+"""Of a client id in a member id, which is stored in 249 characters."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +46,7 @@ class MemberSettings:
     """group.instance.id of a static member."""
     session_timeout_ms: int
     """Silence, by the store's clock, that ends its membership."""
-    assignors: tuple[type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str, ...]
+    assignors: tuple[AssignorSpec, ...]
     """In order of preference: kafka-python's, custom ones of that interface, or class paths `pkg.module.Class`."""
 
 
@@ -41,32 +63,161 @@ class Assignment:
 
 
 class GroupMember:
-    """One consumer's place in a group. Safe to share between threads."""
+    """One consumer's place in a group. Safe to share between threads; one heartbeat or commit runs at a time.
 
-    def __init__(self, cluster: Cluster, group_id: str, settings: MemberSettings) -> None:
+    It joins with its first heartbeat, and again with the first one after its session was lost. There is nothing but the
+    store between members: whoever changes the group computes its targets, and whoever finds them stale for a while does
+    it for one that has died.
+    """
+
+    def __init__(
+        self, cluster: Cluster, group_id: str, settings: MemberSettings, *, limits: ClusterSettings | None = None
+    ) -> None:
+        """Raises InvalidGroupIdError, InvalidSessionTimeoutError, InvalidConfigurationError (instance id, assignor)."""
+        self.group_id = check_group_id(group_id)
+        self.settings = settings
         self.member_id = ""
+        """Empty while it is not joined."""
         self.generation = -1
+        """The one that it was told last; -1 while it is not joined."""
+        self._limits = limits or ClusterSettings()
+        check_session_timeout(settings.session_timeout_ms, self._limits)
+        check_instance_id(settings.instance_id)
+        self._store = cluster.store
+        self._assignors = resolve_assignors(settings.assignors)
+        self._turn = threading.RLock()
+        self._number = 0
+        self._fenced: FencedInstanceIdError | None = None
+        self._answer: Answer | None = None
+        self._stale_since: tuple[int, float] = (-1, 0.0)
 
     def heartbeat(self, topics: Collection[str], owned: Collection[TopicPartition]) -> Assignment:
         """Join if need be, say what is subscribed and owned, learn what may be read.
 
-        Raises UnknownMemberIdError: the session is lost, and with it everything owned; the next call joins anew.
-        FencedInstanceIdError: another member has taken over this instance id. InvalidSessionTimeoutError,
-        InvalidGroupIdError, InconsistentGroupProtocolError: nothing was joined.
+        `owned` is all that is held at this moment and has not been let go of. Raises UnknownMemberIdError: the session
+        is lost, and with it everything owned; the next call joins anew. FencedInstanceIdError: another member has taken
+        over this instance id, for good. InconsistentGroupProtocolError: nothing was joined. AssignorFailedError: the
+        targets cannot be computed; what is owned stays owned.
         """
-        raise NotImplementedError
+        wanted, held = frozenset(topics), frozenset(TopicPartition(*partition) for partition in owned)
+        with self._turn, self._session():
+            due = False
+            if not self.member_id:
+                joined = self._join(wanted)
+                held, due = NONE, joined.due
+            heard = None if due else self._beat(wanted, held)
+            if heard is None or heard.due or self._stale_for_long(heard.group):
+                failpoint("group.changed")
+                refresh_targets(self._store, self.group_id, self._assignors)
+                heard = self._beat(wanted, held)
+            return self._told(heard)
 
     def keep_alive(self) -> bool:
-        """Renew the session, from a background thread. True: something changed, call `heartbeat` soon."""
-        raise NotImplementedError
+        """Renew the session, from a background thread. True: something changed, call `heartbeat` soon.
+
+        Does not wait for a heartbeat under way in another thread.
+        """
+        me, answer = self._identity(), self._answer
+        if not me.member_id or answer is None:
+            return True
+        return renew(self._store, me, answer)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit next offsets to read, only while this is a member of the current generation.
+        """Commit next offsets to read, only as a live member, in the generation that it was told last.
 
-        Raises IllegalGenerationError, UnknownMemberIdError, FencedInstanceIdError; then nothing is committed.
+        Raises IllegalGenerationError (also where another member has been given one of the partitions since),
+        UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError; then nothing is
+        committed. UnknownTopicOrPartitionError names partitions that do not exist; all others are committed.
         """
-        raise NotImplementedError
+        commits = check_commits(offsets, self._limits)
+        with self._turn, self._session():
+            me, generation = self._identity(), self.generation
+
+            def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+                now = check_committer(self._store, connection, me, generation, commits)
+                return write_commits(connection, now, self.group_id, commits)
+
+            unknown = self._store.transact(body)
+        refuse_unknown(unknown)
 
     def leave(self) -> None:
         """Leave the group, so that others take over at once. A static member stays until its session ends."""
-        raise NotImplementedError
+        with self._turn:
+            me = self._identity()
+            self._forget()
+            if me.member_id and me.instance_id is None and leave_group(self._store, me):
+                failpoint("group.changed")
+                with contextlib.suppress(SparkLogError):  # those who stay find out themselves, and say so
+                    refresh_targets(self._store, self.group_id, self._assignors)
+
+    def _join(self, topics: frozenset[str]) -> Heard:
+        new_id = f"{self.settings.client_id[:_CLIENT_ID_LENGTH_MAX]}-{uuid.uuid4()}"
+        joined = join_group(self._store, replace(self._identity(), member_id=new_id), self._subscription(topics))
+        self.member_id, self._number, self._answer = new_id, 0, None
+        return joined
+
+    def _beat(self, topics: frozenset[str], owned: Partitions) -> Heard:
+        self._number += 1
+        heard = beat(self._store, self._identity(), self._subscription(topics), Report(self._number, topics, owned))
+        if heard.announce:
+            failpoint("group.given")
+        return heard
+
+    def _told(self, heard: Heard) -> Assignment:
+        answer, before = heard.answer, self._answer
+        self._answer, self.generation = answer, answer.generation
+        assignor = self._assignors.get(heard.assignor)
+        if assignor is not None and (before is None or replace(before, complete=answer.complete) != answer):
+            try:
+                tell(assignor, answer.partitions, answer.generation)
+            except Exception:
+                logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, heard.assignor)
+        return Assignment(answer.generation, answer.partitions, answer.complete)
+
+    def _stale_for_long(self, group: Group) -> bool:
+        """Whether somebody else's change has been without a target for so long that its maker may have died."""
+        if not group.stale:
+            return False
+        now_s = clock.monotonic_s()
+        if self._stale_since[0] != group.generation:
+            self._stale_since = (group.generation, now_s)
+        return now_s - self._stale_since[1] >= _PATIENCE_S
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[None]:
+        """Remember how a session ended."""
+        if self._fenced is not None:
+            raise self._fenced
+        try:
+            yield
+        except FencedInstanceIdError as error:
+            self._fenced = error
+            self._forget()
+            raise
+        except UnknownMemberIdError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self.member_id, self.generation, self._answer = "", -1, None
+
+    def _identity(self) -> Identity:
+        s = self.settings
+        return Identity(self.group_id, self.member_id, s.instance_id, s.client_id, s.host, s.session_timeout_ms)
+
+    def _subscription(self, topics: frozenset[str]) -> rows.Subscription:
+        data = tuple((name, user_data(assignor, topics)) for name, assignor in self._assignors.items())
+        return rows.Subscription(topics, data)
+
+
+def check_committer(
+    store: Store, connection: sa.Connection, me: Identity, generation: int, partitions: Collection[TopicPartition]
+) -> StoreClock:
+    """Whether the member may commit these partitions in this transaction, which then holds the group's lock.
+
+    Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
+    """
+    row, now = check_live(store, connection, me)
+    others = rows.given_to_others(connection, me.group_id, me.member_id, partitions)
+    check_commit(me.group_id, row.member.generation, generation, others)
+    return now

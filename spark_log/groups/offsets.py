@@ -1,60 +1,207 @@
 """Committed offsets of consumer groups."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
+from spark_log.config import ClusterSettings
+from spark_log.config_values import INT64_MAX
+from spark_log.errors import (
+    IllegalArgumentError,
+    OffsetMetadataTooLargeError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.groups import rows
+from spark_log.groups.rows import Guard, nobody_forbids
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+if TYPE_CHECKING:
+    from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
+
+_G = t.consumer_group.c
+_O = t.group_offset.c
+_CHUNK = 5_000
 
 
-def commit_offsets(store: Store, group_id: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
-    """Commit the next offsets to read, for a group without members (a Spark query), of topics that exist."""
+class Commit(NamedTuple):
+    """The next offset to read, free text, and the leader epoch of the last record read (-1: unknown).
 
-    def commit(connection: sa.Connection, _attempt: Attempt) -> None:
-        now_ms = store.clock(connection).wall_ms
-        g, o = t.consumer_group.c, t.group_offset.c
-        topics = find_topics(connection, {name for name, _ in offsets})
-        known = connection.execute(sa.select(g.commit_count).where(g.group_id == group_id).with_for_update()).scalar()
-        if known is None:
-            new = {"group_id": group_id, "generation": 0, "assignor": "", "commit_count": 0, "empty_since_ms": now_ms}
-            connection.execute(t.consumer_group.insert(), new)
-        position = (known or 0) + 1
-        rows = [
-            {
-                "group_id": group_id,
-                "topic_id": topics[name].topic_id,
-                "partition": partition,
-                "committed_offset": offset,
-                "leader_epoch": -1,
-                "commit_metadata": metadata,
-                "committed_ms": now_ms,
-                "position": position,
-            }
-            for (name, partition), offset in sorted(offsets.items())
-            if name in topics
-        ]
-        connection.execute(t.consumer_group.update().where(g.group_id == group_id).values(commit_count=position))
-        for topic_id in {row["topic_id"] for row in rows}:
-            numbers = [row["partition"] for row in rows if row["topic_id"] == topic_id]
-            for first in range(0, len(numbers), 5_000):
-                here = (o.group_id == group_id) & (o.topic_id == topic_id)
-                connection.execute(t.group_offset.delete().where(here, o.partition.in_(numbers[first : first + 5_000])))
-        if rows:
-            connection.execute(t.group_offset.insert(), rows)
+    In the order of kafka-python's OffsetAndMetadata.
+    """
 
-    store.transact(commit)
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+def check_commits(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
+) -> dict[TopicPartition, Commit]:
+    """The commits as given. IllegalArgumentError for an offset that is not a whole number from 0 to 2**63 - 1,
+    OffsetMetadataTooLargeError for text of more than offset.metadata.max.bytes.
+    """
+    checked: dict[TopicPartition, Commit] = {}
+    for (topic, partition), given in offsets.items():
+        offset, text, epoch = given if isinstance(given, tuple) else (given, metadata, -1)
+        here = f"{topic}-{partition}"
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
+            raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not a whole number from 0 up")
+        text = "" if text is None else text
+        if not isinstance(text, str) or "\0" in text:
+            raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text that can be stored")
+        size = len(text.encode(errors="surrogatepass"))
+        if size > settings.offset_metadata_max_bytes:
+            raise OffsetMetadataTooLargeError(
+                f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"
+                f" ({settings.offset_metadata_max_bytes})"
+            )
+        checked[TopicPartition(topic, partition)] = Commit(offset, text, -1 if epoch is None else epoch)
+    return checked
+
+
+def commit_offsets(
+    store: Store,
+    group_id: str,
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+    metadata: str = "",
+    *,
+    settings: ClusterSettings | None = None,
+) -> list[TopicPartition]:
+    """Commit the next offsets to read, for a group without members: a Spark query, a consumer with manual assignment.
+
+    Returns the partitions that do not exist; all others are committed. Raises UnknownMemberIdError while the group has
+    live members (only they commit), and the errors of `check_commits`; then nothing is committed.
+    """
+    commits = check_commits(offsets, settings or ClusterSettings(), metadata)
+
+    def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+        rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        now = store.clock(connection)
+        live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
+        if live:
+            raise UnknownMemberIdError(
+                f"group {group_id!r} has {live} live members: only they commit its offsets; take another group id"
+            )
+        return write_commits(connection, now, group_id, commits)
+
+    return store.transact(commit)
+
+
+def write_commits(
+    connection: sa.Connection, now: StoreClock, group_id: str, commits: Mapping[TopicPartition, Commit]
+) -> list[TopicPartition]:
+    """The commits, in the caller's transaction, which holds the lock of the group's row.
+
+    Returns the partitions that do not exist, which are left out.
+    """
+    topics = find_topics(connection, {name for name, _ in commits})
+    here = {
+        p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic].partition_count
+    }
+    move = (
+        t.consumer_group.update()
+        .where(_G.group_id == group_id)
+        .values(commit_count=_G.commit_count + 1)
+        .returning(_G.commit_count)
+    )
+    position = connection.execute(move).scalar_one()
+    _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in here})
+    new = [
+        {
+            "group_id": group_id,
+            "topic_id": topics[name].topic_id,
+            "partition": number,
+            "committed_offset": commit.offset,
+            "leader_epoch": commit.leader_epoch,
+            "commit_metadata": commit.metadata,
+            "committed_ms": now.wall_ms,
+            "position": position,
+        }
+        for (name, number), commit in sorted(here.items())
+    ]
+    if new:
+        connection.execute(t.group_offset.insert(), new)
+    return sorted(commits.keys() - here.keys())
+
+
+def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
+    """UnknownTopicOrPartitionError that names the partitions, if there are any."""
+    if partitions:
+        shown = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+        raise UnknownTopicOrPartitionError(f"not committed: {shown}: unknown topic or partition")
 
 
 def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
     """The group's committed offsets; empty for a group that there is not."""
-    o = t.group_offset.c
+    return {partition: commit.offset for partition, commit in store.read(lambda c: read_commits(c, group_id)).items()}
+
+
+def committed(
+    store: Store, group_id: str, partitions: Collection[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed for the partitions (None: for all); those without a commit are not in it."""
+    from kafka.structs import OffsetAndMetadata
+
+    found = store.read(lambda connection: read_commits(connection, group_id, partitions))
+    return {partition: OffsetAndMetadata(*commit) for partition, commit in found.items()}
+
+
+def read_commits(
+    connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition] | None = None
+) -> dict[TopicPartition, Commit]:
     query = (
-        sa.select(t.topic.c.name, o.partition, o.committed_offset)
-        .join(t.topic, t.topic.c.topic_id == o.topic_id)
-        .where(o.group_id == group_id)
+        sa.select(t.topic.c.name, _O.partition, _O.committed_offset, _O.commit_metadata, _O.leader_epoch)
+        .join(t.topic, t.topic.c.topic_id == _O.topic_id)
+        .where(_O.group_id == group_id)
     )
-    rows = store.read(lambda connection: connection.execute(query).all())
-    return {TopicPartition(name, partition): offset for name, partition, offset in rows}
+    wanted = None if partitions is None else {TopicPartition(*partition) for partition in partitions}
+    if wanted is not None and len(wanted) == 1:
+        (only,) = wanted
+        query = query.where(t.topic.c.name == only.topic, _O.partition == only.partition)
+    found = {TopicPartition(name, number): Commit(*commit) for name, number, *commit in connection.execute(query)}
+    return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
+
+
+def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
+    """Forget what the group has committed for the partitions, in the caller's transaction."""
+    topics = find_topics(connection, {name for name, _ in partitions})
+    _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in partitions if name in topics})
+
+
+def expire_offsets(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
+    """Forget groups' offsets that are older than offsets.retention.minutes, counted from the last commit and from when
+    the group became empty; and groups of which nothing is left. Returns how many offsets.
+    """
+    retention_ms = (settings or ClusterSettings()).offsets_retention_ms
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+        guard(connection)
+        before_ms = store.clock(connection).wall_ms - retention_ms
+        idle = sa.select(_G.group_id).where(_G.empty_since_ms <= before_ms).order_by(_G.group_id).with_for_update()
+        gone = 0
+        for group_id in connection.execute(idle).scalars().all():
+            old = t.group_offset.delete().where(_O.group_id == group_id, _O.committed_ms <= before_ms)
+            gone += connection.execute(old).rowcount
+            left = sa.select(_O.group_id).where(_O.group_id == group_id).limit(1)
+            if connection.execute(left).first() is None:
+                connection.execute(t.consumer_group.delete().where(_G.group_id == group_id))
+        return gone
+
+    return store.transact(expire)
+
+
+def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tuple[int, int]]) -> None:
+    by_topic: dict[int, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        by_topic.setdefault(topic_id, []).append(number)
+    for topic_id, numbers in by_topic.items():
+        here = (_O.group_id == group_id) & (_O.topic_id == topic_id)
+        for first in range(0, len(numbers), _CHUNK):
+            connection.execute(t.group_offset.delete().where(here, _O.partition.in_(numbers[first : first + _CHUNK])))

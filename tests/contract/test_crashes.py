@@ -60,6 +60,7 @@ def files_on_disk(cluster, topic):
 
 
 WRITE_POINTS = [point for point in POINTS if not point.startswith(("group.", "coordinator."))]
+OF_A_WRITER = [point for point in POINTS if not point.startswith(("group.", "coordinator."))]
 FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
 """Where nothing lies around yet: no record, no Delta table of ours."""
 

@@ -1,0 +1,238 @@
+"""kafka-python's assignors, and custom ones of that interface, as a function: members and partitions -> who gets what.
+
+An assignor is asked for the final assignment, whatever its protocol: that a partition is first given up by its old
+owner is the group's business (`groups.rules`). Prior ownership is what the store knows, not what members claim.
+"""
+
+import importlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
+from spark_log.groups.rules import NONE, Partitions
+from spark_log.ids import TopicPartition
+
+Assignor: TypeAlias = AbstractPartitionAssignor
+AssignorSpec: TypeAlias = type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str
+"""A class, an instance, kafka-python's name of one, or a class path `package.module.Class`."""
+
+_KNOWN: dict[str, type[Assignor]] = {
+    kind.name: kind
+    for kind in (
+        RangePartitionAssignor,
+        RoundRobinPartitionAssignor,
+        StickyPartitionAssignor,
+        CooperativeStickyAssignor,
+    )
+}
+
+_COOPERATIVE_ROUNDS_MAX = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A member as an assignor sees it."""
+
+    member_id: str
+    topics: frozenset[str]
+    instance_id: str | None = None
+    owned: Partitions = NONE
+    """What the last assignment gave it."""
+    user_data: bytes = b""
+
+
+def known_assignors() -> dict[str, Assignor]:
+    """kafka-python's own, by name: those that any process can run."""
+    return {name: kind() for name, kind in _KNOWN.items()}
+
+
+def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
+    """The assignors by name, in order of preference. InvalidConfigurationError names the one that is none."""
+    found: dict[str, Assignor] = {}
+    for spec in specs:
+        kind = _import(spec) if isinstance(spec, str) else spec
+        try:
+            assignor = kind() if isinstance(kind, type) else kind
+            name = assignor.name
+        except Exception as error:
+            raise InvalidConfigurationError(f"assignors: {spec!r} cannot be used: {error!r}") from error
+        if not callable(getattr(assignor, "assign", None)) or not isinstance(name, str) or not name:
+            raise InvalidConfigurationError(f"assignors: {spec!r} is not an assignor with a name and assign()")
+        if name in found:
+            raise InvalidConfigurationError(f"assignors: two have the name {name!r}")
+        found[name] = assignor
+    if not found:
+        raise InvalidConfigurationError("assignors: at least one is needed")
+    return found
+
+
+def _import(path: str) -> Any:
+    if path in _KNOWN:
+        return _KNOWN[path]
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfigurationError(
+            f"assignors: {path!r} is neither one of {', '.join(_KNOWN)} nor a class path that can be imported: {error}"
+        ) from error
+
+
+def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
+    """The assignor of a group: of those that all members support, the one that most members like best.
+
+    As in Kafka: each member votes for the first of its list that all support; the list of the first member breaks ties.
+    Raises InconsistentGroupProtocolError.
+    """
+    lists = list(preferences)
+    common = [name for name in lists[0] if all(name in other for other in lists)]
+    if not common:
+        shown = " / ".join(sorted({", ".join(names) for names in lists}))
+        raise InconsistentGroupProtocolError(f"no assignor is supported by all members of the group: {shown}")
+    votes = [next(name for name in names if name in common) for names in lists]
+    return max(common, key=votes.count)
+
+
+def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
+    """What a custom assignor wants to know of this member when it assigns; nothing for kafka-python's own."""
+    if type(assignor) in _KNOWN.values():
+        return b""
+    data = assignor.metadata(set(topics)).user_data
+    return bytes(data.encode() if hasattr(data, "encode") else data or b"")
+
+
+def tell(assignor: Assignor, partitions: Partitions, generation: int) -> None:
+    """The assignor's callback: this member's assignment has become this."""
+    assignor.on_assignment(ConsumerProtocolAssignment(0, _by_topic(partitions), b""), generation)
+
+
+def assign(
+    assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int], generation: int
+) -> dict[str, Partitions]:
+    """Who gets what, for every candidate. `counts` has the partition count of the topics that exist; `generation` is
+    that of the candidates' `owned`.
+
+    Raises AssignorFailedError: the assignor raised, gave a partition twice, or one that is not there or not subscribed.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.instance_id is None, c.instance_id or "", c.member_id))
+    for _ in range(_COOPERATIVE_ROUNDS_MAX):
+        result = _ask(assignor, ordered, counts, generation)
+        if not _withheld(assignor, ordered, result):
+            break
+        # what moves is left out of a cooperative assignor's first answer until its owner has let go: say that it has
+        ordered = [replace(c, owned=result[c.member_id]) for c in ordered]
+    return result
+
+
+def _ask(
+    assignor: Assignor, ordered: Sequence[Candidate], counts: Mapping[str, int], generation: int
+) -> dict[str, Partitions]:
+    try:
+        if type(assignor) is RoundRobinPartitionAssignor:
+            return _round_robin(ordered, counts)
+        members = [_Member(c.member_id, c.instance_id, _metadata(assignor, c, generation)) for c in ordered]
+        answer = assignor.assign(_Topics(counts), members)
+        given = {
+            member_id: [TopicPartition(*p) for p in assignment.partitions()] for member_id, assignment in answer.items()
+        }
+    except Exception as error:
+        raise AssignorFailedError(f"assignor {assignor.name!r} failed: {error!r}") from error
+    _check(assignor.name, ordered, counts, given)
+    return {c.member_id: frozenset(given.get(c.member_id, ())) for c in ordered}
+
+
+def _check(
+    name: str, candidates: Sequence[Candidate], counts: Mapping[str, int], given: Mapping[str, Sequence[TopicPartition]]
+) -> None:
+    subscribed = {c.member_id: c.topics for c in candidates}
+    owners: dict[TopicPartition, str] = {}
+    for member_id, partitions in given.items():
+        wrong = f"assignor {name!r}: its answer gives {member_id}"
+        if member_id not in subscribed:
+            raise AssignorFailedError(f"{wrong} partitions, but it is not a member of the group")
+        for p in partitions:
+            if not isinstance(p.partition, int) or not 0 <= p.partition < counts.get(p.topic, 0):
+                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, which does not exist")
+            if p.topic not in subscribed[member_id]:
+                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, which it is not subscribed to")
+            if p in owners:
+                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, and {owners[p]} too")
+            owners[p] = member_id
+
+
+def _withheld(assignor: Assignor, candidates: Sequence[Candidate], result: Mapping[str, Partitions]) -> bool:
+    protocols: list[Any] = getattr(assignor, "supported_protocols", list)()
+    if RebalanceProtocol.COOPERATIVE not in protocols:
+        return False
+    given = frozenset[TopicPartition]().union(*result.values())
+    return any(p not in given for c in candidates for p in c.owned if p.topic in c.topics)
+
+
+def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
+    """kafka-python's roundrobin, which raises KeyError where subscriptions differ."""
+    given: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
+    turn = 0
+    for topic in sorted(counts):
+        if not any(topic in c.topics for c in ordered):
+            continue
+        for number in range(counts[topic]):
+            while topic not in ordered[turn % len(ordered)].topics:
+                turn += 1
+            given[ordered[turn % len(ordered)].member_id].add(TopicPartition(topic, number))
+            turn += 1
+    return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
+
+
+def _metadata(assignor: Assignor, candidate: Candidate, generation: int) -> ConsumerProtocolSubscription:
+    owned = _by_topic(candidate.owned)
+    data: Any = candidate.user_data
+    if isinstance(assignor, StickyPartitionAssignor) and owned:
+        data = StickyAssignorUserData(previous_assignment=owned, generation=generation)
+    pair = ConsumerProtocolSubscription.TopicPartition
+    return ConsumerProtocolSubscription(
+        version=2,
+        topics=sorted(candidate.topics),
+        user_data=data,
+        owned_partitions=[pair(topic=topic, partitions=numbers) for topic, numbers in owned],
+        generation_id=generation,
+    )
+
+
+def _by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        found.setdefault(topic, []).append(number)
+    return list(found.items())
+
+
+@dataclass(frozen=True)
+class _Member:
+    """kafka-python's JoinGroupResponseMember, as far as assignors read it."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: ConsumerProtocolSubscription
+
+
+class _Topics:
+    """kafka-python's ClusterMetadata, as far as assignors read it."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = counts
+
+    def topics(self, exclude_internal_topics: bool = True) -> set[str]:
+        return set(self._counts)
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return set(range(self._counts[topic])) if topic in self._counts else None
+
+    available_partitions_for_topic = partitions_for_topic

@@ -1,0 +1,38 @@
+"""What a group and its members may be called, and how long they may be silent."""
+
+from spark_log.cluster.names import is_legal
+from spark_log.config import ClusterSettings
+from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
+
+GROUP_ID_LENGTH_MAX = 249
+"""What the store keeps; Kafka's own limit is 32,767 bytes."""
+
+
+def check_group_id(group_id: object) -> str:
+    """`group_id`, if it is one. InvalidGroupIdError names the value."""
+    if not isinstance(group_id, str) or not group_id:
+        raise InvalidGroupIdError(f"group_id: {group_id!r} is not a text of one character or more")
+    if len(group_id) > GROUP_ID_LENGTH_MAX:
+        raise InvalidGroupIdError(
+            f"group_id: {group_id[:50]!r}… has {len(group_id)} characters, more than {GROUP_ID_LENGTH_MAX}"
+        )
+    if "\0" in group_id or any(0xD800 <= ord(character) <= 0xDFFF for character in group_id):
+        raise InvalidGroupIdError(f"group_id: {group_id!r} has characters that cannot be stored")
+    return group_id
+
+
+def check_instance_id(instance_id: object) -> None:
+    """InvalidConfigurationError unless it is None or legal: as in Kafka, what a topic could be called."""
+    if instance_id is not None and not is_legal(instance_id):
+        raise InvalidConfigurationError(
+            f"group_instance_id: {instance_id!r} is not 1 to 249 ASCII letters, digits, '.', '_' and '-'"
+        )
+
+
+def check_session_timeout(timeout_ms: object, limits: ClusterSettings) -> None:
+    """InvalidSessionTimeoutError unless it is a whole number within the limits."""
+    least, most = limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms
+    if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not least <= timeout_ms <= most:
+        raise InvalidSessionTimeoutError(
+            f"session_timeout_ms: {timeout_ms!r} is not a whole number from {least} to {most}"
+        )

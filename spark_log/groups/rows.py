@@ -1,0 +1,303 @@
+"""The rows of a group: read, locked and written. No rules here.
+
+Whoever changes a group or one of its members holds the group's row lock; readers take a snapshot.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from spark_log.cluster.names import is_legal
+from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import StoreClock
+
+Guard = Callable[[sa.Connection], None]
+"""Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
+
+_G = t.consumer_group.c
+_M = t.group_member.c
+_O = t.group_partition.c
+_PARAMETERS_MAX = 5_000
+
+
+def nobody_forbids(_connection: sa.Connection) -> None:
+    """The guard of those who act for themselves."""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    group: Group
+    assignor: str
+    topics: Mapping[str, TopicFacts]
+    """What the targets assume of the subscribed topics."""
+    empty_since_ms: int | None
+
+
+@dataclass(frozen=True)
+class Subscription:
+    topics: frozenset[str]
+    assignors: tuple[tuple[str, bytes], ...]
+    """Names in order of preference, with the user data of custom ones."""
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.assignors]
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """A member without what it has been given: `member.given` is empty until `with_given`."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    subscription: Subscription
+    member: Member
+    session_timeout_ms: int
+    until_ms: int
+    era: str
+
+    def live(self, now: StoreClock) -> bool:
+        return not now.expired(self.until_ms, self.era)
+
+
+@lru_cache(maxsize=8192)
+def _partitions_of(text: str) -> Partitions:
+    return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
+
+
+def partitions_json(partitions: Iterable[TopicPartition]) -> str:
+    found: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        found.setdefault(topic, []).append(number)
+    return json.dumps(found, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def _facts_of(text: str) -> Mapping[str, TopicFacts]:
+    return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
+
+
+def facts_json(facts: Mapping[str, TopicFacts]) -> str:
+    shown = {name: [fact.topic_id, fact.partition_count] for name, fact in sorted(facts.items())}
+    return json.dumps(shown, separators=(",", ":"))
+
+
+@lru_cache(maxsize=8192)
+def _subscription_of(text: str) -> Subscription:
+    facts = json.loads(text)
+    assignors = tuple((name, base64.b64decode(data)) for name, data in facts["assignors"])
+    return Subscription(frozenset(facts["topics"]), assignors)
+
+
+def _subscription_json(subscription: Subscription) -> str:
+    assignors = [(name, base64.b64encode(data).decode()) for name, data in subscription.assignors]
+    return json.dumps({"topics": sorted(subscription.topics), "assignors": assignors}, separators=(",", ":"))
+
+
+_GROUP = sa.select(_G.generation, _G.target_generation, _G.assignor, _G.topics, _G.empty_since_ms).where(
+    _G.group_id == sa.bindparam("g")
+)
+_GROUP_LOCKED = _GROUP.with_for_update()
+_MEMBERS = sa.select(
+    _M.member_id, _M.instance_id, _M.client, _M.subscription, _M.target, _M.generation, _M.beat, _M.session_timeout_ms,
+    _M.until_ms, _M.era,
+).where(_M.group_id == sa.bindparam("g"))  # fmt: skip
+_MEMBER = _MEMBERS.where(_M.member_id == sa.bindparam("m"))
+_MEMBERS_SORTED = _MEMBERS.order_by(_M.member_id)
+_GIVEN = sa.select(_O.topic, _O.partition).where(_O.group_id == sa.bindparam("g"), _O.member_id == sa.bindparam("m"))
+_DEAD = sa.select(_M.member_id).where(
+    _M.group_id == sa.bindparam("g"), (_M.era != sa.bindparam("era")) | (_M.until_ms <= sa.bindparam("now"))
+)
+
+
+def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) -> GroupRow | None:
+    row = connection.execute(_GROUP_LOCKED if lock else _GROUP, {"g": group_id}).one_or_none()
+    if row is None:
+        return None
+    generation, target_generation, assignor, topics, empty_since_ms = row
+    return GroupRow(Group(generation, target_generation), assignor, _facts_of(topics), empty_since_ms)
+
+
+def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
+    """The group's row, locked; made, empty, if there is none."""
+    found = read_group(connection, group_id, lock=True)
+    if found is None:
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        new = {"group_id": group_id, "generation": 0, "assignor": "", "commit_count": 0, "empty_since_ms": now.wall_ms}
+        connection.execute(insert(t.consumer_group).values(new).on_conflict_do_nothing())
+        found = read_group(connection, group_id, lock=True)
+        assert found is not None
+    return found
+
+
+def save_group(connection: sa.Connection, group_id: str, group: Group, **others: Any) -> None:
+    values = {"generation": group.generation, "target_generation": group.target_generation, **others}
+    connection.execute(t.consumer_group.update().where(_G.group_id == group_id).values(values))
+
+
+def _member_row(row: Any) -> MemberRow:
+    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, era = row
+    who = json.loads(client)
+    said = _subscription_of(subscription)
+    member = Member(said.topics, _partitions_of(target), generation=generation, beat=beat)
+    return MemberRow(member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, era)
+
+
+def read_member(connection: sa.Connection, group_id: str, member_id: str) -> MemberRow | None:
+    row = connection.execute(_MEMBER, {"g": group_id, "m": member_id}).one_or_none()
+    return None if row is None else _member_row(row)
+
+
+def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
+    """All members, by id."""
+    return [_member_row(row) for row in connection.execute(_MEMBERS_SORTED, {"g": group_id})]
+
+
+def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:
+    """What the members say, each different one once."""
+    query = sa.select(_M.subscription).where(_M.group_id == group_id).distinct()
+    return [_subscription_of(text) for text in connection.execute(query).scalars()]
+
+
+def find_instance(connection: sa.Connection, group_id: str, instance_id: str | None) -> MemberRow | None:
+    """The member that has this instance id."""
+    if instance_id is None:
+        return None
+    row = connection.execute(_MEMBERS.where(_M.instance_id == instance_id), {"g": group_id}).one_or_none()
+    return None if row is None else _member_row(row)
+
+
+def given_to(connection: sa.Connection, group_id: str, member_id: str) -> Partitions:
+    rows = connection.execute(_GIVEN, {"g": group_id, "m": member_id})
+    return frozenset(TopicPartition(topic, number) for topic, number in rows)
+
+
+def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str]:
+    """Who has been given what, in the whole group."""
+    query = sa.select(_O.topic, _O.partition, _O.member_id).where(_O.group_id == group_id)
+    return {TopicPartition(topic, number): member_id for topic, number, member_id in connection.execute(query)}
+
+
+def given_to_others(
+    connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Those of the partitions that other members have been given, with their owners."""
+    found: dict[TopicPartition, str] = {}
+    for topic, numbers in _chunks(partitions):
+        here = (_O.group_id == group_id) & (_O.topic == topic) & _O.partition.in_(numbers)
+        query = sa.select(_O.partition, _O.member_id).where(here, _O.member_id != member_id)
+        found.update({TopicPartition(topic, number): owner for number, owner in connection.execute(query)})
+    return found
+
+
+def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> list[str]:
+    """Members whose session has ended, by the store's clock."""
+    return list(connection.execute(_DEAD, {"g": group_id, "era": now.era, "now": now.lease_ms}).scalars())
+
+
+def count_members(connection: sa.Connection, group_id: str) -> int:
+    return connection.execute(
+        sa.select(sa.func.count()).select_from(t.group_member).where(_M.group_id == group_id)
+    ).scalar_one()
+
+
+def insert_member(connection: sa.Connection, group_id: str, row: MemberRow) -> None:
+    client = json.dumps({"id": row.client_id, "host": row.host})
+    values = {"group_id": group_id, "member_id": row.member_id, "instance_id": row.instance_id, "client": client}
+    connection.execute(t.group_member.insert(), {**values, **_changing(row)})
+
+
+def save_member(connection: sa.Connection, group_id: str, row: MemberRow) -> None:
+    here = (_M.group_id == group_id) & (_M.member_id == row.member_id)
+    connection.execute(t.group_member.update().where(here).values(_changing(row)))
+
+
+def _changing(row: MemberRow) -> dict[str, Any]:
+    return {
+        "subscription": _subscription_json(row.subscription),
+        "target": partitions_json(row.member.target),
+        "generation": row.member.generation,
+        "beat": row.member.beat,
+        "session_timeout_ms": row.session_timeout_ms,
+        "until_ms": row.until_ms,
+        "era": row.era,
+    }
+
+
+def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now: StoreClock) -> None:
+    here = (_M.group_id == group_id) & (_M.member_id == row.member_id)
+    until_ms = now.lease_ms + row.session_timeout_ms
+    connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, era=now.era))
+
+
+def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str, Partitions]) -> None:
+    update = (
+        t.group_member.update()
+        .where(_M.group_id == sa.bindparam("g"), _M.member_id == sa.bindparam("m"))
+        .values(target=sa.bindparam("to"))
+    )
+    rows = [{"g": group_id, "m": member_id, "to": partitions_json(to)} for member_id, to in targets.items()]
+    if rows:
+        connection.execute(update, rows)
+
+
+def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: MemberRow) -> None:
+    """`new` in the place of a member, with all that it has been given."""
+    connection.execute(t.group_member.delete().where(_M.group_id == group_id, _M.member_id == old_id))
+    insert_member(connection, group_id, new)
+    mine = (_O.group_id == group_id) & (_O.member_id == old_id)
+    connection.execute(t.group_partition.update().where(mine).values(member_id=new.member_id))
+
+
+def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequence[str]) -> None:
+    """The members and whatever they had been given."""
+    for table in (t.group_partition, t.group_member):
+        for first in range(0, len(member_ids), _PARAMETERS_MAX):
+            some = member_ids[first : first + _PARAMETERS_MAX]
+            connection.execute(table.delete().where(table.c.group_id == group_id, table.c.member_id.in_(some)))
+
+
+def release(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
+    for topic, numbers in _chunks(partitions):
+        here = (_O.group_id == group_id) & (_O.topic == topic) & _O.partition.in_(numbers)
+        connection.execute(t.group_partition.delete().where(here, _O.member_id == member_id))
+
+
+def grant(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
+    rows = [
+        {"group_id": group_id, "topic": topic, "partition": number, "member_id": member_id}
+        for topic, number in sorted(partitions)
+    ]
+    if rows:
+        connection.execute(t.group_partition.insert(), rows)
+
+
+def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
+    """The topics of these names that exist."""
+    c = t.topic.c
+    legal = sorted(name for name in names if is_legal(name))
+    found: dict[str, TopicFacts] = {}
+    for first in range(0, len(legal), _PARAMETERS_MAX):
+        query = sa.select(c.name, c.topic_id, c.partition_count).where(
+            c.name.in_(legal[first : first + _PARAMETERS_MAX])
+        )
+        found.update({name: TopicFacts(topic_id, count) for name, topic_id, count in connection.execute(query)})
+    return found
+
+
+def _chunks(partitions: Iterable[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        by_topic.setdefault(topic, []).append(number)
+    for topic, numbers in by_topic.items():
+        for first in range(0, len(numbers), _PARAMETERS_MAX):
+            yield topic, numbers[first : first + _PARAMETERS_MAX]

@@ -1,0 +1,124 @@
+"""Shell: who leaves a group, and the targets of those who stay."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.failpoints import failpoint
+from spark_log.groups import rows
+from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
+from spark_log.groups.rows import Guard, MemberRow, nobody_forbids
+from spark_log.groups.rules import Group, depart, notice_topics
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+logger = logging.getLogger(__name__)
+
+
+def remove_members(
+    connection: sa.Connection, now: StoreClock, group_id: str, group: Group, member_ids: Sequence[str]
+) -> Group:
+    """Members go, in the caller's transaction, which holds the group's lock; the group as it is then."""
+    if not member_ids:
+        return group
+    rows.delete_members(connection, group_id, member_ids)
+    left = rows.count_members(connection, group_id)
+    group = depart(group, left=left)
+    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
+    logger.info("group %r: %s gone, %d left, generation %d", group_id, member_ids, left, group.generation)
+    return group
+
+
+def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: Guard = nobody_forbids) -> None:
+    """What a group needs from a bystander: dead members go, changed topics are noticed, stale targets are computed."""
+
+    def look(connection: sa.Connection) -> bool:
+        row = rows.read_group(connection, group_id)
+        if row is None:
+            return False
+        facts = rows.topic_facts(connection, _subscribed(connection, group_id))
+        dead = rows.dead_members(connection, group_id, store.clock(connection))
+        return bool(dead) or notice_topics(row.group, row.topics, facts, facts.keys() | row.topics) != row.group
+
+    def change(connection: sa.Connection, _attempt: Attempt) -> None:
+        guard(connection)
+        row = rows.read_group(connection, group_id, lock=True)
+        if row is None:
+            return
+        now = store.clock(connection)
+        group = remove_members(connection, now, group_id, row.group, rows.dead_members(connection, group_id, now))
+        facts = rows.topic_facts(connection, _subscribed(connection, group_id))
+        noticed = notice_topics(group, row.topics, facts, facts.keys() | row.topics)
+        if noticed != group:
+            rows.save_group(connection, group_id, noticed)
+
+    if store.read(look):
+        store.transact(change, announce=True)
+        failpoint("group.changed")
+    refresh_targets(store, group_id, assignors, guard)
+
+
+def refresh_targets(
+    store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: Guard = nobody_forbids
+) -> bool:
+    """Compute the targets if they are stale, and write them unless the generation has moved meanwhile.
+
+    Whether they are fresh now. False: somebody else must do it, who has the group's assignor or made the later change.
+    Raises AssignorFailedError, InconsistentGroupProtocolError; then the members keep what they have.
+    """
+    with store.snapshot() as connection:
+        row = rows.read_group(connection, group_id)
+        if row is None or not row.group.stale:
+            return True
+        generation = row.group.generation
+        members = rows.read_members(connection, group_id)
+        facts = rows.topic_facts(connection, {topic for member in members for topic in member.subscription.topics})
+        owners = rows.owners(connection, group_id)
+    if not members:
+        return False
+    name = choose_assignor([member.subscription.names() for member in members])
+    if name not in assignors:
+        return False
+    counts = {topic: fact.partition_count for topic, fact in facts.items()}
+    targets = assign(assignors[name], _candidates(members, owners, name), counts, row.group.target_generation)
+    changed = {m.member_id: targets[m.member_id] for m in members if targets[m.member_id] != m.member.target}
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> bool:
+        guard(connection)
+        current = rows.read_group(connection, group_id, lock=True)
+        if current is None or current.group.generation != generation:
+            return False
+        if current.group.stale:
+            rows.save_targets(connection, group_id, changed)
+            fresh = Group(generation, generation)
+            rows.save_group(connection, group_id, fresh, assignor=name, topics=rows.facts_json(facts))
+        failpoint("group.target-decided")
+        return True
+
+    written = store.transact(write, announce=True)
+    failpoint("group.target-written")
+    return written
+
+
+def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
+    return {topic for said in rows.read_subscriptions(connection, group_id) for topic in said.topics}
+
+
+def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str], assignor: str) -> list[Candidate]:
+    """Prior ownership is the last target, which moves under way go towards; then what somebody still holds."""
+    targeted: set[TopicPartition] = {p for m in members for p in m.member.target}
+    held: dict[str, set[TopicPartition]] = {}
+    for partition, member_id in owners.items():
+        if partition not in targeted:
+            held.setdefault(member_id, set()).add(partition)
+    return [
+        Candidate(
+            m.member_id,
+            m.subscription.topics,
+            m.instance_id,
+            m.member.target | frozenset(held.get(m.member_id, ())),
+            dict(m.subscription.assignors)[assignor],
+        )
+        for m in members
+    ]
