@@ -15,7 +15,8 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic, describe_topics
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.topics import Topic, create_topic
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.planning import ReadPlanner
 from spark_log.ids import OffsetRange, TopicPartition

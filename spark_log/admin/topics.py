@@ -17,6 +17,8 @@ from spark_log.admin.configs import entries_of
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.description import TopicDescription
+from spark_log.cluster.description import describe_topics as describe_topics_of
 from spark_log.cluster.names import is_internal
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
@@ -129,12 +131,12 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
     )
     described = {
         found.topic.name: found
-        for found in engine.describe_topics(cluster, [name for name in dict.fromkeys(wanted) if name in known])
+        for found in describe_topics_of(cluster, [name for name in dict.fromkeys(wanted) if name in known])
     }
     return [_metadata(name, described.get(name)) for name in wanted]
 
 
-def _metadata(name: str, found: engine.TopicDescription | None) -> dict[str, Any]:
+def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
     return {
         "error_code": 0 if found else UnknownTopicOrPartitionError.errno,
         "name": name,

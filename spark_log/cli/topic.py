@@ -130,7 +130,8 @@ def delete(
 ) -> None:
     """Delete topics with all of their records."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import delete_topic, describe_topics
+    from spark_log.cluster.description import describe_topics
+    from spark_log.cluster.topics import delete_topic
 
     with Cluster.open(cluster) as opened:
         describe_topics(opened, names)  # all of them exist, or none is deleted

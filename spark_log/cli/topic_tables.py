@@ -56,7 +56,7 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """The facts of these topics and of each of their partitions, in the order asked for."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import describe_topics
+    from spark_log.cluster.description import describe_topics
     from spark_log.cluster.usage import Usage, usage
 
     with Cluster.open(address) as cluster:

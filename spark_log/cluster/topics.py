@@ -52,37 +52,6 @@ class Topic:
         return topic_folder(self.name, self.uuid)
 
 
-@dataclass(frozen=True)
-class ReplicaInfo:
-    broker_id: int
-    log_dir_id: int
-    log_end_offset: int
-    in_sync: bool
-
-
-@dataclass(frozen=True)
-class PartitionInfo:
-    """log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader first."""
-
-    partition: int
-    leader: int | None
-    leader_epoch: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    replicas: tuple[ReplicaInfo, ...]
-
-    @property
-    def isr(self) -> tuple[int, ...]:
-        return tuple(replica.broker_id for replica in self.replicas if replica.in_sync)
-
-
-@dataclass(frozen=True)
-class TopicDescription:
-    topic: Topic
-    partitions: tuple[PartitionInfo, ...]
-
-
 @lru_cache(maxsize=1024)
 def topic_config(overrides_json: str) -> TopicConfig:
     """The configs of a topic from column topic.configs. Cached: every append asks."""
@@ -201,40 +170,6 @@ def list_topics(cluster: Cluster) -> list[Topic]:
     """All topics, by name."""
     topics = cluster.store.read(find_topics)
     return [topics[name] for name in sorted(topics)]
-
-
-def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescription]:
-    """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is
-    missing.
-    """
-
-    def describe(connection: sa.Connection) -> list[TopicDescription]:
-        found = find_topics(connection, names)
-        for name in names:
-            if name not in found:
-                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-        return [TopicDescription(found[name], _partitions(connection, found[name].topic_id)) for name in names]
-
-    return cluster.store.read(describe)
-
-
-def _partitions(connection: sa.Connection, topic_id: TopicId) -> tuple[PartitionInfo, ...]:
-    replicas: dict[int, list[ReplicaInfo]] = {}
-    r = t.replica.c
-    query = (
-        sa.select(r.partition, r.broker_id, r.log_dir_id, r.log_end_offset, r.in_sync)
-        .where(r.topic_id == topic_id)
-        .order_by(r.partition, r.preference)
-    )
-    for partition, *facts in connection.execute(query):
-        replicas.setdefault(partition, []).append(ReplicaInfo(*facts))
-    p = t.partition.c
-    rows = connection.execute(
-        sa.select(p.partition, p.leader, p.leader_epoch, p.log_start_offset, p.high_watermark, p.log_end_offset)
-        .where(p.topic_id == topic_id)
-        .order_by(p.partition)
-    )
-    return tuple(PartitionInfo(*row, replicas=tuple(replicas.get(row.partition, ()))) for row in rows)
 
 
 def alter_configs(

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic, describe_topics, find_topics
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.topics import Topic, create_topic, find_topics
 from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.jobs.produce_arguments import NewTopic

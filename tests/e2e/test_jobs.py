@@ -13,7 +13,8 @@ import pyspark
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, describe_topics
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.topics import create_topic
 from tests.support.spark import QUICK_JVM
 
 REPOSITORY = Path(__file__).parents[2]
