@@ -1,0 +1,63 @@
+"""Who an idempotent producer is in each partition: producer id, epoch, next sequence.
+
+A partition keeps its identity while every batch's fate is known: sequences run on without gaps, and a batch that is
+appended again under its old sequence is found to be a duplicate. Where that ends (a batch was given up and may have
+been appended all the same, or the store has forgotten the producer), the partition goes on under a new producer id,
+from sequence 0. Kafka bumps the epoch of the whole producer there; but a batch of another partition whose fate is not
+known either could then be appended twice.
+"""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from spark_log.log.append import ProducerSequence
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+
+Key = tuple[int, int]
+"""Topic id and partition."""
+
+
+class Identity:
+    """`register` makes a new producer id. For the sender's thread only."""
+
+    def __init__(self, register: Callable[[], int]) -> None:
+        self._register = register
+        self._id: int | None = None
+        self._next: dict[Key, ProducerSequence] = {}
+
+    def sequence(self, key: Key) -> ProducerSequence:
+        """Of the next batch of a partition; the same until `advance` or `reset`."""
+        if key not in self._next:
+            if self._id is None:
+                self._id = self._register()
+            self._next[key] = ProducerSequence(self._id, 0, 0)
+        return self._next[key]
+
+    def advance(self, key: Key, count: int) -> None:
+        """The next batch of the partition, of `count` records, has been appended."""
+        at = self._next[key]
+        self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, at.first + count)
+
+    def reset(self, key: Key) -> None:
+        """The partition goes on under a producer id that it has not had."""
+        old = self._next.pop(key, None)
+        if old is not None and old.producer_id == self._id:
+            self._id = None
+
+
+def register(store: Store, timeout_ms: int) -> int:
+    """A new producer id."""
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> int:
+        values = {
+            "transactional_id": None,
+            "epoch": 0,
+            "last_used_ms": store.clock(connection).wall_ms,
+            "transaction_timeout_ms": 0,
+        }
+        found = connection.execute(t.producer.insert().returning(t.producer.c.producer_id), values)
+        return int(found.scalar_one())
+
+    return store.transact(insert, timeout_ms=timeout_ms)

@@ -1,0 +1,121 @@
+"""The topics that a producer writes to, as it knows them; looked up when they are new or old, made when missing."""
+
+import contextlib
+import random
+import threading
+
+from kafka import errors as theirs
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic, create_topic, find_topics
+from spark_log.errors import (
+    InvalidTopicError,
+    KafkaTimeoutError,
+    RetriableError,
+    SparkLogError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.produce.accumulator import Accumulator, Queue
+from spark_log.produce.settings import ProducerSettings
+
+REFRESH_S = 1.0
+"""While records flow, a topic is looked up so often: its configs and partition count may have changed."""
+_LOOK_AGAIN_S = 0.05
+
+
+class KnownTopic:
+    """A topic and its queue. `first_run`: the partition at which the next null keys begin."""
+
+    __slots__ = ("first_run", "looked_up_s", "queue", "topic")
+
+    def __init__(self, topic: Topic, queue: Queue) -> None:
+        self.topic, self.queue = topic, queue
+        self.looked_up_s = clock.monotonic_s()
+        # not every producer's first null key should meet in partition 0
+        self.first_run = random.randrange(topic.partition_count)
+
+
+class MissingTopicError(UnknownTopicOrPartitionError, theirs.UnknownTopicOrPartitionError, theirs.KafkaTimeoutError):  # type: ignore[misc]
+    """The topic did not appear within max_block_ms: to callers that expect it, both what is missing and a time-out."""
+
+
+class IllegalTopicNameError(InvalidTopicError, theirs.InvalidTopicError, ValueError):  # type: ignore[misc]
+    """The topic's name is illegal, which is a ValueError in kafka-python's `send`."""
+
+
+class KnownTopics:
+    """Safe to share between threads."""
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings, accumulator: Accumulator) -> None:
+        self._cluster, self._settings, self._accumulator = cluster, settings, accumulator
+        self._lock = threading.Lock()
+        self.by_name: dict[str, KnownTopic] = {}
+
+    def find(self, name: str) -> KnownTopic:
+        """The topic, waited for up to max_block_ms.
+
+        TypeError for a name that is no text, IllegalTopicNameError, PolicyViolationError (internal topics),
+        MissingTopicError, and KafkaTimeoutError when the store does not answer.
+        """
+        known = self.by_name.get(name)
+        if known is not None and clock.monotonic_s() - known.looked_up_s <= self._settings.metadata_max_age_ms / 1000:
+            return known
+        if not isinstance(name, str):
+            raise TypeError(f"topic: expected text, got {name!r}")
+        try:
+            validate_user_topic(name, "write to")
+        except InvalidTopicError as error:
+            raise IllegalTopicNameError(*error.args) from None
+        deadline = clock.monotonic_s() + self._settings.max_block_ms / 1000
+        while True:
+            failure: SparkLogError | None = None
+            try:
+                found = self.look(name)
+                if found is not None:
+                    return found
+            except RetriableError as error:
+                failure = error
+            left = deadline - clock.monotonic_s()
+            if left <= 0:
+                if failure is not None:
+                    raise KafkaTimeoutError(f"topic {name!r}: not looked up within max_block_ms: {failure}")
+                raise MissingTopicError(f"topic {name!r}: unknown topic or partition, waited for max_block_ms")
+            clock.sleep_s(min(left, _LOOK_AGAIN_S))
+
+    def look(self, name: str) -> KnownTopic | None:
+        """The topic as it is now, None without one; made if it is missing and that is allowed."""
+        topic = self._cluster.store.read(
+            lambda connection: find_topics(connection, [name]), timeout_ms=min(10_000, int(self._settings.max_block_ms))
+        ).get(name)
+        if topic is None and self._settings.allow_auto_create_topics:
+            with contextlib.suppress(TopicAlreadyExistsError):  # somebody else has just made it
+                return self._know(create_topic(self._cluster, name))
+            topic = self._cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
+            if topic is None:
+                create_topic(self._cluster, name)  # a topic of a colliding name: says so
+        return self._know(topic)
+
+    def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
+        """For the sender: the topic looked up again if that was long ago; as it was if the store does not answer."""
+        known = self.by_name[name]
+        age_s = clock.monotonic_s() - known.looked_up_s
+        if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):
+            return known
+        try:
+            return self.look(name)
+        except RetriableError:
+            return known
+
+    def _know(self, topic: Topic | None) -> KnownTopic | None:
+        if topic is None:
+            return None
+        queue = self._accumulator.queue(topic.name, self._settings.batch_size * topic.partition_count)
+        with self._lock:
+            known = self.by_name.get(topic.name)
+            if known is None:
+                known = self.by_name[topic.name] = KnownTopic(topic, queue)
+            known.topic, known.looked_up_s = topic, clock.monotonic_s()
+            return known

@@ -1,0 +1,338 @@
+"""The producer that programs use: kafka-python's KafkaProducer, with a cluster for the brokers."""
+
+import logging
+import os
+import threading
+import weakref
+from dataclasses import fields, replace
+from typing import Any
+
+import pyarrow as pa
+from kafka.errors import IllegalStateError, KafkaTimeoutError
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
+from spark_log.kafka_errors import kafka_error, kafka_errors
+from spark_log.log.log import Log
+from spark_log.produce.accumulator import Accumulator, next_client_id
+from spark_log.produce.chunk import Headers
+from spark_log.produce.future import SendFuture, TableFuture
+from spark_log.produce.known_topics import KnownTopics
+from spark_log.produce.partitioner import partition_of
+from spark_log.produce.partitioning import ClusterView, choose_with
+from spark_log.produce.sender import Sender
+from spark_log.produce.settings import parse, serialize_with
+from spark_log.produce.tables import chunks, slices
+from spark_log.records.check import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+
+logger = logging.getLogger(__name__)
+
+AT_EXIT_S = 10.0
+"""How long a program that ends without `close` waits for its records."""
+
+_RECORD_BYTES = 96
+"""What a record takes besides key, value and headers: at least Kafka's bound of 82 and its varints."""
+
+
+class Producer:
+    """Sends records to topics of a cluster. Safe to share between threads; not for use after a fork.
+
+    >>> producer = Producer(cluster="/data/log", linger_ms=5)               # doctest: +SKIP
+    >>> future = producer.send("flights", key=b"N14228", value=b"...")      # doctest: +SKIP
+    >>> future.get(timeout=10).offset                                       # doctest: +SKIP
+
+    Settings are those of `ProducerSettings`, by kafka-python's names; `bootstrap_servers` is an alias of `cluster`.
+    ValueError for an unknown one, KafkaConfigurationError for one that cannot apply or has a bad value. Errors are
+    kafka-python's and, where the class exists, spark-log's of the same name too.
+    """
+
+    @kafka_errors()
+    def __init__(self, **configs: Any) -> None:
+        address, settings = parse(configs)
+        if settings.client_id is None:
+            settings = replace(settings, client_id=next_client_id())
+        self._settings = settings
+        self._serialize_key = serialize_with("key_serializer", settings.key_serializer)
+        self._serialize_value = serialize_with("value_serializer", settings.value_serializer)
+        self._choose = choose_with(settings.partitioner)
+        self.config = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        cluster = Cluster.open(address)
+        self._cluster = cluster
+        self._state = _State()
+        self._accumulator = Accumulator(settings)
+        self._topics = KnownTopics(cluster, settings, self._accumulator)
+        self._view = ClusterView(self._topics.by_name)
+        log = Log(cluster, holder=f"producer {settings.client_id}")
+        self._sender = Sender(cluster, log, settings, self._accumulator, self._topics)
+        _living.add(self)
+        # runs when nobody holds the producer any more, and when the interpreter ends
+        self._finalizer = weakref.finalize(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
+        self._sender.start()
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> SendFuture:
+        """Send a record; returns at once with a future of its RecordMetadata.
+
+        The record goes to `partition`, else where the partitioner says: to the partition of its key's hash. Headers
+        are a list of (str, bytes); `timestamp_ms` counts from 1970 and is now by default.
+
+        Raises TypeError and ValueError for what no topic takes, as kafka-python does, MessageSizeTooLargeError above
+        max_request_size, KafkaTimeoutError when the topic is not found or the buffer has no room within max_block_ms,
+        IllegalStateError after `close` and in a forked child. What this topic does not take fails the future alone.
+        """
+        if self._state.refusal is not None:
+            raise IllegalStateError(self._state.refusal)
+        if value is None and key is None:
+            raise ValueError("Need at least one: key or value")
+        if headers is not None:
+            headers = _checked_headers(headers)
+        key_bytes, value_bytes = key, value
+        if self._serialize_key is not None:
+            key_bytes = self._serialize_key(topic, headers or [], key)
+        if self._serialize_value is not None:
+            value_bytes = self._serialize_value(topic, headers or [], value)
+        if type(key_bytes) is not bytes:
+            key_bytes = _bytes("key", key_bytes)
+        if type(value_bytes) is not bytes:
+            value_bytes = _bytes("value", value_bytes)
+        if timestamp_ms is None:
+            timestamp_ms = clock.wall_ms()
+        else:
+            _check_timestamp(timestamp_ms)
+        known = self._topics.by_name.get(topic) or self._find(topic)
+        size = _RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
+        if headers or size > self._settings.max_request_size:
+            size = self._checked_size(key_bytes, value_bytes, headers)
+        if partition is not None or self._choose is not None:
+            partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
+        try:
+            chunk, row = self._accumulator.add(
+                known.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
+            )
+        except SparkLogError as error:
+            raise kafka_error(error) from None
+        return SendFuture(chunk, row)
+
+    @kafka_errors()
+    def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableFuture:
+        """Send the records of an Arrow table, behind every record sent before; a future of a list of `Written`.
+
+        Columns: `value`, and if wanted `key` (both string or binary), `partition` (integers, null where the key
+        decides), `timestamp` (with time zone; null is now), `headers` (list of struct of key and value). No Python
+        code runs per record; serializers and a custom partitioner are not used. A table that does not fit the buffer
+        waits for room, up to max_block_ms for each of its slices.
+
+        A record that the topic does not take is an InvalidRecordError or one of its kinds, raised here, and nothing of
+        the table is sent.
+        """
+        if self._state.refusal is not None:
+            raise IllegalStateError(self._state.refusal)
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise TypeError(f"table: expected a pyarrow Table or RecordBatch, got {type(table)}")
+        known = self._topics.find(topic)
+        now_ms = self._cluster.store.now().wall_ms
+        records, explicit, per_slice = slices(table, known.topic, now_ms, self._settings.max_request_size)
+        if explicit is not None:
+            self._check_partitions(known.topic.partition_count, explicit)
+        future = TableFuture()
+        run_bytes = self._settings.batch_size
+        for chunk in chunks(known.topic, records, explicit, per_slice, known.first_run, run_bytes):
+            known.first_run += 1
+            future.add(chunk)
+            self._accumulator.add_chunk(known.queue, chunk)
+        future.part_done()
+        return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send everything now and wait until every record sent so far is stored or has failed.
+
+        KafkaTimeoutError after `timeout` seconds; IllegalStateError in a callback, which would wait for itself.
+        """
+        if self._state.forked:
+            raise IllegalStateError(_FORKED)
+        if threading.current_thread() is self._sender:
+            raise IllegalStateError("flush in a callback would wait for itself")
+        if not self._accumulator.wait_for(self._accumulator.flush(), timeout):
+            raise KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what is left and end the producer; after `timeout` seconds, what is left then fails.
+
+        In a callback it does not wait.
+        """
+        if timeout is not None and not 0 <= timeout <= threading.TIMEOUT_MAX:
+            raise ValueError(f"Invalid timeout: {timeout}")
+        if self._finalizer.detach() is None:
+            return
+        _close(self._state, self._accumulator, self._sender, timeout)
+        for serializer in (self._settings.key_serializer, self._settings.value_serializer):
+            if hasattr(serializer, "close"):
+                serializer.close()
+
+    @kafka_errors()
+    def partitions_for(self, topic: str) -> set[int]:
+        """The partitions of a topic. Errors as in `send`."""
+        if self._state.refusal is not None:
+            raise IllegalStateError(self._state.refusal)
+        return set(range(self._topics.find(topic).topic.partition_count))
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the metadata store answers."""
+        try:
+            return bool(
+                self._cluster.store.read(lambda c: c.exec_driver_sql("SELECT 1").scalar_one(), timeout_ms=1_000)
+            )
+        except SparkLogError:
+            return False
+
+    def metrics(self, raw: bool = False) -> dict[str, Any] | None:
+        """Totals since the start, in kafka-python's group `producer-metrics`; with `raw` without the group."""
+        if not self._settings.metrics_enabled:
+            return None
+        found = self._sender.metrics.as_kafka(self._settings.buffer_memory, self._accumulator.available_bytes)
+        return dict(found) if raw else {"producer-metrics": found}
+
+    def init_transactions(self) -> None:
+        raise IllegalStateError(_NO_TRANSACTIONS)
+
+    def begin_transaction(self) -> None:
+        raise IllegalStateError(_NO_TRANSACTIONS)
+
+    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
+        raise IllegalStateError(_NO_TRANSACTIONS)
+
+    def commit_transaction(self) -> None:
+        raise IllegalStateError(_NO_TRANSACTIONS)
+
+    def abort_transaction(self) -> None:
+        raise IllegalStateError(_NO_TRANSACTIONS)
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Producer client_id={self._settings.client_id} cluster={self._cluster.store.address}>"
+
+    @kafka_errors()
+    def _find(self, topic: Any) -> Any:
+        return self._topics.find(topic)
+
+    def _partition(
+        self, topic: str, explicit: Any, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
+    ) -> int:
+        number = explicit
+        if number is None:
+            assert self._choose is not None
+            number = self._choose(topic, key, key_bytes, value, value_bytes, self._view)
+            if number is None:
+                raise ValueError(f"Partitioner did not assign a partition for topic {topic}!")
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise TypeError(f"partition: expected a whole number, got {number!r}")
+        number = int(number)
+        if number < 0:
+            raise ValueError(f"partition must be >= 0, got {number}")
+        if number >= self._topics.by_name[topic].topic.partition_count:
+            with kafka_errors():
+                known = self._topics.look(topic)  # it may have got more
+            if known is None or number >= known.topic.partition_count:
+                raise ValueError(f"Unrecognized partition {number} for topic {topic}")
+        return number
+
+    def _checked_size(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers or [])
+        if size > self._settings.max_request_size:
+            raise kafka_error(
+                MessageSizeTooLargeError(
+                    f"The message is {size} bytes when serialized, max_request_size is"
+                    f" {self._settings.max_request_size}"
+                )
+            )
+        return size
+
+    @staticmethod
+    def _check_partitions(count: int, explicit: pa.ChunkedArray) -> None:
+        """Before the first slice is sent, so that nothing of a bad table is."""
+        partition_of(pa.nulls(len(explicit), pa.binary()), explicit, count)
+
+
+class _State:
+    """Why nothing more can be sent, None while it can. Apart from the producer, whose end it must outlive."""
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+        self.forked = False
+
+
+_FORKED = "this producer belongs to the process that this one was forked from: make one here"
+_NO_TRANSACTIONS = "Cannot use transactional methods without enabling transactions"
+_living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
+
+
+def _close(state: _State, accumulator: Accumulator, sender: Sender, timeout_s: float | None) -> None:
+    if state.forked:
+        return
+    state.refusal = "KafkaProducer already closed!"
+    accumulator.close()
+    if threading.current_thread() is sender:
+        return
+    sender.join(timeout_s)
+    if not sender.is_alive():
+        return
+    sender.aborted = True
+    left = accumulator.flush()
+    logger.error("producer closed with records that were not stored within %s s", timeout_s)
+    for chunk in left:
+        chunk.fail(IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)"))
+
+
+def _after_fork() -> None:
+    for producer in list(_living):
+        producer._state.refusal, producer._state.forked = _FORKED, True
+        for chunk in producer._accumulator.outstanding():
+            chunk.abandon(IllegalStateError(_FORKED))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _checked_headers(headers: object) -> Headers:
+    if not isinstance(headers, list):
+        raise TypeError("headers must be list-type")
+    for item in headers:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], bytes)):
+            raise TypeError(f"All headers items must be (str, bytes) tuples, got {item!r}")
+        try:
+            item[0].encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"headers: key {item[0]!r} is no UTF-8 text: {error}") from None
+    if len(headers) > HEADERS_PER_RECORD_MAX:
+        raise kafka_error(InvalidRecordError(f"headers: {len(headers)}, at most {HEADERS_PER_RECORD_MAX} are allowed"))
+    return list(headers)
+
+
+def _bytes(field: str, data: Any) -> bytes | None:
+    """Bytes of their own: the caller may go on using a buffer."""
+    if data is None or type(data) is bytes:
+        return data
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"Unsupported type for serialized {field}: {type(data)}")
+    return bytes(data)
+
+
+def _check_timestamp(timestamp_ms: object) -> None:
+    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
+        raise TypeError(f"timestamp_ms: expected a whole number, got {timestamp_ms!r}")
+    if not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
+        raise kafka_error(InvalidTimestampError(f"timestamp_ms: {timestamp_ms} is outside [0, {TIMESTAMP_MS_MAX}]"))

@@ -1,0 +1,65 @@
+"""`send_table`: Arrow in, by partition out, no Python object per record."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_log.cluster.topics import Topic
+from spark_log.errors import InvalidRecordError
+from spark_log.log.encode import Encoding, prepare
+from spark_log.produce.chunk import Chunk
+from spark_log.produce.partitioner import partition_of, split_by_partition
+from spark_log.records.schema import normalise
+
+SLICE_BYTES_MAX = 64 * 1024 * 1024
+"""A larger table goes in several appends: the next is partitioned while one is written, and memory is bounded."""
+
+_COLUMNS = ("value", "key", "partition", "timestamp", "headers")
+
+
+class TableChunk(Chunk):
+    """Records that came as a table, by partition, checked. Its rows have no futures of their own."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, topic: str, parts: Sequence[tuple[int, pa.Table]], size: int) -> None:
+        super().__init__(topic)
+        self.parts, self.bytes = parts, size
+
+
+def slices(
+    table: pa.Table | pa.RecordBatch, topic: Topic, now_ms: int, max_request_size: int
+) -> tuple[pa.Table, pa.ChunkedArray | None, int]:
+    """(records as they will be stored, explicit partitions, records of a slice).
+
+    Columns: value, and if wanted key, partition, timestamp, headers; another one is an InvalidRecordError, and so is
+    any record that the topic does not take.
+    """
+    strangers = [name for name in table.schema.names if name not in _COLUMNS]
+    if strangers:
+        raise InvalidRecordError(f"columns {strangers}: expected some of {list(_COLUMNS)}")
+    encoding = Encoding.of(topic.config)
+    limit = min(encoding.limits.max_message_bytes, max_request_size)
+    encoding = replace(encoding, limits=replace(encoding.limits, max_message_bytes=limit))
+    records = prepare(normalise(table, timestamp_ms=now_ms), encoding, now_ms)
+    explicit = table.column("partition") if "partition" in table.schema.names else None
+    per_slice = max(1, records.num_rows * SLICE_BYTES_MAX // max(1, records.nbytes))
+    return records, explicit, per_slice
+
+
+def chunks(
+    topic: Topic, records: pa.Table, explicit: pa.ChunkedArray | None, per_slice: int, first_run: int, run_bytes: int
+) -> Iterator[TableChunk]:
+    """The table by slices, each by partition. InvalidRecordError for a partition that is not there."""
+    per_run = max(1, run_bytes * records.num_rows // max(1, records.nbytes))
+    for number, start in enumerate(range(0, records.num_rows, per_slice)):
+        piece = records.slice(start, per_slice)
+        given = None if explicit is None else explicit.slice(start, per_slice)
+        if topic.partition_count == 1 and given is None:
+            parts = [(0, piece)]
+        else:
+            found = partition_of(piece.column("key"), given, topic.partition_count, first_run + number, per_run)
+            parts = list(split_by_partition(piece, np.asarray(found, np.int32)))
+        yield TableChunk(topic.name, parts, piece.nbytes)
