@@ -11,6 +11,7 @@ from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assi
 from spark_log.groups.rows import Guard, MemberRow, nobody_forbids
 from spark_log.groups.rules import Group, depart, notice_topics
 from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,24 @@ def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: 
         store.transact(change, announce=True)
         failpoint("group.changed")
     refresh_targets(store, group_id, assignors, guard)
+
+
+def groups_in_need(store: Store) -> list[str]:
+    """Groups with stale targets or dead members."""
+
+    def read(connection: sa.Connection) -> list[str]:
+        now = store.clock(connection)
+        g, m = t.consumer_group.c, t.group_member.c
+        stale = sa.select(g.group_id).where(g.target_generation < g.generation)
+        dead = sa.select(m.group_id).where((m.era != now.era) | (m.until_ms <= now.lease_ms))
+        return sorted(connection.execute(stale.union(dead)).scalars())
+
+    return store.read(read)
+
+
+def groups_with_members(store: Store) -> list[str]:
+    query = sa.select(t.group_member.c.group_id).distinct().order_by(t.group_member.c.group_id)
+    return store.read(lambda connection: list(connection.execute(query).scalars()))
 
 
 def refresh_targets(

@@ -1,0 +1,97 @@
+"""Leases: exactly one holder acts. A new holder has a higher epoch, which every transaction of the holder checks."""
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from spark_log.errors import NotCoordinatorError
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+
+_L = t.lease.c
+
+
+@dataclass(frozen=True)
+class LeaseStatus:
+    """Who holds a lease, by the store's clock at the time of the question."""
+
+    name: str
+    holder: str | None
+    """None: given back, or never taken."""
+    epoch: int
+    left_ms: int
+    """0: it has run out or was given back, and the next one who asks may take it."""
+
+
+class Lease:
+    """One process's claim on a lease. Used by one thread, but for `check`, which any transaction may call."""
+
+    def __init__(self, store: Store, name: str, duration_ms: int) -> None:
+        self.holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.epoch: int | None = None
+        """Of the term that we hold; None while we do not."""
+        self._store = store
+        self._name = name
+        self._duration_ms = duration_ms
+
+    def take_or_renew(self) -> bool:
+        """Hold the lease for another duration, if it is ours or free. Whether it is ours now."""
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> int | None:
+            here = _L.name == self._name
+            row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one_or_none()
+            if row is None:
+                insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+                new = {"name": self._name, "holder": None, "epoch": 0, "until_ms": 0, "era": ""}
+                connection.execute(insert(t.lease).values(new).on_conflict_do_nothing())
+                row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one()
+            now = self._store.clock(connection)
+            ours = row.holder == self.holder and row.epoch == self.epoch
+            free = row.holder is None or now.expired(row.until_ms, row.era)
+            if not ours and not free:
+                return None
+            epoch = int(row.epoch) if ours and not free else int(row.epoch) + 1
+            until_ms = now.lease_ms + self._duration_ms
+            values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "era": now.era}
+            connection.execute(t.lease.update().where(here).values(values))
+            return epoch
+
+        self.epoch = self._store.transact(body)
+        return self.epoch is not None
+
+    def give_back(self) -> None:
+        """Let the next one take it at once."""
+        if self.epoch is not None:
+            ours = (_L.name == self._name) & (_L.holder == self.holder) & (_L.epoch == self.epoch)
+            free = t.lease.update().where(ours).values(holder=None)
+            self.epoch = None
+            self._store.transact(lambda connection, _: connection.execute(free), announce=True)
+
+    def check(self, connection: sa.Connection) -> None:
+        """In every transaction of the holder, first: NotCoordinatorError unless the term is ours and lasts.
+
+        The row stays locked until the end of the transaction, so that nobody begins a term in its midst.
+        """
+        query = sa.select(_L.holder, _L.epoch, _L.until_ms, _L.era).where(_L.name == self._name)
+        row = connection.execute(query.with_for_update(read=True)).one_or_none()
+        now = self._store.clock(connection)
+        if row is None or (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(row.until_ms, row.era):
+            raise NotCoordinatorError(f"lease {self._name!r}: term {self.epoch} of {self.holder} has ended")
+
+
+def lease_status(store: Store, name: str) -> LeaseStatus:
+    """As it stands now; epoch 0 if nobody has ever held it."""
+
+    def read(connection: sa.Connection) -> LeaseStatus:
+        row = connection.execute(sa.select(t.lease).where(_L.name == name)).one_or_none()
+        if row is None:
+            return LeaseStatus(name, None, 0, 0)
+        now = store.clock(connection)
+        free = row.holder is None or now.expired(row.until_ms, row.era)
+        return LeaseStatus(name, row.holder, row.epoch, 0 if free else row.until_ms - now.lease_ms)
+
+    return store.read(read)

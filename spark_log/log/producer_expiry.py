@@ -1,0 +1,58 @@
+"""Forgetting producers that have been silent for producer.id.expiration.ms, as Kafka does."""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from spark_log.config import ClusterSettings
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+
+_PRODUCERS_A_TURN = 1_000
+
+
+def expire_producers(
+    store: Store, settings: ClusterSettings | None = None, guard: Callable[[sa.Connection], None] = lambda _: None
+) -> int:
+    """Forget the sequences of producers that have not appended to any partition for so long, and those of them that are
+    not transactional altogether. A sequence above 0 of theirs is refused after that.
+
+    Returns how many producers are gone; does a part at a time, with a transaction each. `guard` raises inside them if
+    the caller may not act any more.
+    """
+    expiration_ms = (settings or ClusterSettings()).producer_id_expiration_ms
+    p, b = t.producer.c, t.producer_batch.c
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
+        guard(connection)
+        before_ms = store.clock(connection).wall_ms - expiration_ms
+        recent = sa.exists().where(b.producer_id == p.producer_id, b.appended_ms > before_ms)
+        has_any = sa.exists().where(b.producer_id == p.producer_id)
+        silent = (
+            sa.select(p.producer_id, p.transactional_id)
+            .where(p.last_used_ms <= before_ms, ~recent, has_any | p.transactional_id.is_(None))
+            .order_by(p.producer_id)
+            .limit(_PRODUCERS_A_TURN)
+            .with_for_update()  # an append locks its producer first: it comes before this, or finds no state
+        )
+        found = connection.execute(silent).all()
+        ids = [row.producer_id for row in found]
+        # looked at again under the lock: a statement sees the rows as they were when it began to wait for the locks
+        alive = set(
+            connection.execute(
+                sa.select(b.producer_id).where(b.producer_id.in_(ids), b.appended_ms > before_ms)
+            ).scalars()
+        )
+        gone = [row.producer_id for row in found if row.producer_id not in alive]
+        without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
+        connection.execute(t.producer_batch.delete().where(b.producer_id.in_(gone)))
+        connection.execute(t.producer.delete().where(p.producer_id.in_(without_a_name)))
+        return len(found), len(without_a_name)
+
+    total = 0
+    while True:
+        found, gone = store.transact(expire)
+        total += gone
+        if found < _PRODUCERS_A_TURN:
+            break
+    return total
