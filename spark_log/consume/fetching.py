@@ -46,13 +46,9 @@ class Fetching:
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
         """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
-        states = subscription.partitions
-        self.buffers.keep_only(states)
-        fetchable = subscription.fetchable()
-        positions = {partition: state.offset for partition, state in fetchable.items() if state.offset is not None}
-        for partition, offset in self.buffers.settle(positions).items():
-            states[partition].offset = offset
-        return self.buffers.take(fetchable, rows_max)
+        self.buffers.keep_only(subscription.partitions)
+        self._release(subscription.partitions)
+        return self.buffers.take(subscription.fetchable(), rows_max)
 
     def wants(self, subscription: Subscription) -> bool:
         """Whether a look may find something even if nothing has been committed since the last one."""
@@ -105,6 +101,12 @@ class Fetching:
             self._note_unknown(wanted, found)
             self._settle(states, found)
 
+    def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
+        """Let go of streams that are not at the position, and of those that ended."""
+        positions = {name: state.offset for name, state in states.items() if state.offset is not None}
+        for partition, offset in self.buffers.settle(positions).items():
+            states[partition].offset = offset
+
     def _settle(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> None:
@@ -119,6 +121,7 @@ class Fetching:
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
         """What to plan: partitions behind their high watermark that have no stream, as many as there is room for."""
         self._settle(states, found)
+        self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
         for partition, (_, (_, end)) in found.items():

@@ -117,7 +117,7 @@ class ConsumerSettings:
     """Whether metrics() counts."""
 
     exclude_internal_topics: bool = True
-    """Leave internal topics (names that begin with two underscores) out of what a pattern matches."""
+    """Leave internal topics (`__consumer_offsets`) out of what a pattern matches."""
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE_NUMBERS.items():

@@ -19,7 +19,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafka.util import ensure_valid_topic_name
 
 from spark_log import ids
-from spark_log.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from spark_log.cluster.names import is_internal
+from spark_log.errors import IllegalArgumentError, IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from spark_log.log.slices import Positions
 
 Reset = Literal["earliest", "latest"]
@@ -138,9 +139,8 @@ class Subscription:
     def matching(self, names: Iterable[str], exclude_internal: bool) -> set[str]:
         """The topics out of `names` that are subscribed to."""
         if self.pattern is not None:
-            return {
-                name for name in names if self.pattern.match(name) and not (exclude_internal and name.startswith("__"))
-            }
+            named = {name for name in names if self.pattern.match(name)}
+            return {name for name in named if not is_internal(name)} if exclude_internal else named
         return set(names) & (self.topics or set())
 
     def state(self, partition: object) -> PartitionState:
@@ -202,7 +202,7 @@ def checked_partition(given: object) -> TopicPartition:
 
 
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What may be committed; TypeError and ValueError name what may not."""
+    """What may be committed; TypeError and IllegalArgumentError name what may not."""
     if not isinstance(offsets, Mapping):
         raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
     checked = {}
@@ -211,11 +211,9 @@ def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAn
         if not isinstance(value, OffsetAndMetadata):
             raise TypeError(f"offsets must be dict[TopicPartition, OffsetAndMetadata], got {value!r} for {partition}")
         offset, metadata, epoch = value
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"offset: expected a whole number for {partition}, got {offset!r}")
-        if not 0 <= offset < 2**63 - 1:
-            raise ValueError(f"offset: {offset} for {partition} is not a position in a log")
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**63 - 1:
+            raise IllegalArgumentError(f"offset: {offset!r} for {partition} is not a whole number from 0")
         if metadata is not None and not isinstance(metadata, str):
-            raise TypeError(f"metadata: expected a string for {partition}, got {metadata!r}")
+            raise IllegalArgumentError(f"metadata: {metadata!r} for {partition} is not text")
         checked[partition] = OffsetAndMetadata(offset, metadata or "", -1 if epoch is None else epoch)
     return checked

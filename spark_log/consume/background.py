@@ -1,0 +1,117 @@
+"""One background thread of a consumer: it says that the consumer is alive, and commits what need not be waited for.
+
+Tasks run one after the other, in the order in which they were handed in, so that no commit overtakes another.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kafka.future import Future
+
+from spark_log import clock
+from spark_log.errors import IllegalStateError, KafkaTimeoutError
+
+logger = logging.getLogger(__name__)
+
+_NEVER_S = 3600.0
+
+
+class Background:
+    """Starts its thread with the first task or beat. Thread-safe. Knows nothing of the consumer."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
+        self._beat: Callable[[], None] | None = None
+        self._interval_s = _NEVER_S
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    def submit(self, task: Callable[[], Any]) -> Future:
+        """Run `task` in the thread; the future has its result or its exception."""
+        future = Future()
+        self._start((task, future))
+        return future
+
+    def run(self, task: Callable[[], Any], timeout_s: float) -> Any:
+        """Run `task` in the thread, behind what is there already, and wait. KafkaTimeoutError after `timeout_s`."""
+        if threading.current_thread() is self._thread:  # a callback of a future
+            return task()
+        done = threading.Event()
+        future = self.submit(task)
+        future.add_both(lambda _: done.set())
+        if not done.wait(timeout_s):
+            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s; it may still be done")
+        if future.exception is not None:
+            raise future.exception
+        return future.value
+
+    def beat_every(self, interval_s: float, beat: Callable[[], None]) -> None:
+        """Call `beat` in the thread every `interval_s` from now on. What it raises is logged."""
+        if self._beat is None:
+            self._beat, self._interval_s = beat, interval_s
+            self._start(None)
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread once the tasks at hand are done; no more are taken. Waits for it for `timeout_s`."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._tasks.put(None)
+        if thread is not None and self._process == os.getpid() and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """As close, without waiting: for a consumer that nobody holds any more."""
+        self._closed = True
+        self._beat = None
+        self._tasks.put(None)
+
+    def _start(self, item: tuple[Callable[[], Any], Future] | None) -> None:
+        with self._lock:
+            if self._closed:
+                raise IllegalStateError("the consumer is closed")
+            self._tasks.put(item)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        due_s = clock.monotonic_s() + self._interval_s
+        while True:
+            wait_s = max(0.0, due_s - clock.monotonic_s()) if self._beat is not None else None
+            try:
+                item = self._tasks.get(timeout=wait_s)
+            except queue.Empty:
+                self._do_beat()
+                due_s = clock.monotonic_s() + self._interval_s
+                continue
+            if item is not None:
+                _do(*item)
+            elif self._closed:
+                return
+            else:  # there is something to beat for now
+                due_s = clock.monotonic_s() + self._interval_s
+
+    def _do_beat(self) -> None:
+        beat = self._beat
+        if beat is not None and not self._closed:
+            try:
+                beat()
+            except Exception as error:  # one that fails must not end the thread, and with it the membership
+                logger.warning("heartbeat failed, tried again in %g s: %s", self._interval_s, error)
+
+
+def _do(task: Callable[[], Any], future: Future) -> None:
+    try:
+        value = task()
+    except BaseException as error:
+        future.failure(error)
+    else:
+        future.success(value)

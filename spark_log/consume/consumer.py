@@ -1,0 +1,399 @@
+"""The consumer: kafka-python's KafkaConsumer over a spark-log cluster, and Arrow batches besides."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.group import KafkaConsumer
+from kafka.errors import KafkaConfigurationError
+from kafka.future import Future
+from kafka.structs import (
+    ConsumerGroupMetadata,
+    MemberState,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+
+from spark_log import clock
+from spark_log.client_settings import parse_settings
+from spark_log.cluster.cluster import Cluster
+from spark_log.consume.background import Background
+from spark_log.consume.calls import alone, record_count, timeout_s, translated
+from spark_log.consume.polling import Polling
+from spark_log.consume.python_records import Deserializers, python_records
+from spark_log.consume.questions import Questions
+from spark_log.consume.settings import ConsumerSettings
+from spark_log.consume.subscription import checked_offsets, checked_partition
+from spark_log.errors import IllegalStateError
+from spark_log.kafka_errors import kafka_errors
+
+
+class Consumer(Questions):
+    """Reads topics of a cluster. Methods, keyword names and results are those of kafka-python 3's KafkaConsumer.
+
+    >>> consumer = Consumer("flights", cluster="/data/log", group_id="readers")     # doctest: +SKIP
+    >>> for record in consumer: print(record.offset, record.value)                  # doctest: +SKIP
+
+    `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of ConsumerSettings.
+    Raises KafkaConfigurationError for a setting that is unknown, not valid, or cannot apply here.
+
+    Not thread-safe: use one consumer per thread. Only `close` may be called from another one. Errors are at once
+    kafka-python's and spark_log's.
+    """
+
+    def __init__(self, *topics: str, **configs: Any) -> None:
+        address, self.settings = parse_settings(
+            ConsumerSettings, configs, KafkaConsumer.DEFAULT_CONFIG, KafkaConfigurationError
+        )
+        with kafka_errors():
+            self.cluster = Cluster.open(address)
+        self._background = Background(f"spark-log-consumer-{self.settings.group_id or id(self)}")
+        self._polling = Polling(self.cluster, self.settings, self._background)
+        self._subscription = self._polling.subscription
+        self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
+        self.lock = threading.RLock()
+        self._closed = False
+        self._process = os.getpid()
+        self._iterator: Iterator[ConsumerRecord] | None = None
+        self._iteration_deadline_s = math.inf
+        self._deferred: Exception | None = None
+        self._polls = 0
+        self._records = 0
+        self._forgotten = weakref.finalize(self, self._background.abandon)
+        self.config = {"bootstrap_servers": address, **vars(self.settings)}
+        try:
+            if topics:
+                self.subscribe(topics)
+        except BaseException:
+            self.close(autocommit=False)
+            raise
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.cluster!r}, group_id={self.settings.group_id!r})"
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close. Without the automatic commit after an error: the record at hand may not have been processed."""
+        self.close(autocommit=kind is None)
+
+    # --- what is read -------------------------------------------------------------------------------------------
+
+    @alone
+    def subscribe(self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any = None) -> None:
+        """Read topics of these names, or those that a regular expression matches from their beginning.
+
+        With a group_id, partitions are shared with the group's other members and `listener` (a
+        ConsumerRebalanceListener) is told inside `poll` what comes and goes; without, all partitions are read. A later
+        call replaces the topics. Raises ValueError, TypeError, IllegalStateError after `assign`.
+        """
+        self._subscription.subscribe(topics, pattern, listener)
+        self._polling.topics.forget()
+        self._iterator = None
+
+    @alone
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Read exactly these partitions, without a group's management. Replaces what was assigned before; positions of
+        partitions in both stay. An empty list unsubscribes. IllegalStateError after `subscribe`.
+        """
+        if not partitions:
+            self.unsubscribe()
+            return
+        if self._subscription.kind == "assigned":
+            self._polling.commits.auto_later(self._subscription.consumed())
+        self._subscription.assign_from_user(partitions)
+        self._polling.topics.forget()
+        self._polling.refresh_topics()
+        self._polling.positions_changed()
+        self._iterator = None
+
+    @alone
+    def unsubscribe(self) -> None:
+        """Commit (automatic), give up every partition and leave the group."""
+        self._polling.commits.auto_now(self._subscription.consumed())
+        self._polling.give_up_all()
+        self._subscription.unsubscribe()
+        self._iterator = None
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are read now."""
+        return set(self._subscription.partitions)
+
+    def subscription(self) -> set[str] | None:
+        """The topics subscribed to (for a pattern, those that it matches), None without a subscription."""
+        topics = self._subscription.topics
+        return None if topics is None else set(topics)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return no records of these partitions until `resume`. The group is not concerned."""
+        for partition in partitions:
+            self._state(partition).paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        for partition in partitions:
+            self._state(partition).paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        return {partition for partition, state in list(self._subscription.partitions.items()) if state.paused}
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    @alone
+    def poll(
+        self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """At most `max_records` (max_poll_records) next records, waiting up to `timeout_ms` for the first.
+
+        Joins and follows the group, runs listeners and commit callbacks, and commits automatically. With
+        `update_offsets` False positions stay, for iteration. Raises NoOffsetForPartitionError, OffsetOutOfRangeError,
+        CorruptRecordError, and what a deserializer raised; the position is then at the record, and `seek` passes it.
+        """
+        rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
+        self._raise_deferred()
+        polled: dict[TopicPartition, list[ConsumerRecord]] = {}
+        self._polls += 1
+        for partition, batch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+            records, error = python_records(batch, partition.topic, partition.partition, self._deserializers)
+            if records:
+                polled.setdefault(partition, []).extend(records)
+                if update_offsets:
+                    self._subscription.partitions[partition].offset = records[-1].offset + 1
+            if error is not None:
+                # the position stays before what could not be read; what was taken behind it is read again
+                self._polling.positions_changed()
+                if not polled:
+                    raise error
+                self._deferred = error
+                break
+        self._records += sum(map(len, polled.values()))
+        return polled
+
+    @alone
+    def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, pa.Table]:
+        """As `poll`, as Arrow tables with the columns of the Spark source: key, value, topic, partition, offset,
+        timestamp, timestampType, headers. No copy of the values, no Python object per record.
+
+        Without `max_records`, what is at hand within fetch_max_bytes and max_partition_fetch_bytes, at least a batch.
+        """
+        rows_max = None if max_records is None else record_count(max_records)
+        batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        self._polls += 1
+        for partition, batch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+            batches.setdefault(partition, []).append(batch)
+            offsets = batch.column("offset")
+            self._subscription.partitions[partition].offset = offsets[batch.num_rows - 1].as_py() + 1
+            self._records += batch.num_rows
+        return {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record; ends after consumer_timeout_ms without one, or when the consumer is closed."""
+        if self._closed:
+            raise StopIteration("the consumer is closed")
+        timeout_ms = self.settings.consumer_timeout_ms
+        forever = timeout_ms < 0 or math.isinf(timeout_ms)
+        self._iteration_deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            if self._iterator is None:
+                self._iterator = self._iterate()
+            record = next(self._iterator, None)
+            if record is not None:
+                return record
+            self._iterator = None
+            if self._closed or clock.monotonic_s() >= self._iteration_deadline_s:
+                raise StopIteration
+
+    def _iterate(self) -> Iterator[ConsumerRecord]:
+        """The records of one poll. A position moves when its record is handed out, so that commits are right."""
+        left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
+        states = self._subscription.partitions
+        for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
+            for record in records:
+                state = states.get(partition)
+                if state is None or not state.fetchable:  # revoked, paused: read again when it is resumed
+                    break
+                state.offset = record.offset + 1
+                yield record
+
+    # --- positions ----------------------------------------------------------------------------------------------
+
+    @alone
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from `offset`. ValueError for another partition than the assigned ones, or an offset below 0."""
+        checked_partition(partition)
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise ValueError(f"Offset must be int >= 0, got {offset!r}")
+        for found in self._subscription.assigned([partition]):
+            self._subscription.partitions[found].seek(offset)
+        self._moved()
+
+    @alone
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Read on from the log start offset of these partitions, or of all assigned ones."""
+        for partition in self._subscription.assigned(partitions):
+            self._subscription.partitions[partition].ask_reset("earliest")
+        self._moved()
+
+    @alone
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Read on from the high watermark of these partitions, or of all assigned ones."""
+        for partition in self._subscription.assigned(partitions):
+            self._subscription.partitions[partition].ask_reset("latest")
+        self._moved()
+
+    @alone
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        """Offset of the next record to be returned. IllegalStateError if the partition is not assigned."""
+        state = self._subscription.state(partition)
+        if state.offset is None:
+            self._polling.resolve_positions()
+        return state.offset
+
+    @translated
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """The high watermark as last seen, None before the first look."""
+        return self._subscription.state(partition).high_watermark
+
+    # --- commits and the group ----------------------------------------------------------------------------------
+
+    @translated
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Commit, by default the positions of all assigned partitions, and wait.
+
+        CommitFailedError: the group has given the partitions to others. KafkaTimeoutError after `timeout_ms`
+        (request_timeout_ms). IllegalStateError without a group_id.
+        """
+        self._polling.commits.now(self._to_commit(offsets), timeout_ms)
+
+    @translated
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any] | None = None,
+    ) -> Future:
+        """Commit in the background, in the order of the calls. `callback(offsets, None or the error)` is called inside
+        a later `poll`.
+        """
+        return self._polling.commits.later(self._to_commit(offsets), callback)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """This member, as a transactional producer wants to know it; group_id None without a group."""
+        group = self._polling.group
+        if group is None:
+            return ConsumerGroupMetadata(group_id=None)
+        state = MemberState.UNJOINED
+        if group.joined:
+            state = MemberState.STABLE if group.settled else MemberState.REBALANCING
+        return ConsumerGroupMetadata(
+            self.settings.group_id,
+            group.member.generation if group.joined else -1,
+            group.member.member_id if group.joined else "",
+            self.settings.group_instance_id,
+            state,
+        )
+
+    # --- about the cluster --------------------------------------------------------------------------------------
+
+    def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
+        """Totals since the start, by group of metrics and name; None with metrics_enabled=False."""
+        if not self.settings.metrics_enabled:
+            return None
+        group, fetching = self._polling.group, self._polling.fetching
+        return {
+            "consumer-metrics": {"poll-total": self._polls},
+            "consumer-fetch-manager-metrics": {
+                "records-consumed-total": self._records,
+                "fetch-total": fetching.looks,
+                "buffered-bytes": fetching.buffers.held_bytes,
+            },
+            "consumer-coordinator-metrics": {
+                "commit-total": self._polling.commits.count,
+                "rebalance-total": 0 if group is None else group.rebalances,
+                "assigned-partitions": len(self._subscription.partitions),
+            },
+        }
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the cluster is open."""
+        return not self._closed
+
+    def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
+        """Nothing to do: the constructor has opened the cluster."""
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """Commit (automatic, unless `autocommit` is False), tell the listener, leave the group and end the thread.
+
+        From another thread too: a `poll` under way there returns first. Closing twice changes nothing.
+        """
+        timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        if self._closed or self._process != os.getpid():
+            return
+        self._polling.closed.set()
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        with kafka_errors():
+            if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
+                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+            try:
+                if self._closed:
+                    return
+                try:
+                    if autocommit:
+                        left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
+                        self._polling.commits.auto_now(self._subscription.consumed(), left_ms)
+                    self._polling.give_up_all()
+                finally:
+                    self._closed = True
+                    self._background.close(max(0.0, deadline_s - clock.monotonic_s()))
+                    self.cluster.close()
+                    self._forgotten.detach()
+                    for deserializer in self._deserializers:
+                        with contextlib.suppress(AttributeError):
+                            deserializer.close()
+            finally:
+                self.lock.release()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self._closed or self._polling.closed.is_set():
+            raise IllegalStateError("the consumer is closed")
+        if self._process != os.getpid():
+            raise IllegalStateError("the consumer was made in another process: make one after the fork")
+
+    def _raise_deferred(self) -> None:
+        """What a deserializer raised behind records that were returned."""
+        if self._deferred is not None:
+            error, self._deferred = self._deferred, None
+            raise error
+
+    def _moved(self) -> None:
+        self._deferred = None
+        self._polling.positions_changed()
+        self._iterator = None
+
+    def _state(self, partition: TopicPartition) -> Any:
+        with kafka_errors():
+            return self._subscription.state(partition)
+
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        self.required_group()
+        return self._subscription.consumed() if offsets is None else checked_offsets(offsets)
+
+
+_ITERATION_POLL_MS = 60_000.0
+"""Iteration polls anew at least that often, which costs nothing and keeps the membership."""
