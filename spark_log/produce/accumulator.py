@@ -85,8 +85,10 @@ class Accumulator:
             row = len(chunk.values)
             chunk.values.append(value)
             chunk.keys.append(key)
-            chunk.headers.append(headers)
-            chunk.partitions.append(partition)
+            if headers:
+                chunk.headers[row] = headers
+            if partition is not None:
+                chunk.partitions[row] = partition
             chunk.timestamps.append(timestamp_ms)
             chunk.bytes += size
             self._used += size
@@ -95,10 +97,13 @@ class Accumulator:
             return chunk, row
 
     def add_chunk(self, queue: Queue, chunk: Chunk) -> None:
-        """Take a chunk that is complete, behind every record that came before. KafkaTimeoutError as in `add`."""
+        """Take a chunk that is complete, behind every record that came before. KafkaTimeoutError as in `add`.
+
+        It may be larger than the buffer: two such are let in, one to be written and one to be next.
+        """
         with self._lock:
             if self._used + chunk.bytes > self._limit:
-                self._wait_for_room(chunk.bytes)
+                self._wait_for_room(chunk.bytes, at_least=2 * chunk.bytes)
             if self._closing:
                 raise IllegalStateError("the producer is closed")
             self._close(queue)
@@ -181,10 +186,11 @@ class Accumulator:
                 queue.closed.clear()
         return chunks, next_s
 
-    def _wait_for_room(self, size: int) -> None:
+    def _wait_for_room(self, size: int, at_least: int = 0) -> None:
         if threading.current_thread() is self.sender:
             return  # a callback that sends: only this thread can make room
-        fits: Callable[[], bool] = lambda: self._used + size <= self._limit or not self._used or self._closing  # noqa: E731
+        limit = max(self._limit, at_least)
+        fits: Callable[[], bool] = lambda: self._used + size <= limit or not self._used or self._closing  # noqa: E731
         for queue in self._queues.values():
             self._close(queue)
         if not self._room.wait_for(fits, self._max_block_s):

@@ -1,6 +1,6 @@
-"""From the columns of a chunk to tables by partition. Pure but for the random start of a topic's null keys."""
+"""From the columns of a chunk to tables by partition. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.cluster.topics import Topic
-from spark_log.errors import InvalidRecordError, SparkLogError, UnknownTopicOrPartitionError
-from spark_log.log.encode import Encoding, prepare
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.log.encode import Encoding
 from spark_log.produce.chunk import Chunk, Headers
-from spark_log.produce.faults import faults
+from spark_log.produce.faults import faults, harmless
 from spark_log.produce.partitioner import partition_of, partition_of_key
-from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP
+from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
 Longs = npt.NDArray[np.int64]
 
@@ -50,46 +50,32 @@ def assemble(chunk: Chunk, topic: Topic, now_ms: int, first_run: int, run_bytes_
     of that record alone.
     """
     encoding = Encoding.of(topic.config)
-    records = table_of(chunk)
+    count = len(chunk.values)
+    (keys, key_sizes), (values, value_sizes) = _binary(chunk.keys), _binary(chunk.values)
+    times = np.frombuffer(chunk.timestamps, np.int64).copy()  # a buffer that is lent out cannot be appended to
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        times[:] = now_ms
+    headers = _header_array(chunk.headers, count) if chunk.headers else pa.nulls(count, HEADERS)
+    stamps = pa.array(times * MICROSECONDS_PER_MILLISECOND).view(TIMESTAMP)
+    records = pa.Table.from_arrays([keys, values, headers, stamps], schema=RECORD_SCHEMA)
+    explicit = _explicit(chunk.partitions, count) if chunk.partitions else None
     bad: dict[int, SparkLogError] = {}
-    explicit = _explicit(chunk, topic, bad)
-    if not bad:
-        try:
-            prepared = prepare(records, encoding, now_ms)
-        except InvalidRecordError:
-            bad = faults(records, encoding.limits, now_ms)
-            if not bad:
-                raise
-    else:
+    if explicit is not None:
+        bad |= _missing(explicit, topic)
+    if not harmless(encoding.limits, chunk.bytes, times, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
-    count = records.num_rows
-    keys, values = _sizes(records.column("key")), _sizes(records.column("value"))
+    good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))
-        prepared = prepare(records.take(pa.array(good)), encoding, now_ms)
+        records = records.take(pa.array(good))
         explicit = explicit[good] if explicit is not None else None
-    times = prepared.column("timestamp").cast(pa.int64()).to_numpy() // MICROSECONDS_PER_MILLISECOND
     per_run = max(1, run_bytes_min * count // max(1, chunk.bytes))
-    numbers = _partitions(prepared.column("key"), explicit, topic.partition_count, first_run, per_run)
-    parts, piece_of, row_of = split(prepared, numbers)
+    numbers = _partitions(records.column("key"), explicit, topic.partition_count, first_run, per_run)
+    parts, piece_of, row_of = split(records, numbers)
     if bad:
         piece_of, row_of = _spread(piece_of, good, count, -1), _spread(row_of, good, count, -1)
-        times = _spread(times, good, count, 0)
     runs = max(1, min(topic.partition_count, count // per_run))
-    return Assembled(parts, piece_of, row_of, times, keys, values, bad, runs)
-
-
-def table_of(chunk: Chunk) -> pa.Table:
-    """The columns as a table of RECORD_SCHEMA."""
-    count = len(chunk.values)
-    with_headers = any(chunk.headers)
-    columns = [
-        pa.array(chunk.keys, pa.binary()),
-        pa.array(chunk.values, pa.binary()),
-        _header_array(chunk.headers) if with_headers else pa.nulls(count, HEADERS),
-        pa.array(np.array(chunk.timestamps, np.int64) * MICROSECONDS_PER_MILLISECOND).cast(TIMESTAMP),
-    ]
-    return pa.table(columns, schema=RECORD_SCHEMA)
+    return Assembled(parts, piece_of, row_of, times, key_sizes, value_sizes, bad, runs)
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
@@ -111,9 +97,24 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
     return [(int(ordered[start]), moved.slice(start, length)) for start, length in bounds], piece_of, row_of
 
 
-def _header_array(rows: Sequence[Headers | None]) -> pa.Array:
-    lengths = np.fromiter((len(row) if row else 0 for row in rows), np.int32, len(rows))
-    items = [item for row in rows if row for item in row]
+def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:
+    """The column, and the length of each value, -1 for null."""
+    try:  # several times as fast as going through Arrow's converter
+        data = b"".join(rows)  # type: ignore[arg-type]  # a None raises
+    except TypeError:
+        column = pa.array(rows, pa.binary())
+        return column, np.asarray(pc.fill_null(pc.binary_length(column), -1), np.int64)
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))  # type: ignore[arg-type]
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(rows), buffers, null_count=0), sizes
+
+
+def _header_array(headers: Mapping[int, Headers], count: int) -> pa.Array:
+    rows = [headers.get(row, ()) for row in range(count)]
+    lengths = np.fromiter(map(len, rows), np.int32, count)
+    items = [item for row in rows for item in row]
     keys, values = (
         pa.array([key for key, _ in items], pa.string()),
         pa.array([value for _, value in items], pa.binary()),
@@ -123,16 +124,21 @@ def _header_array(rows: Sequence[Headers | None]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, structs, type=HEADERS, mask=pa.array(lengths == 0))
 
 
-def _explicit(chunk: Chunk, topic: Topic, bad: dict[int, SparkLogError]) -> npt.NDArray[Any] | None:
-    """Explicit partitions, -1 where there is none; those that a recreated topic has not are faults."""
-    if not any(partition is not None for partition in chunk.partitions):
-        return None
-    explicit = np.array([-1 if partition is None else partition for partition in chunk.partitions], np.int64)
-    for row in np.flatnonzero(explicit >= topic.partition_count).tolist():
-        bad[row] = UnknownTopicOrPartitionError(
+def _explicit(partitions: Mapping[int, int], count: int) -> Longs:
+    """Explicit partitions, -1 where there is none."""
+    explicit = np.full(count, -1, np.int64)
+    explicit[np.fromiter(partitions, np.int64)] = np.fromiter(partitions.values(), np.int64)
+    return explicit
+
+
+def _missing(explicit: Longs, topic: Topic) -> dict[int, SparkLogError]:
+    """Partitions that were there at `send`, before the topic was deleted and made again."""
+    return {
+        row: UnknownTopicOrPartitionError(
             f"partition {topic.name}-{explicit[row]}: the topic has {topic.partition_count} partitions"
         )
-    return explicit
+        for row in np.flatnonzero(explicit >= topic.partition_count).tolist()
+    }
 
 
 def _partitions(
@@ -147,10 +153,6 @@ def _partitions(
         return np.full(count, first_run % partitions, np.int32)
     given = None if explicit is None else pa.array(explicit, pa.int64(), mask=explicit < 0)
     return partition_of(keys, given, partitions, first_run, per_run)
-
-
-def _sizes(column: pa.ChunkedArray) -> Longs:
-    return np.asarray(pc.fill_null(pc.binary_length(column), -1), np.int64)
 
 
 def _spread(values: Longs, rows: Longs, count: int, rest: int) -> Longs:

@@ -11,6 +11,7 @@ Every change after `waiting` happens under `condition`.
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ class Piece:
 class Chunk:
     """See above. The columns hold a row a record; the accumulator's lock guards them until the sender takes the chunk.
 
-    `partitions` are explicit ones, None where the key decides. `made_s`: when the first record came (monotonic).
+    `headers` and `partitions` (explicit ones) are by row, where a record has them. `made_s`: when the first record came
+    (monotonic clock).
     """
 
     __slots__ = (
@@ -68,9 +70,9 @@ class Chunk:
         self.topic, self.made_s, self.bytes = topic, clock.monotonic_s(), 0
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
-        self.headers: list[Headers | None] = []
-        self.partitions: list[int | None] = []
-        self.timestamps: list[int] = []
+        self.headers: dict[int, Headers] = {}
+        self.partitions: dict[int, int] = {}
+        self.timestamps = array("q")
         self.condition = threading.Condition(threading.Lock())
         self.callbacks: list[tuple[int, Callback | None, Callback | None]] = []
         self.listener: Callable[[], None] | None = None
@@ -79,7 +81,7 @@ class Chunk:
         self.unsettled = 0
         self.error: Exception | None = None
         self.faults: dict[int, Exception] = {}
-        self.header_rows: list[Headers | None] | None = None
+        self.header_rows: dict[int, Headers] = {}
         self.piece_of: npt.NDArray[Any] = _NONE
         self.row_of: npt.NDArray[Any] = _NONE
         self.times_ms: npt.NDArray[Any] = _NONE
@@ -112,7 +114,7 @@ class Chunk:
             return None
         piece = self.pieces[self.piece_of[row]]
         offset = -1 if piece.base_offset < 0 else piece.base_offset + int(self.row_of[row])
-        headers = self.header_rows[row] if self.header_rows else None
+        headers = self.header_rows.get(row)
         header_bytes = sum(len(key.encode()) + len(value) for key, value in headers) if headers else -1
         sizes = int(self.key_sizes[row]), int(self.value_sizes[row]), header_bytes
         where = TopicPartition(self.topic, piece.partition)
@@ -132,7 +134,7 @@ class Chunk:
                 return
             self.piece_of, self.faults, self.pieces = piece_of, faults, pieces
             self.open_pieces = len(pieces)
-            self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], [], [], []
+            self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], {}, {}, array("q")
             due = self._due_callbacks(-1) if faults else []
             self.condition.notify_all()
         self._tell(due)

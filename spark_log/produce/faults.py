@@ -1,11 +1,27 @@
 """Which records of a batch a topic does not take, each with its reason: the others go on without them. Pure."""
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
 from spark_log.records.check import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, RecordLimits, record_sizes
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
+
+
+def harmless(
+    limits: RecordLimits, bytes_total: int, times_ms: npt.NDArray[np.int64], null_keys: int, now_ms: int
+) -> bool:
+    """Whether totals alone show that no record is at fault: true for nearly every batch, and cheap.
+
+    `bytes_total` is at least the sum of the records' sizes.
+    """
+    low, high = _times(limits, now_ms)
+    return (
+        bytes_total <= min(limits.max_message_bytes, RECORD_BYTES_MAX)
+        and not (limits.compacted and null_keys)
+        and bool(times_ms.min() >= low and times_ms.max() <= high)
+    )
 
 
 def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, SparkLogError]:
@@ -17,11 +33,7 @@ def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, Sp
     if limits.compacted:
         for row in np.flatnonzero(np.asarray(records.column("key").is_null())).tolist():
             found[row] = InvalidRecordError("key: null, and a compacted topic needs a key in every record")
-    low, high = 0, TIMESTAMP_MS_MAX
-    if limits.timestamp_before_max_ms is not None:
-        low = max(low, now_ms - limits.timestamp_before_max_ms)
-    if limits.timestamp_after_max_ms is not None:
-        high = min(high, now_ms + limits.timestamp_after_max_ms)
+    low, high = _times(limits, now_ms)
     millis = records.column("timestamp").cast(pa.int64()).to_numpy() // MICROSECONDS_PER_MILLISECOND
     for row in np.flatnonzero((millis < low) | (millis > high)).tolist():
         found[row] = InvalidTimestampError(
@@ -35,3 +47,13 @@ def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, Sp
             f"value: the record has {sizes[row]} bytes, max.message.bytes of the topic is {limit}"
         )
     return found
+
+
+def _times(limits: RecordLimits, now_ms: int) -> tuple[int, int]:
+    """The first and the last timestamp that the topic takes."""
+    low, high = 0, TIMESTAMP_MS_MAX
+    if limits.timestamp_before_max_ms is not None:
+        low = max(low, now_ms - limits.timestamp_before_max_ms)
+    if limits.timestamp_after_max_ms is not None:
+        high = min(high, now_ms + limits.timestamp_after_max_ms)
+    return low, high

@@ -98,7 +98,7 @@ class Sender(threading.Thread):
                 parts, piece_of, faults = found.parts, found.piece_of, found.faults
                 chunk.row_of, chunk.times_ms = found.row_of, found.times_ms
                 chunk.key_sizes, chunk.value_sizes = found.key_sizes, found.value_sizes
-                chunk.header_rows = chunk.headers if any(chunk.headers) else None
+                chunk.header_rows = chunk.headers
             total = sum(table.num_rows for _, table in parts) + len(faults)
             share = chunk.bytes // max(1, total)
             pieces = [
