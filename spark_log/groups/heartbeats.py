@@ -168,7 +168,7 @@ def _look(store: Store, connection: sa.Connection, me: Identity, report: Report)
     if rows.dead_members(connection, me.group_id, now):
         return None
     member, heard = _hear(connection, me, group.group, row, report)
-    if not is_unchanged(member, heard, group.group):
+    if not is_unchanged(group.group, member, report, heard):
         return None
     return Heard(group.group, group.assignor, heard.answer, due=False)
 

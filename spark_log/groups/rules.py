@@ -126,9 +126,14 @@ def hear(group: Group, member: Member, report: Report, taken: Collection[TopicPa
     return Beat(group, member, Answer(group.target_generation, member.readable, complete))
 
 
-def is_unchanged(before: Member, after: Beat, group: Group) -> bool:
-    """Whether the store already says what the heartbeat says, but for the number and the session."""
-    return after.group == group and replace(after.member, beat=before.beat) == before
+def is_unchanged(group: Group, before: Member, report: Report, after: Beat) -> bool:
+    """Whether the heartbeat need not be written: the store says the same already, but for its number and the session.
+
+    One that does not hold all it was given has missed an answer. It gets another, whose number is kept: what it sent
+    before comes too late from now on.
+    """
+    same = after.group == group and replace(after.member, beat=before.beat) == before
+    return same and before.given <= report.owned
 
 
 def join(group: Group, topics: frozenset[str]) -> tuple[Group, Member]:
@@ -139,8 +144,10 @@ def join(group: Group, topics: frozenset[str]) -> tuple[Group, Member]:
 def take_over(group: Group, old: Member, topics: frozenset[str], *, same_assignors: bool) -> tuple[Group, Member]:
     """A new member with the instance id of another (static membership, KIP-345): target and partitions pass to it,
     and the generation stays as it is where it subscribes to the same.
+
+    Unless targets are stale: one that is being computed would be for the member that is gone.
     """
-    same = topics == old.topics and same_assignors
+    same = topics == old.topics and same_assignors and not group.stale
     return group if same else group.changed(), replace(old, topics=topics, beat=0)
 
 

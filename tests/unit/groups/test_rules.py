@@ -1,0 +1,342 @@
+"""The rules of membership, against clients that hold, let go, go silent, lose answers and come late."""
+
+import contextlib
+import itertools
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spark_log.errors import FencedInstanceIdError, IllegalGenerationError, UnknownMemberIdError
+from spark_log.groups.rules import (
+    Group,
+    Member,
+    Report,
+    TopicFacts,
+    check_commit,
+    check_member,
+    depart,
+    hear,
+    is_unchanged,
+    join,
+    notice_topics,
+    take_over,
+)
+from spark_log.ids import TopicPartition
+
+T = frozenset({"t"})
+P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
+
+
+def some(*partitions):
+    return frozenset(partitions)
+
+
+def test_a_member_gets_what_nobody_else_was_given():
+    beat = hear(Group(2, 2), Member(T, target=some(P0, P1)), Report(1, T, some()), taken=[P1])
+    assert beat.answer.partitions == beat.member.given == some(P0)
+    assert not beat.answer.complete
+    assert beat.member.generation == beat.answer.generation == 2
+
+
+def test_what_left_the_target_is_given_up_by_the_member_not_taken_from_it():
+    member = Member(T, target=some(P1), given=some(P0, P1), generation=1)
+    told = hear(Group(2, 2), member, Report(1, T, some(P0, P1)), taken=[])
+    assert told.answer.partitions == some(P1)
+    assert told.member.given == some(P0, P1)
+    assert not told.answer.complete
+    done = hear(Group(2, 2), told.member, Report(2, T, some(P1)), taken=[])
+    assert done.released(told.member) == some(P0)
+    assert done.answer.complete
+
+
+def test_nothing_is_given_while_targets_are_stale():
+    member = Member(T, target=some(P0, P1), given=some(P0))
+    beat = hear(Group(3, 2), member, Report(1, T, some(P0)), taken=[])
+    assert beat.answer.partitions == some(P0)
+    assert not beat.answer.complete
+    assert beat.answer.generation == 2
+
+
+def test_another_subscription_is_a_new_generation_and_its_old_topics_are_given_up():
+    member = Member(T, target=some(P0), given=some(P0))
+    beat = hear(Group(2, 2), member, Report(1, frozenset({"u"}), some(P0)), taken=[])
+    assert beat.group == Group(3, 2)
+    assert beat.answer.partitions == some()
+    assert beat.member.given == some(P0)
+
+
+def test_a_heartbeat_after_a_later_one_is_refused():
+    with pytest.raises(IllegalGenerationError, match="too late"):
+        hear(Group(1, 1), Member(T, beat=4), Report(4, T, some()), taken=[])
+
+
+def test_a_claim_to_what_was_not_given_is_not_confirmed():
+    beat = hear(Group(1, 1), Member(T, target=some(P0), given=some(P0)), Report(1, T, some(P0, P2)), taken=[])
+    assert beat.answer.partitions == beat.member.given == some(P0)
+
+
+def test_a_static_member_that_returns_changes_nothing_unless_it_subscribes_to_something_else():
+    old = Member(T, target=some(P0), given=some(P0), generation=5, beat=9)
+    assert take_over(Group(5, 5), old, T, same_assignors=True) == (Group(5, 5), Member(T, old.target, old.given, 5))
+    assert take_over(Group(5, 5), old, frozenset({"u"}), same_assignors=True)[0] == Group(6, 5)
+    assert take_over(Group(5, 5), old, T, same_assignors=False)[0] == Group(6, 5)
+    assert take_over(Group(5, 4), old, T, same_assignors=True)[0] == Group(6, 4), (
+        "a target may be on its way to the old"
+    )
+
+
+def test_the_last_one_to_go_leaves_nothing_to_compute():
+    assert depart(Group(5, 5), left=0) == Group(6, 6)
+    assert depart(Group(5, 5), left=1) == Group(6, 5)
+
+
+@pytest.mark.parametrize("now", [{}, {"t": TopicFacts(1, 3)}, {"t": TopicFacts(2, 2)}])
+def test_a_topic_that_went_grew_or_was_made_anew_is_a_change(now):
+    assumed = {"t": TopicFacts(1, 2)}
+    assert notice_topics(Group(4, 4), assumed, now, T) == Group(5, 4)
+    assert notice_topics(Group(4, 4), assumed, assumed, T) == Group(4, 4)
+    assert notice_topics(Group(4, 3), assumed, now, T) == Group(4, 3), "stale already"
+
+
+def test_who_may_commit():
+    check_commit("g", 3, 3, {})
+    with pytest.raises(IllegalGenerationError, match="generation 2"):
+        check_commit("g", 3, 2, {})
+    with pytest.raises(IllegalGenerationError, match="t-1 belongs to m"):
+        check_commit("g", 3, 3, {P1: "m"})
+    check_member("g", "m", live=True, fenced=False)
+    with pytest.raises(UnknownMemberIdError):
+        check_member("g", "m", live=False, fenced=False)
+    with pytest.raises(FencedInstanceIdError):
+        check_member("g", "m", live=False, fenced=True)
+
+
+@dataclass
+class Client:
+    """A consumer: `held` is what it may be reading at this moment."""
+
+    name: str
+    instance: str | None
+    topics: frozenset[str]
+    held: set = field(default_factory=set)
+    allowed: frozenset = frozenset()
+    generation: int = -1
+    number: int = 0
+
+
+class Consumers(RuleBasedStateMachine):
+    """Up to five consumers of two topics. The store is `group`, `members` and `assumed`."""
+
+    @initialize()
+    def start(self):
+        self.group = Group()
+        self.members = {}
+        self.assumed = {}
+        self.facts = {"t": TopicFacts(1, 3), "u": TopicFacts(2, 1)}
+        self.clients = {}
+        self.on_the_way = []
+        self.computing = []
+        self.names = (f"m{n}" for n in itertools.count())
+
+    # what the shells do
+
+    def deliver(self, client, report):
+        """A heartbeat arrives; its answer, or an error."""
+        member = self.members.get(client.name)
+        check_member("g", client.name, live=member is not None, fenced=False)
+        kept = report.topics & member.topics
+        group = notice_topics(self.group, self.assumed, self.facts, kept)
+        taken = {p for name, other in self.members.items() if name != client.name for p in other.given}
+        beat = hear(group, member, report, taken & member.target)
+        if not (group == self.group and is_unchanged(group, member, report, beat)):
+            self.group, self.members[client.name] = beat.group, beat.member
+        return beat.answer
+
+    def report(self, client):
+        client.number += 1
+        return Report(client.number, client.topics, frozenset(client.held))
+
+    def remove(self, name):
+        del self.members[name]
+        self.group = depart(self.group, left=len(self.members))
+
+    def compute(self, chance):
+        """A snapshot, and some complete assignment for it."""
+        target = {name: set() for name in self.members}
+        for topic, facts in self.facts.items():
+            able = sorted(name for name, member in self.members.items() if topic in member.topics)
+            for number in range(facts.partition_count if able else 0):
+                target[chance.choice(able)].add(TopicPartition(topic, number))
+        return self.group.generation, {name: frozenset(to) for name, to in target.items()}, dict(self.facts)
+
+    def write(self, computed):
+        generation, target, facts = computed
+        if self.group.generation != generation or not self.group.stale:
+            return
+        for name, to in target.items():
+            self.members[name] = replace(self.members[name], target=to)
+        self.group, self.assumed = Group(generation, generation), facts
+
+    def tell(self, client, answer):
+        client.allowed, client.generation = answer.partitions, answer.generation
+        client.held |= answer.partitions
+
+    # what happens
+
+    @precondition(lambda self: len(self.clients) < 5)
+    @rule(
+        instance=st.sampled_from([None, None, "i", "j"]), topics=st.sampled_from([T, frozenset("tu"), frozenset("u")])
+    )
+    def a_consumer_joins(self, instance, topics):
+        client = Client(next(self.names), instance, topics)
+        old = next((c for c in self.clients.values() if instance and c.instance == instance), None)
+        if old is not None and old.name in self.members:
+            self.group, member = take_over(self.group, self.members.pop(old.name), topics, same_assignors=True)
+        else:
+            self.group, member = join(self.group, topics)
+        if old is not None:
+            del self.clients[old.name]  # fenced: it reads on until it hears of it, and may not commit
+        self.members[client.name] = member
+        self.clients[client.name] = client
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), lost=st.booleans())
+    def a_heartbeat(self, data, lost):
+        client = self.any_client(data)
+        report = self.report(client)
+        try:
+            answer = self.deliver(client, report)
+        except UnknownMemberIdError:
+            assert client.name not in self.members
+            del self.clients[client.name]
+        else:
+            assert answer.partitions <= self.members[client.name].given
+            if not lost:
+                self.tell(client, answer)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def a_heartbeat_that_is_held_up(self, data):
+        client = self.any_client(data)
+        self.on_the_way.append((client, self.report(client)))
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(data=st.data())
+    def a_heartbeat_arrives_late(self, data):
+        client, report = self.on_the_way.pop(data.draw(st.integers(0, len(self.on_the_way) - 1)))
+        with contextlib.suppress(UnknownMemberIdError, IllegalGenerationError):  # nobody waits for its answer
+            self.deliver(client, report)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def a_consumer_lets_go(self, data):
+        client = self.any_client(data)
+        client.held &= client.allowed
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), topics=st.sampled_from([T, frozenset("tu"), frozenset("u"), frozenset()]))
+    def a_consumer_subscribes_to_something_else(self, data, topics):
+        self.any_client(data).topics = topics
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), leaves=st.booleans())
+    def a_session_ends(self, data, leaves):
+        name = data.draw(st.sampled_from(sorted(self.members)))
+        self.remove(name)
+        if leaves:
+            del self.clients[name]
+
+    @rule(topic=st.sampled_from("tu"), count=st.integers(1, 4))
+    def a_topic_grows(self, topic, count):
+        old = self.facts.get(topic, TopicFacts(9, 0))
+        self.facts[topic] = TopicFacts(old.topic_id, max(count, old.partition_count))
+
+    @precondition(lambda self: "u" in self.facts)
+    @rule()
+    def a_topic_goes(self):
+        del self.facts["u"]
+
+    @rule(chance=st.randoms(use_true_random=False))
+    def somebody_begins_to_compute_a_target(self, chance):
+        self.computing.append(self.compute(chance))
+
+    @precondition(lambda self: self.computing)
+    @rule(data=st.data())
+    def somebody_writes_a_target(self, data):
+        self.write(self.computing.pop(data.draw(st.integers(0, len(self.computing) - 1))))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), back=st.integers(0, 1))
+    def a_commit(self, data, back):
+        client = self.any_client(data)
+        if not client.held:
+            return
+        partition = data.draw(st.sampled_from(sorted(client.held)))
+        owners = [n for n, m in self.members.items() if n != client.name and partition in m.given]
+        others = dict.fromkeys([partition], owners[0]) if owners else {}
+        try:
+            member = self.members.get(client.name)
+            check_member("g", client.name, live=member is not None, fenced=False)
+            check_commit("g", member.generation, client.generation - back, others)
+        except UnknownMemberIdError:
+            assert client.name not in self.members
+        except IllegalGenerationError:
+            assert member.generation != client.generation - back, "a member commits what it holds"
+        else:
+            assert not others
+
+    def any_client(self, data):
+        return self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
+
+    # what must hold
+
+    @invariant()
+    def a_partition_has_one_owner_at_most(self):
+        held = [p for client in self.clients.values() if client.name in self.members for p in client.held]
+        assert len(held) == len(set(held)), "two members may be reading the same partition"
+        given = [p for member in self.members.values() for p in member.given]
+        assert len(given) == len(set(given))
+
+    @invariant()
+    def the_store_knows_all_that_is_held(self):
+        for client in self.clients.values():
+            if client.name in self.members:
+                assert client.held <= self.members[client.name].given
+
+    @invariant()
+    def generations_only_grow(self):
+        assert self.group.target_generation <= self.group.generation
+        seen = getattr(self, "seen", Group())
+        assert (self.group.generation, self.group.target_generation) >= (seen.generation, seen.target_generation)
+        self.seen = self.group
+
+    def teardown(self):
+        """Left alone, the group comes to rest: everything that is subscribed is owned by somebody."""
+        if not hasattr(self, "group"):
+            return
+        for _ in range(12):
+            complete = []
+            for client in list(self.clients.values()):
+                try:
+                    answer = self.deliver(client, self.report(client))
+                except UnknownMemberIdError:
+                    del self.clients[client.name]
+                    continue
+                self.tell(client, answer)
+                client.held &= client.allowed
+                complete.append(answer.complete)
+            self.write(self.compute(random.Random(0)))
+        assert all(complete)
+        assert not self.group.stale
+        members = [client for client in self.clients.values() if client.name in self.members]
+        subscribed = {topic for client in members for topic in client.topics} & self.facts.keys()
+        wanted = {TopicPartition(t, n) for t in subscribed for n in range(self.facts[t].partition_count)}
+        assert sorted(p for client in members for p in client.held) == sorted(wanted)
+
+
+Consumers.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestConsumers = Consumers.TestCase
