@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from spark_log import ids
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.consume.buffers import Buffers, Limits, Stream
 from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
@@ -43,6 +43,7 @@ class Fetching:
         self._fetcher: Fetcher | None = None
         self._log_dirs: LogDirs = {}
         self._near: frozenset[int] = frozenset()
+        self._known: dict[ids.TopicId, Topic] = {}
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
         """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
@@ -80,7 +81,7 @@ class Fetching:
             ranges = self._ranges(states, found)
             if not ranges:
                 return False
-            slices = self._plan(connection, ranges)
+            slices = self._plan(connection, ranges, found)
             size = sum(piece.size for piece in slices)
             if size < bytes_min:
                 self.short_bytes = size
@@ -134,12 +135,30 @@ class Fetching:
             ranges = {ids.TopicPartition(*name): ranges[ids.TopicPartition(*name)] for name in first}
         return ranges
 
-    def _plan(self, connection: sa.Connection, ranges: dict[ids.TopicPartition, ids.OffsetRange]) -> list[Slice]:
+    def _plan(
+        self,
+        connection: sa.Connection,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> list[Slice]:
         """The next slices of the ranges; of inline ones so many that their bytes stay within the bounds of a fetch."""
-        topics = find_topics(connection, {name for name, _ in ranges})
+        topics = self._topics_of(connection, ranges, found)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
         slices = planner.plan(connection, topics, ranges, segments_max=segments_max)
         return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
+
+    def _topics_of(
+        self,
+        connection: sa.Connection,
+        partitions: Collection[ids.TopicPartition],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[str, Topic]:
+        """What a plan needs of a topic never changes under its id, so that it is asked for once."""
+        wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
+        unknown = [name for name, topic_id in wanted.items() if topic_id not in self._known]
+        if unknown:
+            self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
+        return {name: self._known[topic_id] for name, topic_id in wanted.items()}
 
     def _open(self, ranges: dict[ids.TopicPartition, ids.OffsetRange], slices: list[Slice]) -> None:
         fetcher = self._fetcher_for(slices)

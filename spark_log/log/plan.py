@@ -38,23 +38,35 @@ class Found(NamedTuple):
     positions: Positions
 
 
+# Built once: making such a statement takes longer than running it.
+_POSITIONS = (
+    sa.select(
+        t.topic.c.name,
+        t.partition.c.partition,
+        t.partition.c.topic_id,
+        t.partition.c.log_start_offset,
+        t.partition.c.high_watermark,
+    )
+    .join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
+    .where(t.topic.c.name.in_(sa.bindparam("names", expanding=True)))
+)
+_SOME_POSITIONS = _POSITIONS.where(t.partition.c.partition.in_(sa.bindparam("numbers", expanding=True)))
+_BLOBS = sa.select(t.blob.c.name, t.blob.c.data).where(t.blob.c.name.in_(sa.bindparam("names", expanding=True)))
+
+
 def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
     """Where the partitions begin and end now, those that exist: one statement, for who looks often.
 
     Topic names must be legal ones.
     """
-    p = t.partition.c
-    query = (
-        sa.select(t.topic.c.name, p.partition, p.topic_id, p.log_start_offset, p.high_watermark)
-        .join(t.topic, t.topic.c.topic_id == p.topic_id)
-        .where(t.topic.c.name.in_({name for name, _ in partitions}))
-    )
+    parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
+    query = _POSITIONS
     if len(partitions) < 1_000:
-        query = query.where(p.partition.in_({number for _, number in partitions}))
+        query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
     found = {
         TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end))
-        for name, number, topic_id, start, end in connection.execute(query)
+        for name, number, topic_id, start, end in connection.execute(query, parameters)
     }
     return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
 
@@ -81,21 +93,22 @@ def plan(
         if name == CONSUMER_OFFSETS_TOPIC:
             slices += offsets_topic.slices_of(connection, topic, wanted)
             continue
-        replicas = _replicas(connection, topic, [partition for partition, _, _ in wanted])
         bounds = {partition: (start, end) for partition, start, end in wanted}
         parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
         folder = topic.folder
         query = _OVERLAPPING[connection.dialect.name]
         if segments_max is not None:
             query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
-        for row in connection.execute(query, parameters):
+        rows = connection.execute(query, parameters).all()
+        files = {row.partition for row in rows if not row.inline}
+        replicas = _replicas(connection, topic, sorted(files)) if files else {}
+        for row in rows:
             (partition, base, end_offset, count, size, min_ms, max_ms, type_, segment_name, checksum, inline) = row
             if (times.min_ms is not None and max_ms < times.min_ms) or (
                 times.max_ms is not None and min_ms >= times.max_ms
             ):
                 continue
             start, end = bounds[partition]
-            everywhere, log_end_offset_min = replicas[partition]
             slices.append(
                 Slice(
                     name,
@@ -109,7 +122,7 @@ def plan(
                     type_,
                     segment_name,
                     checksum,
-                    () if inline else _holders(everywhere, end_offset, log_end_offset_min),
+                    () if inline else _holders(*replicas[partition], end_offset),
                     b"" if inline else None,
                 )
             )
@@ -129,10 +142,9 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
     """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
     names = [piece.name for piece in slices if piece.data == b""]
     data: dict[str, bytes] = {}
-    b = t.blob.c
     for first in range(0, len(names), 5_000):
-        query = sa.select(b.name, b.data).where(b.name.in_(names[first : first + 5_000]))
-        data.update((row.name, bytes(row.data)) for row in connection.execute(query))
+        rows = connection.execute(_BLOBS, {"names": names[first : first + 5_000]})
+        data.update((name, bytes(blob)) for name, blob in rows)
     return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
 
 
@@ -168,7 +180,7 @@ def first_segments_at_or_after(
         found[partition] = [
             Slice(
                 topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
-                name, checksum, () if inline else _holders(everywhere, end_offset, minimum), b"" if inline else None,
+                name, checksum, () if inline else _holders(everywhere, minimum, end_offset), b"" if inline else None,
             )
             for _, base, end_offset, count, size, _, _, type_, name, checksum, inline in rows
         ]  # fmt: skip
@@ -250,7 +262,7 @@ def _replicas(connection: sa.Connection, topic: Topic, partitions: Sequence[int]
     return {number: (tuple(dirs), min(end for _, end in dirs)) for number, dirs in found.items()}
 
 
-def _holders(replicas: tuple[tuple[LogDirId, int], ...], end_offset: int, log_end_offset_min: int) -> Any:
+def _holders(replicas: tuple[tuple[LogDirId, int], ...], log_end_offset_min: int, end_offset: int) -> Any:
     """The log dirs whose replica has the segment whole: LEO >= its end."""
     if end_offset <= log_end_offset_min:
         return tuple(log_dir_id for log_dir_id, _ in replicas)
