@@ -1,0 +1,131 @@
+import threading
+
+import pytest
+from kafka.errors import IllegalStateError
+
+from spark_log import clock
+from spark_log.errors import KafkaTimeoutError
+from spark_log.produce.accumulator import Accumulator
+from spark_log.produce.chunk import Chunk
+from spark_log.produce.settings import ProducerSettings
+
+HOUR_MS = 3_600_000
+
+
+def accumulator(**given):
+    return Accumulator(ProducerSettings(delivery_timeout_ms=2 * HOUR_MS, **given))
+
+
+def add(box, queue, value=b"v", size=100):
+    return box.add(queue, None, value, None, None, 0, size)
+
+
+def values(chunks):
+    return [list(chunk.values) for chunk in chunks]
+
+
+def test_without_linger_a_record_is_due_at_once():
+    box = accumulator()
+    queue = box.queue("t", 1000)
+    chunk, row = add(box, queue)
+    assert row == 0 and box.take(None) == [chunk]
+    assert add(box, queue)[0] is not chunk
+
+
+def test_with_linger_records_wait_until_they_fill_a_batch():
+    box = accumulator(linger_ms=HOUR_MS)
+    queue, other = box.queue("t", 300), box.queue("u", 300)
+    add(box, other, b"u")
+    add(box, queue, b"1")
+    add(box, queue, b"2")
+    assert box.take(clock.monotonic_s()) == []
+    add(box, queue, b"3")
+    assert values(box.take(None)) == [[b"1", b"2", b"3"]]
+    assert values(box.flush()) == [[b"u"], [b"1", b"2", b"3"]]
+    assert values(box.take(None)) == [[b"u"]]
+
+
+def test_linger_is_waited_out():
+    box = accumulator(linger_ms=20)
+    chunk, _ = add(box, box.queue("t", 10**6))
+    assert box.take(None) == [chunk]
+    assert clock.monotonic_s() >= chunk.made_s + 0.02
+
+
+def test_a_waiting_sender_wakes_up():
+    box = accumulator(linger_ms=HOUR_MS)
+    queue = box.queue("t", 200)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(box.take(None)))
+    thread.start()
+    add(box, queue)
+    add(box, queue)
+    thread.join(timeout=30)
+    assert len(taken[0][0].values) == 2
+
+
+def test_a_table_goes_behind_the_records_before_it():
+    box = accumulator(linger_ms=HOUR_MS)
+    queue = box.queue("t", 10**6)
+    add(box, queue, b"before")
+    table = Chunk("t")
+    box.add_chunk(queue, table)
+    add(box, queue, b"after")
+    before, second = box.take(None)
+    assert before.values == [b"before"] and second is table
+    box.flush()
+    assert values(box.take(None)) == [[b"after"]]
+
+
+def test_the_buffer_is_bounded():
+    box = accumulator(linger_ms=HOUR_MS, buffer_memory=250, max_block_ms=20)
+    queue = box.queue("t", 10**6)
+    add(box, queue)
+    add(box, queue)
+    with pytest.raises(KafkaTimeoutError, match="no room for 100 bytes within max_block_ms: 200 of buffer_memory=250"):
+        add(box, queue)
+    assert box.available_bytes == 50
+    assert len(box.take(None)[0].values) == 2, "who waits for room makes everything due"
+    box.release(200)
+    add(box, queue, size=1000)
+    assert box.available_bytes == 0, "a record larger than the buffer goes alone"
+
+
+def test_room_is_waited_for():
+    box = accumulator(buffer_memory=250, max_block_ms=30_000)
+    queue = box.queue("t", 10**6)
+    add(box, queue, size=200)
+    thread = threading.Thread(target=lambda: add(box, queue, b"late"))
+    thread.start()
+    box.release(200)
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
+def test_the_senders_own_thread_never_waits_for_room():
+    box = accumulator(buffer_memory=100, max_block_ms=HOUR_MS)
+    box.sender = threading.current_thread()
+    for _ in range(3):
+        add(box, box.queue("t", 10**6))
+
+
+def test_after_close_what_is_left_comes_and_nothing_more():
+    box = accumulator(linger_ms=HOUR_MS)
+    queue = box.queue("t", 10**6)
+    chunk, _ = add(box, queue)
+    box.close()
+    with pytest.raises(IllegalStateError):
+        add(box, queue)
+    with pytest.raises(IllegalStateError):
+        box.add_chunk(queue, Chunk("t"))
+    assert box.take(None) == [chunk]
+    assert box.take(None) is None
+
+
+def test_flush_waits_until_chunks_are_finished():
+    box = accumulator()
+    chunk, _ = add(box, box.queue("t", 10**6))
+    outstanding = box.flush()
+    assert outstanding == [chunk] and not box.wait_for(outstanding, 0.001)
+    box.finished(chunk)
+    assert box.wait_for(outstanding, None) and box.flush() == []
