@@ -19,8 +19,10 @@ from spark_log.errors import (
 from spark_log.groups import rows
 from spark_log.groups.rows import Guard, nobody_forbids
 from spark_log.ids import TopicPartition
+from spark_log.log import offsets_topic
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.produce.partitioner import partition_of_key
 
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
@@ -105,13 +107,10 @@ def write_commits(
     here = {
         p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic].partition_count
     }
-    move = (
-        t.consumer_group.update()
-        .where(_G.group_id == group_id)
-        .values(commit_count=_G.commit_count + 1)
-        .returning(_G.commit_count)
-    )
-    position = connection.execute(move).scalar_one()
+    if not here:
+        return sorted(commits)
+    log_partition = partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
+    first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
     _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in here})
     new = [
         {
@@ -123,11 +122,11 @@ def write_commits(
             "commit_metadata": commit.metadata,
             "committed_ms": now.wall_ms,
             "position": position,
+            "log_partition": log_partition,
         }
-        for (name, number), commit in sorted(here.items())
+        for position, ((name, number), commit) in enumerate(sorted(here.items()), first)
     ]
-    if new:
-        connection.execute(t.group_offset.insert(), new)
+    connection.execute(t.group_offset.insert(), new)
     return sorted(commits.keys() - here.keys())
 
 

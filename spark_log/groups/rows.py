@@ -132,7 +132,7 @@ def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock
     found = read_group(connection, group_id, lock=True)
     if found is None:
         insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        new = {"group_id": group_id, "generation": 0, "assignor": "", "commit_count": 0, "empty_since_ms": now.wall_ms}
+        new = {"group_id": group_id, "generation": 0, "assignor": "", "empty_since_ms": now.wall_ms}
         connection.execute(insert(t.consumer_group).values(new).on_conflict_do_nothing())
         found = read_group(connection, group_id, lock=True)
         assert found is not None

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -342,7 +342,6 @@ consumer_group = Table(
         "JSON: name -> [topic_id, partition count] of the subscribed topics, as the targets assume them",
         server_default=text("'{}'"),
     ),
-    _column("commit_count", BigInteger, "orders the commits of the group in __consumer_offsets"),
     _column("empty_since_ms", BigInteger, "store clock; NULL while it has members", nullable=True),
     comment="A consumer group.",
 )
@@ -385,7 +384,14 @@ group_offset = Table(
     _column("leader_epoch", BigInteger, "of the last record read; -1 unknown"),
     _column("commit_metadata", Text, "free text of the consumer"),
     _column("committed_ms", BigInteger, "store clock, for offset retention"),
-    _column("position", BigInteger, "consumer_group.commit_count at the commit"),
+    _column("position", BigInteger, "offset of the commit in its partition of __consumer_offsets"),
+    _column(
+        "log_partition",
+        Integer,
+        "partition of __consumer_offsets; -1: committed before there was that topic",
+        server_default=text("-1"),
+    ),
+    Index(None, "log_partition", "position"),
     comment="Committed offsets.",
 )
 

@@ -16,6 +16,7 @@ from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, alter_configs, delete_records
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.groups.offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from tests.support.records import NOON_MS, table
@@ -489,3 +490,30 @@ def test_a_flipped_bit_is_an_error_in_both_paths(
         read_topic(spark, cluster, "t").collect()
     file.write_bytes(whole)
     check_equal(spark, cluster)
+
+
+def test_a_batch_starts_where_a_group_has_got_to(spark: SparkSession, cluster: Cluster, t: None) -> None:
+    commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 3})
+    frame = read(spark, cluster, subscribe="t", startingOffsets="committed", **{"group.id": "loaders"})
+    assert values(frame) == {0: ["0/3", "0/4"], 1: ["1/0", "1/1", "1/2"]}
+
+
+def test_committed_offsets_are_a_topic(spark: SparkSession, cluster: Cluster, t: None) -> None:
+    commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1})
+    commit_offsets(cluster.store, "others", {TopicPartition("t", 0): 1}, "by hand")
+    commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 5})
+    frame = read(spark, cluster, subscribe="__consumer_offsets")
+    key = F.from_json(F.col("key").cast("string"), "group STRING, topic STRING, partition INT")
+    value = F.from_json(F.col("value").cast("string"), "offset BIGINT, metadata STRING, commitTimestamp BIGINT")
+    rows = frame.select(key.alias("k"), value.alias("v"), "partition", "offset", "timestamp").collect()
+    found = {(row.k.group, row.k.topic, row.k.partition): (row.v.offset, row.v.metadata) for row in rows}
+    assert len(rows) == 3
+    assert found == {
+        ("loaders", "t", 0): (5, ""),
+        ("loaders", "t", 1): (1, ""),
+        ("others", "t", 0): (1, "by hand"),
+    }
+    loaders = {row.k.partition: row for row in rows if row.k.group == "loaders"}
+    assert loaders[0].offset > loaders[1].offset, "the order of the commits"
+    assert loaders[0].timestamp.timestamp() * 1000 == loaders[0].v.commitTimestamp
+    assert values(read(spark, cluster, subscribePattern=".*offsets")) == {}, "patterns leave internal topics out"
