@@ -145,7 +145,8 @@ class Buffers:
             raise error
         taken: list[tuple[TopicPartition, pa.RecordBatch]] = []
         bytes_taken = 0
-        for partition in [name for name in self._streams if name in partitions]:
+        turns = [name for name in self._streams if name in partitions]
+        for partition in turns:
             stream = self._streams[partition]
             bytes_here = 0
             gave = False
@@ -164,7 +165,7 @@ class Buffers:
                     bytes_here + stream.held_bytes >= self._limits.partition_bytes
                     or bytes_taken + self.held_bytes >= self._limits.total_bytes
                 )
-                if taken and full:
+                if full and (taken or any(self._streams[name].has_rows for name in turns)):
                     break
                 try:
                     if not stream.advance():

@@ -213,5 +213,5 @@ def _assignors(given: Any) -> tuple[Any, ...]:
             valid = isinstance(item, AbstractPartitionAssignor) or (
                 isinstance(item, type) and issubclass(item, AbstractPartitionAssignor)
             )
-        _check(name, item, valid, f"assignors, class paths or some of {', '.join(_ASSIGNORS)}")
+        _check(name, given, valid, f"assignors, class paths or some of {', '.join(_ASSIGNORS)}")
     return tuple(found)
