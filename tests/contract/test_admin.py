@@ -1,14 +1,15 @@
 """Admin: kafka-python's calls on a spark-log cluster, their results and their errors."""
 
+import json
 import uuid
 
 import kafka.errors
 import pytest
-from kafka import TopicPartition
-from kafka.admin import AlterConfigOp, ConfigResource, NewTopic, OffsetSpec
+from kafka import OffsetAndMetadata, TopicPartition
+from kafka.admin import AlterConfigOp, ConfigResource, MemberToRemove, NewTopic, OffsetSpec, OffsetTimestamp
 
 import spark_log.errors
-from spark_log import Admin
+from spark_log import Admin, Consumer
 from spark_log.log.log import Log
 from tests.support.records import NOON_MS
 from tests.support.topics import append
@@ -168,3 +169,92 @@ def test_what_spark_log_has_not_is_refused_by_name(admin):
     with pytest.raises(AttributeError):
         admin.no_such_method  # noqa: B018
     assert admin.describe_cluster()["brokers"][0]["broker_id"] == 1
+
+
+@pytest.fixture
+def consuming(admin, cluster, cluster_address):
+    """A consumer with two of two partitions of topic a, and 3 records in each."""
+    admin.create_topics({"a": {"num_partitions": 2}})
+    log = Log(cluster)
+    for partition in (0, 1):
+        append(log, "a", "x", "y", "z", partition=partition)
+    log.close()
+    consumer = Consumer(
+        "a",
+        cluster=cluster_address,
+        group_id="g",
+        client_id="me",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    read = 0
+    while read < 6:
+        read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
+    yield consumer
+    consumer.close()
+
+
+def test_groups_are_described(admin, consuming):
+    consuming.commit({TopicPartition("a", 0): OffsetAndMetadata(2, "half", -1)})
+    admin.alter_group_offsets("by-hand", {TopicPartition("a", 1): OffsetAndMetadata(1, "", -1)})
+    listed = {group["group_id"]: group["group_state"] for group in admin.list_groups()}
+    assert listed == {"g": "Stable", "by-hand": "Empty"}
+    assert [group["group_id"] for group in admin.list_groups(states_filter=["empty"])] == ["by-hand"]
+    described = admin.describe_groups(["g", "nope"])
+    assert described["nope"]["group_state"] == "Dead"
+    [member] = described["g"]["members"]
+    assert member["client_id"] == "me"
+    assert member["member_assignment"]["assigned_partitions"] == [{"topic": "a", "partitions": [0, 1]}]
+    assert described["g"]["protocol_data"] == "range"
+    offsets = admin.list_group_offsets({"g": [TopicPartition("a", 0), TopicPartition("a", 1)], "by-hand": None})
+    assert offsets["g"] == {
+        TopicPartition("a", 0): OffsetAndMetadata(2, "half", -1),
+        TopicPartition("a", 1): OffsetAndMetadata(-1, "", -1),
+    }
+    assert offsets["by-hand"][TopicPartition("a", 1)].offset == 1
+
+
+def test_offsets_are_altered_reset_and_deleted(admin, consuming):
+    zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
+    [refused] = admin.alter_group_offsets("g", {zero: OffsetAndMetadata(1, "", -1)}).values()
+    assert issubclass(refused, kafka.errors.UnknownMemberIdError)
+    with pytest.raises(kafka.errors.NonEmptyGroupError):
+        admin.reset_group_offsets("g", {zero: OffsetSpec.EARLIEST})
+    assert admin.delete_groups(["g", "nope"]) == {"g": "NonEmptyGroupError", "nope": "GroupIdNotFoundError"}
+    [member] = admin.describe_groups(["g"])["g"]["members"]
+    with pytest.raises(kafka.errors.UnknownMemberIdError):
+        admin.remove_group_members("g", [MemberToRemove("nobody")])
+    assert admin.remove_group_members("g", [MemberToRemove(member["member_id"])]) == {
+        member["member_id"]: kafka.errors.NoError
+    }
+    new = admin.reset_group_offsets("g", {zero: 99, one: OffsetSpec.EARLIEST})
+    assert {partition: outcome["offset"] for partition, outcome in new.items()} == {zero: 3, one: 0}
+    new = admin.reset_group_offsets("g", {zero: OffsetTimestamp(NOON_MS), one: OffsetTimestamp(NOON_MS + 1)})
+    assert {partition: outcome["offset"] for partition, outcome in new.items()} == {zero: 0, one: 3}
+    assert admin.delete_group_offsets("g", [zero]) == {zero: kafka.errors.NoError}
+    assert set(admin.list_group_offsets("g")["g"]) == {one}
+    nowhere = TopicPartition("nope", 0)
+    assert admin.alter_group_offsets("g", {nowhere: OffsetAndMetadata(1, "", -1)}) == {
+        nowhere: kafka.errors.UnknownTopicOrPartitionError
+    }
+    assert admin.delete_groups(["g"]) == {"g": "OK"}
+    assert admin.list_groups() == []
+    with pytest.raises(TypeError, match="soon"):
+        admin.reset_group_offsets("g", {zero: "soon"})
+
+
+def test_committed_offsets_are_consumed_as_a_topic(admin, consuming, cluster_address):
+    consuming.commit()
+    consuming.commit({TopicPartition("a", 1): OffsetAndMetadata(2, "again", -1)})
+    with Consumer(cluster=cluster_address) as reader:
+        partitions = [TopicPartition("__consumer_offsets", number) for number in range(50)]
+        reader.assign(partitions)
+        reader.seek_to_beginning()
+        records = [record for found in reader.poll(timeout_ms=5000).values() for record in found]
+    said = [(json.loads(record.key), json.loads(record.value)["offset"]) for record in records]
+    assert said == [
+        ({"group": "g", "topic": "a", "partition": 0}, 3),
+        ({"group": "g", "topic": "a", "partition": 1}, 2),
+    ], "the last of each key, in the order of the commits"
+    assert len({record.partition for record in records}) == 1
+    assert records[0].offset < records[1].offset

@@ -12,13 +12,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import (
     add_partitions,
     alter_configs,
     create_topic,
     delete_records,
     delete_topic,
-    describe_topics,
     find_topic,
     list_topics,
 )
