@@ -136,7 +136,7 @@ def create_topic(
         return insert_topic(connection, name, placement, replication_factor, overrides, cluster.store.clock(connection))
 
     try:
-        return cluster.store.transact(create)
+        return cluster.store.transact(create, announce=True)
     except sa.exc.IntegrityError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(f"topic {name!r}: exists already") from error
 
@@ -219,7 +219,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
         connection.execute(t.topic.update().where(t.topic.c.topic_id == topic.topic_id).values(partition_count=total))
         return find_topic(connection, name)
 
-    return cluster.store.transact(add)
+    return cluster.store.transact(add, announce=True)
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:
@@ -248,7 +248,7 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         retired_ms = cluster.store.clock(connection).wall_ms
         connection.execute(t.retired_file.insert(), {"path": topic.folder, "retired_ms": retired_ms})
 
-    cluster.store.transact(delete)
+    cluster.store.transact(delete, announce=True)
 
 
 def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
