@@ -77,5 +77,4 @@ def partition_counts(cluster: Cluster, names: Collection[str] | None = None) -> 
     query = sa.select(t.topic.c.name, t.topic.c.partition_count)
     if names is not None:
         query = query.where(t.topic.c.name.in_(list(names)))
-    rows = cluster.store.read(lambda connection: connection.execute(query).tuples().all())
-    return dict(rows)
+    return cluster.store.read(lambda connection: {name: count for name, count in connection.execute(query)})  # noqa: C416

@@ -1,0 +1,524 @@
+"""Reading with a Consumer, without a group: what kafka-python's does, and what it costs the store and the disk."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import kafka
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from kafka.errors import (
+    CorruptRecordError,
+    IllegalStateError,
+    KafkaConfigurationError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from kafka.structs import OffsetAndTimestamp, TopicPartition
+
+from spark_log import Consumer
+from spark_log.cluster.topics import add_partitions, delete_records, delete_topic
+from spark_log.consume import fetching
+from spark_log.ids import TopicPartition as OurPartition
+from spark_log.log.log import Records
+from spark_log.records import segment_file
+from spark_log.records.schema import read_schema
+from tests.support.records import NOON_MS, table
+from tests.support.topics import append, fill, make
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SOON_MS = 20_000
+"""Longest wait for what is bound to come."""
+
+
+@pytest.fixture
+def consume(cluster_address, cluster):
+    """Makes consumers of the cluster, from the beginning unless told otherwise; closes them."""
+    made = []
+
+    def make_consumer(*topics, **settings):
+        consumer = Consumer(*topics, cluster=cluster_address, **{"auto_offset_reset": "earliest", **settings})
+        made.append(consumer)
+        return consumer
+
+    yield make_consumer
+    for consumer in made:
+        consumer.close()
+
+
+def values(records):
+    return [record.value.decode() for record in records]
+
+
+def read(consumer, count):
+    """The next `count` values of each poll's partitions, by partition number."""
+    seen = {}
+    deadline = time.monotonic() + SOON_MS / 1000
+    while sum(map(len, seen.values())) < count:
+        assert time.monotonic() < deadline, seen
+        for partition, records in consumer.poll(1_000).items():
+            seen.setdefault(partition.partition, []).extend(values(records))
+    return seen
+
+
+class Counted:
+    """SQL statements and opened segments while it is active."""
+
+    def __init__(self, consumer, monkeypatch):
+        self.statements = []
+        self.opened = []
+        sa.event.listen(
+            consumer.cluster.store.engine,
+            "before_cursor_execute",
+            lambda _c, _cursor, statement, *_: self.statements.append(statement),
+        )
+        original = segment_file.open_segment
+
+        def open_segment(file, expected, *rest):
+            self.opened.append(Path(expected.path).name)
+            return original(file, expected, *rest)
+
+        monkeypatch.setattr(segment_file, "open_segment", open_segment)
+
+
+def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
+    """kafka-python's README, but for the import and the address; its structs are the ones that come back."""
+    make(cluster, "my_favorite_topic", 2)
+    fill(log, "my_favorite_topic", [3, 2])
+    seen = []
+    consumer = Consumer(
+        "my_favorite_topic",
+        bootstrap_servers=[cluster_address],
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=500,
+        group_id=None,
+        value_deserializer=lambda value: value.decode("utf-8"),
+    )
+    for message in consumer:
+        assert isinstance(message, kafka.consumer.fetcher.ConsumerRecord)
+        seen.append((message.topic, message.partition, message.offset, message.key, message.value))
+    assert sorted(seen) == [
+        ("my_favorite_topic", p, o, None, f"{p}/{o}") for p, n in ((0, 3), (1, 2)) for o in range(n)
+    ]
+    assert consumer.assignment() == {kafka.TopicPartition("my_favorite_topic", p) for p in (0, 1)}
+    assert consumer.subscription() == {"my_favorite_topic"}
+    assert consumer.topics() == {"my_favorite_topic"}
+    assert consumer.partitions_for_topic("my_favorite_topic") == {0, 1}
+    assert consumer.partitions_for_topic("another") == set()
+    assert consumer.metrics()["consumer-fetch-manager-metrics"]["records-consumed-total"] == 5
+    consumer.close()
+    consumer.close()
+    assert list(consumer) == []
+    with pytest.raises(IllegalStateError):
+        consumer.poll()
+
+
+def test_polls_keep_the_order_and_the_limit(cluster, log, consume):
+    make(cluster, "t", 2)
+    fill(log, "t", [12, 7])
+    consumer = consume(max_poll_records=5)
+    consumer.assign([P0, P1])
+    seen = {P0: [], P1: []}
+    for _ in range(4):
+        polled = consumer.poll(SOON_MS)
+        assert 1 <= sum(map(len, polled.values())) <= 5
+        for partition, records in polled.items():
+            seen[partition] += [record.offset for record in records]
+            assert consumer.position(partition) == records[-1].offset + 1
+    assert seen == {P0: list(range(12)), P1: list(range(7))}
+    assert consumer.poll(0) == {}
+    assert consumer.highwater(P0) == 12
+
+
+def test_a_record_has_all_its_fields(cluster, log, consume):
+    make(cluster, "t", 1)
+    append(log, "t", "v", key=b"key", headers=[("h", b"12"), ("é", None)], timestamp_ms=NOON_MS)
+    consumer = consume("t")
+    [[record]] = consumer.poll(SOON_MS).values()
+    assert record == ("t", 0, -1, 0, NOON_MS, 0, b"key", b"v", [("h", b"12"), ("é", None)], None, 3, 1, 5)
+
+
+def test_arguments_of_poll(cluster, consume):
+    consumer = consume()
+    for wrong, error in (
+        ({"timeout_ms": -1}, ValueError),
+        ({"timeout_ms": "1"}, TypeError),
+        ({"max_records": 0}, ValueError),
+        ({"max_records": 1.5}, TypeError),
+    ):
+        with pytest.raises(error):
+            consumer.poll(**wrong)
+    assert consumer.poll(0) == {}
+
+
+def test_pause_seek_and_replay(cluster, log, consume):
+    make(cluster, "t", 2)
+    fill(log, "t", [6, 6])
+    consumer = consume(max_poll_records=4)
+    consumer.assign([P0, P1])
+    consumer.pause(P0)
+    assert consumer.paused() == {P0}
+    assert read(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
+    assert consumer.poll(0) == {}
+    consumer.resume(P0)
+    assert read(consumer, 6) == {0: [f"0/{n}" for n in range(6)]}
+    consumer.seek(P0, 4)
+    assert consumer.position(P0) == 4
+    assert read(consumer, 2) == {0: ["0/4", "0/5"]}
+    consumer.seek_to_beginning(P1)
+    assert consumer.position(P1) == 0
+    assert read(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
+    consumer.seek_to_beginning()
+    consumer.poll(SOON_MS, max_records=1)
+    consumer.seek_to_end()
+    append(log, "t", "new", partition=1)
+    assert consumer.position(P0) == 6
+    for wrong in (
+        lambda: consumer.seek(P0, -1),
+        lambda: consumer.seek(P0, True),
+        lambda: consumer.seek(TopicPartition("t", 9), 0),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 - as kafka-python
+            wrong()
+    with pytest.raises(TypeError):
+        consumer.seek(("t", 0), 1)
+    with pytest.raises(IllegalStateError):
+        consumer.position(TopicPartition("t", 9))
+
+
+def test_iteration_moves_the_position_record_by_record(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [10])
+    consumer = consume(consumer_timeout_ms=300)
+    consumer.assign([P0])
+    assert [next(consumer).offset for _ in range(3)] == [0, 1, 2]
+    assert consumer.position(P0) == 3
+    consumer.seek(P0, 8)
+    assert [record.offset for record in consumer] == [8, 9]
+    consumer.seek(P0, 5)
+    assert next(consumer).offset == 5
+    consumer.pause(P0)
+    assert list(consumer) == []
+    consumer.resume(P0)
+    assert [record.offset for record in consumer] == [6, 7, 8, 9]
+
+
+def test_where_a_consumer_begins(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+    latest = consume(auto_offset_reset="latest")
+    latest.assign([P0])
+    assert latest.poll(0) == {} and latest.position(P0) == 5
+    append(log, "t", "new")
+    assert read(latest, 1) == {0: ["new"]}
+    none = consume(auto_offset_reset="none")
+    none.assign([P0])
+    with pytest.raises(NoOffsetForPartitionError) as missing:
+        none.poll(0)
+    assert missing.value.args == ({P0},)
+    none.seek(P0, 3)
+    assert read(none, 3) == {0: ["0/3", "0/4", "new"]}
+    with pytest.raises(KafkaConfigurationError):
+        consume(auto_offset_reset="sometimes")
+
+
+@pytest.mark.parametrize(("policy", "first"), [("earliest", 3), ("latest", 5)])
+def test_out_of_range_positions_follow_the_policy(policy, first, cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+    delete_records(cluster, {OurPartition("t", 0): 3})
+    consumer = consume(auto_offset_reset=policy)
+    consumer.assign([P0])
+    for out in (0, 77):
+        consumer.seek(P0, out)
+        consumer.poll(0, max_records=1)
+        assert consumer.position(P0) in (first, first + 1)
+    none = consume(auto_offset_reset="none")
+    none.assign([P0])
+    for out in (2, 6):
+        none.seek(P0, out)
+        with pytest.raises(OffsetOutOfRangeError) as raised:
+            none.poll(0)
+        assert raised.value.args == ({P0: out},)
+    none.seek(P0, 5)
+    assert none.poll(0) == {}
+
+
+def test_questions_about_offsets(cluster, log, consume):
+    make(cluster, "t", 2)
+    fill(log, "t", [5, 1])
+    delete_records(cluster, {OurPartition("t", 0): 2})
+    consumer = consume()
+    assert consumer.beginning_offsets([P0, P1]) == {P0: 2, P1: 0}
+    assert consumer.end_offsets([P0, P1]) == {P0: 5, P1: 1}
+    assert consumer.offsets_for_times({P0: NOON_MS + 2_500, P1: NOON_MS + 1}) == {
+        P0: OffsetAndTimestamp(3, NOON_MS + 3_000, -1),
+        P1: None,
+    }
+    with pytest.raises(ValueError, match="negative"):
+        consumer.offsets_for_times({P0: -1})
+    for missing in (TopicPartition("t", 9), TopicPartition("u", 0), TopicPartition("a/b", 0)):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            consumer.end_offsets([missing])
+    for what in (lambda: consumer.commit(), lambda: consumer.committed(P0), lambda: consumer.commit_async()):
+        with pytest.raises(IllegalStateError, match="group_id"):
+            what()
+    assert consumer.group_metadata().group_id is None
+
+
+def test_arrow_tables_in_order_and_mixed_with_polls(cluster, log, consume):
+    make(cluster, "t", 2)
+    fill(log, "t", [6, 3])
+    log.seal(log.find_topic("t"), [0])
+    fill(log, "t", [3, 0], first=6)
+    consumer = consume()
+    consumer.assign([P0, P1])
+    first = consumer.poll_arrow(SOON_MS, max_records=2)
+    [(partition, found)] = first.items()
+    assert isinstance(found, pa.Table) and found.schema == read_schema(include_headers=True)
+    assert consumer.position(partition) == 2
+    consumer.poll(SOON_MS, max_records=1)
+    seen = {P0: consumer.position(P0), P1: consumer.position(P1)}
+    assert sum(seen.values()) == 3
+    while sum(seen.values()) < 12:
+        for partition, found in consumer.poll_arrow(SOON_MS).items():
+            assert found.column("offset").to_pylist() == list(range(seen[partition], seen[partition] + found.num_rows))
+            assert found.column("value")[0].as_py() == f"{partition.partition}/{seen[partition]}".encode()
+            seen[partition] += found.num_rows
+    assert consumer.poll_arrow(0) == {}
+
+
+def test_deserializers_and_records_that_they_refuse(cluster, log, consume):
+    make(cluster, "t", 1)
+    append(log, "t", "1", "2", "x", "4")
+
+    class Objects(kafka.Deserializer):
+        def deserialize(self, topic, headers, data):
+            return (topic, headers, data)
+
+    consumer = consume("t", key_deserializer=Objects(), value_deserializer=int)
+    [records] = consumer.poll(SOON_MS).values()
+    assert [(record.key, record.value) for record in records] == [(("t", [], None), 1), (("t", [], None), 2)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x"):
+            consumer.poll(0)
+        assert consumer.position(P0) == 2
+    consumer.seek(P0, 3)
+    [[record]] = consumer.poll(SOON_MS).values()
+    assert record.value == 4
+
+
+def test_a_segment_is_opened_once_and_polls_from_memory_ask_nobody(cluster, log, consume, monkeypatch):
+    topic = make(cluster, "t", 1)
+    for begin in (0, 3_000):
+        append(log, "t", *(f"0/{n}" for n in range(begin, begin + 3_000)))
+        log.seal(topic, [0])
+    consumer = consume(max_poll_records=100)
+    consumer.assign([P0])
+    counted = Counted(consumer, monkeypatch)
+    assert consumer.poll(SOON_MS)
+    first = len(counted.statements)
+    seen = [record.offset for _ in range(59) for records in consumer.poll(SOON_MS).values() for record in records]
+    assert seen == list(range(100, 6_000))
+    assert len(counted.opened) == 2 == len(set(counted.opened))
+    assert len(counted.statements) - first <= 12
+
+
+def test_an_idle_consumer_leaves_the_store_alone(cluster, log, consume, monkeypatch):
+    make(cluster, "t", 3)
+    fill(log, "t", [1, 1, 1])
+    consumer = consume("t", group_id="g", enable_auto_commit=False)
+    assert sum(map(len, read(consumer, 3).values())) == 3
+    consumer.poll(500)  # the group has settled, PostgreSQL's listener listens
+    counted = Counted(consumer, monkeypatch)
+    assert consumer.poll(1_500) == {}
+    for _ in range(50):
+        assert consumer.poll(0) == {}
+    begun = [statement for statement in counted.statements if "SELECT" in statement]
+    assert len(begun) <= 20, counted.statements
+
+
+def test_a_waiting_consumer_has_a_record_at_once(cluster, log, consume):
+    make(cluster, "t", 1)
+    consumer = consume("t", fetch_max_wait_ms=20_000)
+    assert consumer.poll(300) == {}
+    writer = threading.Timer(0.2, append, (log, "t", "v"))
+    writer.start()
+    began = time.monotonic()
+    assert read(consumer, 1) == {0: ["v"]}
+    assert time.monotonic() - began < 10
+    writer.join()
+
+
+def test_a_fetch_waits_for_enough_bytes(cluster, log, consume):
+    make(cluster, "t", 1)
+    consumer = consume("t", fetch_min_bytes=5_000, fetch_max_wait_ms=700)
+    assert consumer.poll(0) == {}
+    append(log, "t", "few")
+    began = time.monotonic()
+    assert consumer.poll(100) == {}
+    assert read(consumer, 1) == {0: ["few"]}
+    assert time.monotonic() - began >= 0.69
+    slow = consume("t", fetch_min_bytes=5_000, fetch_max_wait_ms=25_000)
+    assert slow.poll(100) == {}
+    append(log, "t", os.urandom(6_000).hex())
+    began = time.monotonic()
+    assert len(read(slow, 2)[0]) == 2
+    assert time.monotonic() - began < 20
+
+
+def test_memory_is_bounded_over_partitions(cluster, log, consume):
+    topic = make(cluster, "t", 6, **{"inline_max_bytes": "0"})
+    records = table(*(os.urandom(500).hex() for _ in range(1_000)))
+    log.append(topic, [Records(number, records) for number in range(6)])
+    consumer = consume("t", fetch_max_bytes=2_500_000, max_poll_records=50)
+    held = []
+    seen = {}
+    for _ in range(6 * 1_000 // 50 + 6):
+        for partition, found in consumer.poll(SOON_MS if sum(seen.values()) < 6_000 else 0).items():
+            seen[partition.partition] = seen.get(partition.partition, 0) + len(found)
+        held.append(consumer.metrics()["consumer-fetch-manager-metrics"]["buffered-bytes"])
+    assert seen == dict.fromkeys(range(6), 1_000)
+    assert 1_000_000 < max(held) <= 2_500_000 + 1_200_000
+
+
+def test_a_long_partition_does_not_keep_others_waiting(cluster, log, consume):
+    make(cluster, "t", 2)
+    append(log, "t", *(f"0/{n}" for n in range(20_000)), partition=0)
+    consumer = consume(max_poll_records=10)
+    consumer.assign([P0, P1])
+    consumer.poll(SOON_MS)
+    append(log, "t", "late", partition=1)
+    while P1 not in consumer.poll(SOON_MS):
+        assert consumer.position(P0) < 10_000
+
+
+def test_damage_is_an_error_that_names_the_segment_and_can_be_passed(cluster, log, consume, tmp_path):
+    topic = make(cluster, "t", 2, inline_max_bytes="0")
+    for _ in range(2):
+        append(log, "t", *map(str, range(50)), partition=0)
+    append(log, "t", "other", partition=1)
+    [first, _] = sorted(
+        (path for path in tmp_path.rglob(f"{topic.folder}/_segments/0/*.parquet")),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
+    damaged = bytearray(first.read_bytes())
+    damaged[100 : len(damaged) // 2] = bytes(len(damaged) // 2 - 100)
+    first.write_bytes(damaged)
+    consumer = consume()
+    consumer.assign([P0, P1])
+    outcomes = []
+    for _ in range(4):
+        try:
+            outcomes += [(name.partition, len(found)) for name, found in consumer.poll(0).items()]
+        except CorruptRecordError as error:
+            outcomes.append(first.name in str(error))
+    assert sorted(map(str, set(outcomes))) == ["(1, 1)", "True"]
+    assert consumer.position(P0) == 0
+    consumer.seek(P0, 50)
+    assert len(read(consumer, 50)[0]) == 50
+
+
+def test_a_deleted_topic_ends_quietly_and_a_recreated_one_begins_anew(cluster, log, consume):
+    make(cluster, "t", 1)
+    make(cluster, "u", 1)
+    fill(log, "t", [3])
+    consumer = consume()
+    consumer.assign([P0, TopicPartition("u", 0)])
+    assert len(read(consumer, 3)[0]) == 3
+    delete_topic(cluster, "t")
+    assert consumer.poll(100) == {}
+    append(log, "u", "still here")
+    assert read(consumer, 1) == {0: ["still here"]}
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+    assert read(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
+
+
+def test_missing_topics_are_made_once(cluster, log, consume):
+    consumer = consume("fresh")
+    assert consumer.poll(100) == {}
+    assert consumer.partitions_for_topic("fresh") == {0}
+    delete_topic(cluster, "fresh")
+    assert consumer.poll(600) == {}
+    assert consumer.topics() == set()
+    other = consume("other", allow_auto_create_topics=False)
+    assert other.poll(100) == {} and other.topics() == set()
+
+
+def test_patterns_and_partitions_that_come_and_go(cluster, log, consume):
+    make(cluster, "orders-a", 1)
+    make(cluster, "other", 1)
+    consumer = consume()
+    consumer.subscribe(pattern="^orders-")
+    consumer.poll(0)
+    assert consumer.subscription() == {"orders-a"}
+    make(cluster, "orders-b", 1)
+    append(log, "orders-b", "b")
+    assert read(consumer, 1) == {0: ["b"]}
+    add_partitions(cluster, "orders-a", 3)
+    append(log, "orders-a", "second", partition=2)
+    assert read(consumer, 1) == {2: ["second"]}
+    delete_topic(cluster, "orders-a")
+    deadline = time.monotonic() + 20
+    while consumer.subscription() != {"orders-b"}:
+        assert time.monotonic() < deadline
+        consumer.poll(50)
+    assert consumer.assignment() == {TopicPartition("orders-b", 0)}
+
+
+def test_another_thread_gets_a_clear_error_and_may_close(cluster, consume):
+    make(cluster, "t", 1)
+    consumer = consume("t")
+    consumer.poll(0)
+    results = []
+    inside = threading.Event()
+    original = consumer._polling._wait
+
+    def wait(left_s):
+        inside.set()
+        original(left_s)
+
+    consumer._polling._wait = wait
+    polling = threading.Thread(target=lambda: results.append(consumer.poll(60_000)))
+    polling.start()
+    assert inside.wait(20)
+    with pytest.raises(IllegalStateError, match="another thread"):
+        consumer.poll()
+    consumer.close()
+    polling.join(20)
+    assert results == [{}]
+
+
+def test_one_consumer_per_thread(cluster, log, cluster_address):
+    make(cluster, "t", 4)
+    fill(log, "t", [5] * 4)
+    seen = []
+
+    def work(number):
+        with Consumer(cluster=cluster_address, auto_offset_reset="earliest", consumer_timeout_ms=500) as consumer:
+            consumer.assign([TopicPartition("t", number)])
+            seen.extend(record.value.decode() for record in consumer)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(seen) == [f"{p}/{n}" for p in range(4) for n in range(5)]
+
+
+def test_plans_of_long_tails_are_bounded(cluster, log, consume, monkeypatch):
+    make(cluster, "t", 1)
+    fill(log, "t", [60])
+    monkeypatch.setattr(fetching, "_SEGMENTS_MIN", 8)
+    monkeypatch.setattr(fetching, "_SEGMENTS_MAX", 8)
+    consumer = consume(max_poll_records=1_000)
+    consumer.assign([P0])
+    sizes = []
+    while sum(sizes) < 60:
+        sizes.append(sum(map(len, consumer.poll(SOON_MS).values())))
+    assert max(sizes) == 8
