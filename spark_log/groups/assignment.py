@@ -118,12 +118,20 @@ def tell(assignor: Assignor, partitions: Partitions, generation: int) -> None:
 def assign(
     assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int], generation: int
 ) -> dict[str, Partitions]:
-    """Who gets what, for every candidate. `counts` has the partition count of the topics that exist; `generation` is
-    that of the candidates' `owned`.
+    """Who gets what, for every candidate. `counts` has the partition count of the topics that exist, and the assignor
+    hears of no others; `generation` is that of the candidates' `owned`.
 
     Raises AssignorFailedError: the assignor raised, gave a partition twice, or one that is not there or not subscribed.
     """
-    ordered = sorted(candidates, key=lambda c: (c.instance_id is None, c.instance_id or "", c.member_id))
+    existing = [
+        replace(
+            c,
+            topics=c.topics & counts.keys(),
+            owned=frozenset(p for p in c.owned if p.topic in c.topics and p.partition < counts.get(p.topic, 0)),
+        )
+        for c in candidates
+    ]
+    ordered = sorted(existing, key=lambda c: (c.instance_id is None, c.instance_id or "", c.member_id))
     for _ in range(_COOPERATIVE_ROUNDS_MAX):
         result = _ask(assignor, ordered, counts, generation)
         if not _withheld(assignor, ordered, result):
@@ -174,7 +182,7 @@ def _withheld(assignor: Assignor, candidates: Sequence[Candidate], result: Mappi
     if RebalanceProtocol.COOPERATIVE not in protocols:
         return False
     given = frozenset[TopicPartition]().union(*result.values())
-    return any(p not in given for c in candidates for p in c.owned if p.topic in c.topics)
+    return any(p not in given for c in candidates for p in c.owned)
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:

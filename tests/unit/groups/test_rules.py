@@ -141,6 +141,10 @@ class Consumers(RuleBasedStateMachine):
         self.on_the_way = []
         self.computing = []
         self.names = (f"m{n}" for n in itertools.count())
+        for instance, topics in ((None, T), ("i", T), (None, frozenset("tu"))):
+            self.a_consumer_joins(instance, topics)
+            self.write(self.compute(random.Random(1)))
+            self.everybody_has_a_heartbeat()
 
     # what the shells do
 
@@ -204,9 +208,17 @@ class Consumers(RuleBasedStateMachine):
         self.clients[client.name] = client
 
     @precondition(lambda self: self.clients)
-    @rule(data=st.data(), lost=st.booleans())
+    @rule(data=st.data(), lost=st.sampled_from([False, False, True]))
     def a_heartbeat(self, data, lost):
-        client = self.any_client(data)
+        self.beat(self.any_client(data), lost)
+
+    @precondition(lambda self: self.clients)
+    @rule()
+    def everybody_has_a_heartbeat(self):
+        for client in list(self.clients.values()):
+            self.beat(client, lost=False)
+
+    def beat(self, client, lost):
         report = self.report(client)
         try:
             answer = self.deliver(client, report)
@@ -217,6 +229,7 @@ class Consumers(RuleBasedStateMachine):
             assert answer.partitions <= self.members[client.name].given
             if not lost:
                 self.tell(client, answer)
+                self.a_partition_has_one_owner_at_most()
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -264,13 +277,18 @@ class Consumers(RuleBasedStateMachine):
     def somebody_begins_to_compute_a_target(self, chance):
         self.computing.append(self.compute(chance))
 
+    @precondition(lambda self: self.group.stale)
+    @rule(chance=st.randoms(use_true_random=False))
+    def somebody_computes_a_target_at_once(self, chance):
+        self.write(self.compute(chance))
+
     @precondition(lambda self: self.computing)
     @rule(data=st.data())
     def somebody_writes_a_target(self, data):
         self.write(self.computing.pop(data.draw(st.integers(0, len(self.computing) - 1))))
 
     @precondition(lambda self: self.clients)
-    @rule(data=st.data(), back=st.integers(0, 1))
+    @rule(data=st.data(), back=st.integers(-1, 1))
     def a_commit(self, data, back):
         client = self.any_client(data)
         if not client.held:
@@ -278,16 +296,19 @@ class Consumers(RuleBasedStateMachine):
         partition = data.draw(st.sampled_from(sorted(client.held)))
         owners = [n for n, m in self.members.items() if n != client.name and partition in m.given]
         others = dict.fromkeys([partition], owners[0]) if owners else {}
+        zombie = client.name not in self.members
         try:
             member = self.members.get(client.name)
             check_member("g", client.name, live=member is not None, fenced=False)
-            check_commit("g", member.generation, client.generation - back, others)
+            check_commit("g", member.generation, client.generation + back, others)
         except UnknownMemberIdError:
-            assert client.name not in self.members
+            assert zombie
         except IllegalGenerationError:
-            assert member.generation != client.generation - back, "a member commits what it holds"
+            assert member.generation != client.generation + back, "a member commits what it holds"
         else:
             assert not others
+            assert not zombie
+            assert back == 0 or member.generation == client.generation + back
 
     def any_client(self, data):
         return self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
@@ -327,8 +348,10 @@ class Consumers(RuleBasedStateMachine):
                     del self.clients[client.name]
                     continue
                 self.tell(client, answer)
+                self.a_partition_has_one_owner_at_most()
                 client.held &= client.allowed
                 complete.append(answer.complete)
+                assert not answer.complete or client.held == self.members[client.name].target
             self.write(self.compute(random.Random(0)))
         assert all(complete)
         assert not self.group.stale

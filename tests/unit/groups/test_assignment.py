@@ -1,0 +1,199 @@
+"""kafka-python's assignors and custom ones, asked through our own view of a group."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
+from spark_log.groups.assignment import (
+    Candidate,
+    assign,
+    choose_assignor,
+    known_assignors,
+    resolve_assignors,
+    tell,
+    user_data,
+)
+from spark_log.ids import TopicPartition
+
+KNOWN = known_assignors()
+
+
+class Custom(AbstractPartitionAssignor):
+    """Answers what it is told to."""
+
+    name = "custom"
+
+    def __init__(self, answer=None, protocols=(0,)):
+        self.answer, self.protocols, self.told = answer, protocols, []
+
+    def supported_protocols(self):
+        return list(self.protocols)
+
+    def assign(self, cluster, members):
+        self.asked = cluster, members
+        return self.answer(cluster, members)
+
+    def metadata(self, topics):
+        return ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=b"mine")
+
+    def on_assignment(self, assignment, generation):
+        self.told.append((assignment.partitions(), generation))
+
+
+def gives(**partitions):
+    """An answer with (topic, numbers) pairs by member."""
+    return lambda _cluster, _members: {m: ConsumerProtocolAssignment(0, pairs, b"") for m, pairs in partitions.items()}
+
+
+def members(*names, topics=("t",), **facts):
+    return [Candidate(name, frozenset(topics), **facts) for name in names]
+
+
+def numbers(assignment):
+    return {member: sorted(p.partition for p in partitions) for member, partitions in assignment.items()}
+
+
+@given(
+    name=st.sampled_from(sorted(KNOWN)),
+    counts=st.dictionaries(st.sampled_from("tuv"), st.integers(1, 6)),
+    subscriptions=st.lists(st.sets(st.sampled_from("tuvw")), min_size=1, max_size=6),
+    static=st.sets(st.integers(0, 5)),
+    prior=st.randoms(use_true_random=False),
+)
+def test_every_partition_that_is_subscribed_goes_to_one_subscriber(name, counts, subscriptions, static, prior):
+    everything = [TopicPartition(topic, n) for topic, count in counts.items() for n in range(count + 1)]
+    owner = {p: prior.randrange(len(subscriptions) + 1) for p in everything}
+    candidates = [
+        Candidate(
+            f"m{i}",
+            frozenset(topics),
+            f"i{i}" if i in static else None,
+            frozenset(p for p in everything if owner[p] == i),
+        )
+        for i, topics in enumerate(subscriptions)
+    ]
+    result = assign(KNOWN[name], candidates, counts, 3)
+    assert result.keys() == {c.member_id for c in candidates}
+    wanted = [p for p in everything if p.partition < counts[p.topic] and any(p.topic in s for s in subscriptions)]
+    assert sorted(p for partitions in result.values() for p in partitions) == sorted(wanted)
+
+
+def test_the_names_mean_what_they_mean_in_kafka():
+    assert numbers(assign(KNOWN["range"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 1, 2], "b": [3, 4]}
+    assert numbers(assign(KNOWN["roundrobin"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 2, 4], "b": [1, 3]}
+    assert numbers(assign(KNOWN["range"], members("a", "b", "c"), {"t": 2}, 0)) == {"a": [0], "b": [1], "c": []}
+
+
+@pytest.mark.parametrize("name", ["sticky", "cooperative-sticky"])
+def test_sticky_moves_only_what_it_must_and_answers_what_is_final(name):
+    before = [
+        Candidate("a", frozenset("t"), owned=frozenset(TopicPartition("t", n) for n in range(6))),
+        Candidate("b", frozenset("t")),
+    ]
+    after = numbers(assign(KNOWN[name], before, {"t": 6}, 7))
+    assert sorted(map(len, after.values())) == [3, 3], "also the cooperative one, which first leaves out what moves"
+    assert sorted(after["a"] + after["b"]) == list(range(6))
+
+
+def test_static_members_keep_their_places_among_the_others():
+    candidates = [
+        Candidate("z", frozenset("t"), "one"),
+        Candidate("a", frozenset("t")),
+        Candidate("b", frozenset("t"), "two"),
+    ]
+    assert numbers(assign(KNOWN["range"], candidates, {"t": 3}, 0)) == {"z": [0], "b": [1], "a": [2]}
+
+
+def test_a_custom_assignor_sees_what_kafkas_would():
+    custom = Custom(gives(a=[("t", [0, 1])]))
+    owned = frozenset({TopicPartition("t", 1)})
+    candidates = [Candidate("a", frozenset("t"), "one", owned, b"data"), Candidate("b", frozenset())]
+    assert numbers(assign(custom, candidates, {"t": 2}, 4)) == {"a": [0, 1], "b": []}
+    cluster, (first, second) = custom.asked
+    assert (cluster.topics(), cluster.partitions_for_topic("t"), cluster.partitions_for_topic("no")) == (
+        {"t"},
+        {0, 1},
+        None,
+    )
+    assert (first.member_id, first.group_instance_id, first.metadata.topics) == ("a", "one", ["t"])
+    assert (first.metadata.user_data, first.metadata.generation_id) == (b"data", 4)
+    assert [(tp.topic, tp.partitions) for tp in first.metadata.owned_partitions] == [("t", [1])]
+    assert (second.member_id, second.metadata.topics) == ("b", [])
+    assert user_data(custom, {"t"}) == b"mine"
+    assert user_data(KNOWN["sticky"], {"t"}) == b""
+    tell(custom, owned, 4)
+    assert custom.told == [([TopicPartition("t", 1)], 4)]
+
+
+def raises(_cluster, _members):
+    raise KeyError("oh")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (raises, r"'custom' failed: KeyError\('oh'\)"),
+        (lambda *_: None, "'custom' failed"),
+        (lambda *_: {"a": 5}, "'custom' failed"),
+        (gives(a=[("t", [0, 0])]), "gives a t-0, and a too"),
+        (gives(a=[("t", [0])], b=[("t", [0])]), "gives b t-0, and a too"),
+        (gives(a=[("t", [2])]), "t-2, which does not exist"),
+        (gives(a=[("t", [-1])]), "t--1, which does not exist"),
+        (gives(a=[("u", [0])]), "u-0, which does not exist"),
+        (gives(a=[("w", [0])]), "w-0, which it is not subscribed to"),
+        (gives(ghost=[]), "ghost partitions, but it is not a member"),
+    ],
+)
+def test_an_answer_that_is_no_assignment_is_refused_by_name(answer, message):
+    with pytest.raises(AssignorFailedError, match=message):
+        assign(Custom(answer), members("a", "b"), {"t": 2, "w": 1}, 0)
+
+
+def test_a_custom_assignor_may_leave_partitions_to_nobody():
+    owned = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
+    for protocols in ((0,), (1,)):
+        result = assign(Custom(gives(a=[("t", [0])]), protocols), members("a", owned=owned), {"t": 2}, 0)
+        assert numbers(result) == {"a": [0]}
+
+
+def test_classes_instances_names_and_paths():
+    custom = Custom()
+    resolved = resolve_assignors((RangePartitionAssignor, custom, "sticky", f"{__name__}.Other"))
+    assert list(resolved) == ["range", "custom", "sticky", "other"]
+    assert resolved["custom"] is custom
+    assert type(resolve_assignors([CooperativeStickyAssignor])["cooperative-sticky"]) is CooperativeStickyAssignor
+
+
+class Other(Custom):
+    name = "other"
+
+
+@pytest.mark.parametrize(
+    "bad", [["no.such.Thing"], ["nonsense"], ["os.path.nothing"], [int], [], ["range", "range"], [""]]
+)
+def test_what_is_no_assignor_is_named(bad):
+    with pytest.raises(InvalidConfigurationError, match="assignors"):
+        resolve_assignors(bad)
+
+
+@pytest.mark.parametrize(
+    ("lists", "chosen"),
+    [
+        ([["range"]], "range"),
+        ([["range", "sticky"], ["range", "sticky"]], "range"),
+        ([["range", "sticky"], ["sticky", "roundrobin"]], "sticky"),
+        ([["range", "sticky"], ["sticky", "range"], ["sticky", "range"]], "sticky"),
+    ],
+)
+def test_the_assignor_of_a_group_is_one_that_all_support(lists, chosen):
+    assert choose_assignor(lists) == chosen
+
+
+def test_nothing_in_common():
+    with pytest.raises(InconsistentGroupProtocolError, match="range / sticky"):
+        choose_assignor([["range"], ["sticky"]])
