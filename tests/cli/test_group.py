@@ -1,0 +1,77 @@
+"""`spark-log group …`, `consume --group` and `coordinator`, as their users meet them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.test_cli import cluster as cluster
+from tests.cli.test_cli import events as events
+from tests.cli.test_cli import ok, run
+
+
+def lag_of(folder: Path, group: str) -> dict[str, tuple[int | None, int | None]]:
+    shown = json.loads(ok("group", "describe", group, "--json", cluster=folder))
+    return {f"{row['topic']}-{row['partition']}": (row["committed"], row["lag"]) for row in shown["partitions"]}
+
+
+def test_a_group_reads_what_it_has_not_read(events: Path) -> None:
+    ok("produce", "events", stdin="a\nb\nc\nd\n", cluster=events)
+    assert sorted(ok("consume", "events", "--group", "g", "--values", cluster=events).split()) == ["a", "b", "c", "d"]
+    assert ok("consume", "events", "--group", "g", "--values", cluster=events) == ""
+    ok("produce", "events", "-p", "1", stdin="e\nf\ng\n", cluster=events)
+    assert lag_of(events, "g") == {"events-0": (2, 0), "events-1": (2, 3)}
+    assert "lag         3" in ok("group", "describe", "g", cluster=events)
+    assert ok("consume", "events", "--group", "g", "--values", "-n", "1", cluster=events) == "e\n"
+    assert lag_of(events, "g")["events-1"] == (3, 2), "what was printed is committed, and nothing else"
+    [listed] = json.loads(ok("group", "list", "--json", cluster=events))
+    assert (listed["group_id"], listed["state"], listed["members"], listed["lag"]) == ("g", "Empty", 0, 2)
+
+
+def test_reset_and_delete(events: Path) -> None:
+    ok("produce", "events", stdin="a\nb\nc\nd\n", cluster=events)
+    ok("consume", "events", "--group", "g", cluster=events)
+    dry = ok("group", "reset", "g", "--to", "-1", "--dry-run", "--json", cluster=events)
+    assert [row["offset"] for row in json.loads(dry)] == [1, 1]
+    assert lag_of(events, "g")["events-0"] == (2, 0)
+    ok("group", "reset", "g", "--to", "earliest", "--topic", "events:1", cluster=events)
+    assert lag_of(events, "g") == {"events-0": (2, 0), "events-1": (0, 2)}
+    ok("group", "reset", "g", "--to", "99", cluster=events)
+    assert lag_of(events, "g")["events-1"] == (2, 0)
+    ok("group", "delete-offsets", "g", "--topic", "events:0", cluster=events)
+    assert set(lag_of(events, "g")) == {"events-1"}
+    ok("group", "delete", "g", cluster=events)
+    assert ok("group", "list", cluster=events) == "There is no group.\n"
+
+
+def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
+    assert run("group", "reset", "g", "--to", "soon", cluster=events).exit_code == 2
+    assert run("group", "reset", "g", "--to", "earliest", cluster=events).exit_code == 2
+    assert run("group", "reset", "g", "--to", "earliest", "--topic", "events:x", cluster=events).exit_code == 2
+    assert run("group", "remove-member", "g", cluster=events).exit_code == 2
+    assert run("consume", "events", "--group", "g", "-p", "0", cluster=events).exit_code == 2
+    assert run("consume", "events", "--group", "g", "--from", "7", cluster=events).exit_code == 2
+    for command in (("describe", "g"), ("delete", "g"), ("remove-member", "g", "m")):
+        failed = run("group", *command, cluster=events)
+        assert (failed.exit_code, failed.output) == (1, "spark-log: group 'g': there is no such group\n")
+    missing = run("consume", "nope", "--group", "g", cluster=events)
+    assert missing.exit_code == 1
+    assert "nope" in missing.output
+
+
+def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
+    program = "from spark_log.cli.main import app; app()"
+    launched = [sys.executable, "-c", program, "coordinator", "--cluster", str(cluster)]
+    standing = subprocess.Popen(launched, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert standing.stderr is not None
+    assert standing.stderr.readline() == "Acting.\n"
+    status = json.loads(ok("coordinator", "--status", "--json", cluster=cluster))
+    assert status["term"] == 1
+    assert status["lease_left_ms"] > 0
+    standing.send_signal(signal.SIGTERM)
+    assert standing.wait(timeout=30) == 0
+    standing.stdout.close()  # type: ignore[union-attr]
+    standing.stderr.close()
+    assert json.loads(ok("coordinator", "--status", "--json", cluster=cluster))["holder"] is None
