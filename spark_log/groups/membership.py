@@ -100,7 +100,7 @@ class GroupMember:
         targets cannot be computed; what is owned stays owned.
         """
         wanted, held = frozenset(topics), frozenset(TopicPartition(*partition) for partition in owned)
-        with self._turn, self._session():
+        with self._turn, self._session(lost=True):
             due = False
             if not self.member_id:
                 joined = self._join(wanted)
@@ -130,7 +130,7 @@ class GroupMember:
         committed. UnknownTopicOrPartitionError names partitions that do not exist; all others are committed.
         """
         commits = check_commits(offsets, self._limits)
-        with self._turn, self._session():
+        with self._turn, self._session(lost=False):
             me, generation = self._identity(), self.generation
 
             def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
@@ -184,8 +184,8 @@ class GroupMember:
         return now_s - self._stale_since[1] >= _PATIENCE_S
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[None]:
-        """Remember how a session ended."""
+    def _session(self, *, lost: bool) -> Iterator[None]:
+        """Remember how a session ended. With `lost` the caller says that all is lost; else the next heartbeat will."""
         if self._fenced is not None:
             raise self._fenced
         try:
@@ -195,7 +195,8 @@ class GroupMember:
             self._forget()
             raise
         except UnknownMemberIdError:
-            self._forget()
+            if lost:
+                self._forget()
             raise
 
     def _forget(self) -> None:

@@ -74,6 +74,14 @@ def test_a_heartbeat_after_a_later_one_is_refused():
         hear(Group(1, 1), Member(T, beat=4), Report(4, T, some()), taken=[])
 
 
+def test_an_answer_that_was_missed_is_given_again_and_what_was_sent_before_it_comes_too_late():
+    group, member = Group(1, 1), Member(T, target=some(P0), given=some(P0), generation=1, beat=3)
+    missed, knows = Report(5, T, some()), Report(5, T, some(P0))
+    assert not is_unchanged(group, member, missed, hear(group, member, missed, []))
+    assert hear(group, member, missed, []).answer.partitions == some(P0)
+    assert is_unchanged(group, member, knows, hear(group, member, knows, []))
+
+
 def test_a_claim_to_what_was_not_given_is_not_confirmed():
     beat = hear(Group(1, 1), Member(T, target=some(P0), given=some(P0)), Report(1, T, some(P0, P2)), taken=[])
     assert beat.answer.partitions == beat.member.given == some(P0)

@@ -1,0 +1,535 @@
+"""Consumer groups in the store: who gets what, who may commit, what is left of those who go."""
+
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.structs import OffsetAndMetadata
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
+from spark_log.errors import (
+    AssignorFailedError,
+    FencedInstanceIdError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    IllegalArgumentError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    InvalidSessionTimeoutError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.groups.inspect import describe_groups, group_lag, list_groups
+from spark_log.groups.offsets import commit_offsets, committed, committed_offsets, expire_offsets
+from spark_log.groups.operate import (
+    AtTime,
+    Earliest,
+    Exactly,
+    Latest,
+    ShiftBy,
+    delete_group,
+    delete_offsets,
+    remove_from_group,
+    reset_offsets,
+)
+from spark_log.ids import TopicPartition
+from spark_log.log.producer_expiry import expire_producers
+from spark_log.metadata import migrations
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+from spark_log.metadata.store import Store
+from tests.support.group_members import Reader, settle, until
+from tests.support.records import NOON_MS
+from tests.support.topics import append
+
+SHORT_MS = 300
+
+
+def tp(number, topic="t"):
+    return TopicPartition(topic, number)
+
+
+def at(offset, metadata="", epoch=-1):
+    return OffsetAndMetadata(offset, metadata, epoch)
+
+
+def described(cluster, group="g"):
+    (found,) = describe_groups(cluster.store, [group])
+    return found
+
+
+def silence(cluster, reader):
+    """The session of a reader ends now, by the store's clock."""
+    m = t.group_member.c
+    ended = t.group_member.update().where(m.member_id == reader.member.member_id).values(until_ms=0)
+    cluster.store.transact(lambda connection, _: connection.execute(ended))
+
+
+# Sharing
+
+
+def test_members_share_and_take_over(cluster):
+    create_topic(cluster, "t", 4)
+    a, b = Reader(cluster), Reader(cluster)
+    assert a.beat().complete, "alone, it has everything with its first heartbeat"
+    assert a.numbers == [0, 1, 2, 3]
+    settle(a, b)
+    assert {*a.numbers, *b.numbers} == {0, 1, 2, 3}
+    assert (len(a.numbers), len(b.numbers)) == (2, 2)
+    a.member.leave()
+    settle(b)
+    assert b.numbers == [0, 1, 2, 3]
+    assert a.member.member_id == "" and a.member.generation == -1
+
+
+def test_a_partition_waits_until_its_owner_has_let_go(cluster):
+    create_topic(cluster, "t", 2)
+    a, b = settle(Reader(cluster))[0], Reader(cluster)
+    assert b.beat().partitions == frozenset()
+    assert not b.answer.complete
+    told = a.member.heartbeat(["t"], a.held)
+    assert len(told.partitions) == 1 and not told.complete
+    for _ in range(3):
+        assert b.beat().partitions == frozenset(), "told is not let go"
+        a.member.heartbeat(["t"], a.held)
+    assert a.member.keep_alive(), "there is something to do"
+    a.member.commit({p: at(7) for p in a.held}), "what is to be given up can still be committed"
+    a.held = told.partitions
+    assert a.beat().complete
+    assert b.beat().complete
+    assert b.numbers and not set(a.numbers) & set(b.numbers)
+    with pytest.raises(IllegalGenerationError, match="belongs to"):
+        a.member.commit({p: at(9) for p in b.held})
+    assert set(committed_offsets(cluster.store, "g").values()) == {7}
+
+
+def test_more_members_than_partitions(cluster):
+    create_topic(cluster, "t", 2)
+    readers = settle(*(Reader(cluster) for _ in range(4)))
+    assert sorted(len(reader.numbers) for reader in readers) == [0, 0, 1, 1]
+    assert described(cluster).state == "Stable"
+    owner = next(reader for reader in readers if reader.numbers == [0])
+    owner.member.leave()
+    rest = settle(*(reader for reader in readers if reader is not owner))
+    assert sorted(number for reader in rest for number in reader.numbers) == [0, 1]
+
+
+@pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_every_assignor_of_kafka_python(cluster, assignor):
+    create_topic(cluster, "t", 5)
+    create_topic(cluster, "u", 2)
+    readers = [Reader(cluster, topics, assignors=[assignor]) for topics in (["t"], ["t", "u"], ["t", "u"])]
+    for count in (1, 2, 3):
+        settle(*readers[:count])
+    assert sorted(p for reader in readers for p in reader.held) == sorted([*map(tp, range(5)), tp(0, "u"), tp(1, "u")])
+    assert described(cluster).assignor == assignor
+    before = readers[1].held
+    readers[2].member.leave()
+    settle(*readers[:2])
+    if "sticky" in assignor:
+        assert before <= readers[1].held, "what it had stays"
+
+
+def test_topics_that_come_grow_and_go(cluster):
+    create_topic(cluster, "t", 1)
+    a, b = settle(Reader(cluster, ["t", "u"]), Reader(cluster, ["t", "u"]))
+    create_topic(cluster, "u", 2)
+    assert a.member.keep_alive()
+    settle(a, b)
+    assert sorted(a.held | b.held) == [tp(0), tp(0, "u"), tp(1, "u")]
+    add_partitions(cluster, "t", 4)
+    settle(a, b)
+    assert len(a.held | b.held) == 6
+    delete_topic(cluster, "u")
+    settle(a, b)
+    assert sorted(a.held | b.held) == [tp(n) for n in range(4)]
+
+
+def test_another_subscription(cluster):
+    create_topic(cluster, "t", 2)
+    create_topic(cluster, "u", 2)
+    a, b = settle(Reader(cluster), Reader(cluster))
+    a.topics = ["u"]
+    settle(a, b)
+    assert (a.held, b.held) == ({tp(0, "u"), tp(1, "u")}, {tp(0), tp(1)})
+    a.topics = []
+    settle(a, b)
+    assert a.held == frozenset()
+
+
+def test_members_at_work_at_once(cluster):
+    create_topic(cluster, "t", 8)
+    readers = [Reader(cluster, assignors=["cooperative-sticky"]) for _ in range(5)]
+    failures = []
+    done = threading.Event()
+
+    def work(reader):
+        try:
+            while not done.is_set():
+                look = cluster.store.changes.current()
+                if reader.beat().complete:
+                    cluster.store.changes.wait(look, 0.05)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(reader,)) for reader in readers]
+    for thread in threads:
+        thread.start()
+
+    def stable():
+        found = described(cluster)
+        return failures or (found.state == "Stable" and len(found.members) == 5)
+
+    until(stable, cluster.store)
+    done.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert failures == []
+    settle(*readers)
+    assert sorted(p for reader in readers for p in reader.held) == [tp(n) for n in range(8)]
+
+
+# Sessions
+
+
+def test_a_silent_member_is_replaced_and_may_not_commit(cluster):
+    create_topic(cluster, "t", 4)
+    a, b = settle(Reader(cluster, session_ms=SHORT_MS), Reader(cluster))
+    a.member.commit({p: at(3) for p in a.held})
+
+    def taken_over():
+        b.beat()
+        return b.numbers == [0, 1, 2, 3]
+
+    until(taken_over, cluster.store)
+    with pytest.raises(UnknownMemberIdError):
+        a.member.commit({p: at(8) for p in a.held})
+    assert set(committed_offsets(cluster.store, "g").values()) == {3}
+    assert a.member.keep_alive(), "call heartbeat: it will say it"
+    with pytest.raises(UnknownMemberIdError):
+        a.beat()
+    a.held = frozenset()
+    settle(a, b)
+    assert len(a.numbers) == len(b.numbers) == 2
+
+
+def test_a_session_that_has_ended_is_over_although_nobody_has_noticed(cluster):
+    create_topic(cluster, "t", 2)
+    (a,) = settle(Reader(cluster))
+    silence(cluster, a)
+    assert a.member.keep_alive()
+    with pytest.raises(UnknownMemberIdError):
+        a.member.commit({tp(0): at(1)})
+    assert committed_offsets(cluster.store, "g") == {}
+    with pytest.raises(UnknownMemberIdError):
+        a.beat()
+    assert cluster.store.read(lambda c: c.execute(sa.select(t.group_member.c.member_id)).all()) == [], "and is removed"
+    a.held = frozenset()
+    settle(a)
+
+
+def test_a_heartbeat_that_says_nothing_new_writes_once_in_a_third_of_the_session(cluster):
+    create_topic(cluster, "t", 4)
+    session_ms = 900
+    (a,) = settle(Reader(cluster, session_ms=session_ms))
+    statements = []
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    began = time.monotonic()
+    beats = 0
+    while time.monotonic() - began < 1.5:
+        assert a.beat().complete
+        assert not a.member.keep_alive()
+        beats += 2
+    elapsed_ms = (time.monotonic() - began) * 1000
+    writes = [text for text in statements if text.startswith(("UPDATE", "INSERT", "DELETE"))]
+    assert 1 <= len(writes) <= elapsed_ms / (session_ms / 3) + 1
+    assert len(statements) / beats < 10, "and reads little"
+    a.beat()
+
+
+# Static members
+
+
+def test_a_static_member_comes_back_to_what_it_had(cluster):
+    create_topic(cluster, "t", 4)
+    old, other = settle(Reader(cluster, instance="one"), Reader(cluster))
+    held, generation, old_id = old.held, old.answer.generation, old.member.member_id
+    old.member.leave()
+    assert other.beat().complete, "nothing happened"
+    new = Reader(cluster, instance="one")
+    assert new.beat().partitions == held
+    assert new.answer.complete
+    assert new.answer.generation == other.beat().generation == generation
+    assert new.member.member_id != old_id
+
+
+def test_the_one_that_was_replaced_is_fenced_for_good(cluster):
+    create_topic(cluster, "t", 2)
+    (old,) = settle(Reader(cluster, instance="one"))
+    (new,) = settle(Reader(cluster, instance="one"))
+    for _ in range(2):
+        with pytest.raises(FencedInstanceIdError):
+            old.member.commit({tp(0): at(1)})
+        with pytest.raises(FencedInstanceIdError):
+            old.beat()
+    assert committed_offsets(cluster.store, "g") == {}
+    new.member.commit({tp(0): at(2)})
+    assert new.beat().complete
+
+
+# Commits
+
+
+def test_commits_and_what_is_read_of_them(cluster):
+    create_topic(cluster, "t", 3)
+    (a,) = settle(Reader(cluster))
+    a.member.commit({tp(0): at(5, "five", 2), tp(1): at(6)})
+    a.member.commit({tp(1): at(7)})
+    assert committed(cluster.store, "g", None) == {tp(0): at(5, "five", 2), tp(1): at(7)}
+    assert committed(cluster.store, "g", [tp(1), tp(2)]) == {tp(1): at(7)}
+    assert committed(cluster.store, "other", None) == {}
+    with pytest.raises(UnknownTopicOrPartitionError, match="no-0, t-3"):
+        a.member.commit({tp(2): at(1), tp(3): at(1), tp(0, "no"): at(1)})
+    assert committed_offsets(cluster.store, "g") == {tp(0): 5, tp(1): 7, tp(2): 1}
+    with pytest.raises(IllegalArgumentError):
+        a.member.commit({tp(2): at(2), tp(0): at(-1)})
+    a.member.generation -= 1
+    with pytest.raises(IllegalGenerationError):
+        a.member.commit({tp(2): at(3)})
+    with pytest.raises(UnknownMemberIdError):
+        Reader(cluster).member.commit({tp(2): at(4)})
+    assert committed_offsets(cluster.store, "g") == {tp(0): 5, tp(1): 7, tp(2): 1}, "nothing of these"
+
+
+def test_who_has_no_members_commits_freely(cluster):
+    create_topic(cluster, "t", 2)
+    assert commit_offsets(cluster.store, "g", {tp(0): 4, tp(1): at(5, "m", 1), tp(0, "gone"): 1}) == [tp(0, "gone")]
+    assert committed(cluster.store, "g") == {tp(0): at(4), tp(1): at(5, "m", 1)}
+    (a,) = settle(Reader(cluster))
+    with pytest.raises(UnknownMemberIdError, match="1 live members"):
+        commit_offsets(cluster.store, "g", {tp(0): 9})
+    a.member.leave()
+    commit_offsets(cluster.store, "g", {tp(0): 6})
+    assert committed_offsets(cluster.store, "g") == {tp(0): 6, tp(1): 5}
+
+
+# Assignors
+
+
+class Moody(RangePartitionAssignor):
+    """Works when it wants to."""
+
+    name = "moody"
+    works = True
+
+    @classmethod
+    def assign(cls, cluster, members):
+        if not cls.works:
+            raise RuntimeError("not today")
+        return super().assign(cluster, members)
+
+
+def test_a_custom_assignor_that_fails_does_not_wedge_its_group(cluster, monkeypatch):
+    create_topic(cluster, "t", 4)
+    (a,) = settle(Reader(cluster, assignors=[Moody]))
+    monkeypatch.setattr(Moody, "works", False)
+    b = Reader(cluster, assignors=[Moody()])
+    with pytest.raises(AssignorFailedError, match="not today"):
+        b.beat()
+    a.member.commit({tp(0): at(1)})
+    assert described(cluster).state == "Assigning"
+    monkeypatch.setattr(Moody, "works", True)
+    settle(a, b)
+    assert len(a.numbers) == len(b.numbers) == 2
+
+
+def test_members_without_a_common_assignor(cluster):
+    create_topic(cluster, "t", 2)
+    (a,) = settle(Reader(cluster, assignors=["range", "sticky"]))
+    with pytest.raises(InconsistentGroupProtocolError):
+        Reader(cluster, assignors=["roundrobin"]).beat()
+    b = Reader(cluster, assignors=["sticky", "range"])
+    settle(a, b)
+    assert len(described(cluster).members) == 2
+
+
+def test_what_is_no_member(cluster):
+    with pytest.raises(InvalidGroupIdError):
+        Reader(cluster, group="")
+    with pytest.raises(InvalidSessionTimeoutError):
+        Reader(cluster, session_ms=1)
+
+
+# What operators see and do
+
+
+def test_groups_are_described(cluster, log):
+    create_topic(cluster, "t", 2)
+    append(log, "t", "1", "2", "3")
+    commit_offsets(cluster.store, "idle", {tp(0): 1})
+    a, b = Reader(cluster, instance="one"), Reader(cluster)
+    settle(a)
+    b.beat()
+    assert [(g.group_id, g.state, g.members, g.type) for g in list_groups(cluster.store)] == [
+        ("g", "Reconciling", 2, "consumer"),
+        ("idle", "Empty", 0, "consumer"),
+    ]
+    settle(a, b)
+    found = described(cluster)
+    assert (found.state, found.assignor, found.generation) == ("Stable", "range", a.answer.generation)
+    one = next(member for member in found.members if member.instance_id == "one")
+    assert (one.client_id, one.host, one.assignment, one.target) == ("reader", "here", a.held, a.held)
+    assert 0 < one.session_left_ms <= 600_000
+    assert described(cluster, "no-such").state == "Dead"
+    a.member.commit({tp(0): at(1, "m")})
+    assert [(x.partition, x.committed, x.log_end, x.lag, x.metadata) for x in group_lag(cluster.store, "g")] == [
+        (0, 1, 3, 2, "m"),
+        (1, None, 0, None, ""),
+    ]
+    assert {x.member.member_id for x in group_lag(cluster.store, "g")} == {a.member.member_id, b.member.member_id}
+    assert [x.member for x in group_lag(cluster.store, "idle")] == [None]
+
+
+def test_offsets_are_reset(cluster, log):
+    create_topic(cluster, "t", 1)
+    for n in range(5):
+        append(log, "t", str(n), timestamp_ms=NOON_MS + n * 1000)
+    commit_offsets(cluster.store, "g", {tp(0): 2})
+
+    def reset(to, **options):
+        return reset_offsets(cluster, "g", {tp(0): to}, **options)[tp(0)]
+
+    assert reset(Latest(), dry_run=True) == 5
+    assert committed_offsets(cluster.store, "g") == {tp(0): 2}, "a dry run"
+    assert [reset(to) for to in (ShiftBy(1), Earliest(), Latest(), AtTime(NOON_MS + 2500), AtTime(NOON_MS * 2))] == [
+        3,
+        0,
+        5,
+        3,
+        5,
+    ]
+    assert [reset(to) for to in (ShiftBy(-99), Exactly(4), Exactly(77))] == [0, 4, 5]
+    assert committed_offsets(cluster.store, "g") == {tp(0): 5}
+    with pytest.raises(UnknownTopicOrPartitionError):
+        reset_offsets(cluster, "g", {tp(0): Earliest(), tp(1): Earliest()})
+    (a,) = settle(Reader(cluster))
+    for dry_run in (True, False):
+        with pytest.raises(NonEmptyGroupError):
+            reset(Earliest(), dry_run=dry_run)
+    assert committed_offsets(cluster.store, "g") == {tp(0): 5}
+    a.member.leave()
+    assert reset_offsets(cluster, "new", {tp(0): Exactly(1)}) == {tp(0): 1}
+    assert committed_offsets(cluster.store, "new") == {tp(0): 1}
+
+
+def test_groups_and_offsets_are_deleted(cluster):
+    create_topic(cluster, "t", 2)
+    create_topic(cluster, "u", 1)
+    commit_offsets(cluster.store, "g", {tp(0): 1, tp(1): 1, tp(0, "u"): 1})
+    (a,) = settle(Reader(cluster))
+    with pytest.raises(NonEmptyGroupError):
+        delete_group(cluster.store, "g")
+    with pytest.raises(GroupSubscribedToTopicError, match="reading t"):
+        delete_offsets(cluster.store, "g", [tp(0), tp(0, "u")])
+    delete_offsets(cluster.store, "g", [tp(0, "u")])
+    assert committed_offsets(cluster.store, "g") == {tp(0): 1, tp(1): 1}
+    a.member.leave()
+    delete_offsets(cluster.store, "g", [tp(0)])
+    assert committed_offsets(cluster.store, "g") == {tp(1): 1}
+    delete_group(cluster.store, "g")
+    assert list_groups(cluster.store) == []
+    for act in (lambda: delete_group(cluster.store, "g"), lambda: delete_offsets(cluster.store, "g", [tp(0)])):
+        with pytest.raises(GroupIdNotFoundError):
+            act()
+
+
+def test_members_are_removed(cluster):
+    create_topic(cluster, "t", 3)
+    a, b, c = settle(Reader(cluster, instance="one"), Reader(cluster), Reader(cluster))
+    with pytest.raises(UnknownMemberIdError, match="no-such"):
+        remove_from_group(cluster.store, "g", [b.member.member_id, "no-such"])
+    assert len(described(cluster).members) == 3
+    remove_from_group(cluster.store, "g", [b.member.member_id], ["one"])
+    settle(c)
+    assert c.numbers == [0, 1, 2]
+    for gone in (a, b):
+        with pytest.raises(UnknownMemberIdError):
+            gone.beat()
+
+
+def test_offsets_expire_once_their_group_is_empty_for_long(cluster):
+    create_topic(cluster, "t", 2)
+    for group in ("old", "new", "at-work"):
+        commit_offsets(cluster.store, group, {tp(0): 1, tp(1): 1})
+    settle(Reader(cluster, group="at-work"))
+    g, o = t.consumer_group.c, t.group_offset.c
+    long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
+
+    def age(connection, _attempt):
+        connection.execute(t.group_offset.update().where(o.group_id != "new").values(committed_ms=long_ago))
+        connection.execute(t.consumer_group.update().where(g.group_id == "old").values(empty_since_ms=long_ago))
+
+    cluster.store.transact(age)
+    assert expire_offsets(cluster.store) == 2
+    assert expire_offsets(cluster.store) == 0
+    assert [found.group_id for found in list_groups(cluster.store)] == ["at-work", "new"]
+    assert len(committed_offsets(cluster.store, "at-work")) == 2
+
+
+def test_silent_producers_are_forgotten(cluster):
+    now_ms = cluster.store.now().wall_ms
+    old_ms = now_ms - 2 * 86_400_000
+    producers = {
+        "silent": (None, old_ms, old_ms),
+        "busy": (None, old_ms, now_ms),
+        "named": ("tx", old_ms, old_ms),
+        "new": (None, now_ms, None),
+    }
+
+    def make(connection, _attempt):
+        for number, (named, used_ms, appended_ms) in enumerate(producers.values(), 1):
+            row = {
+                "producer_id": number,
+                "transactional_id": named,
+                "epoch": 0,
+                "last_used_ms": used_ms,
+                "transaction_timeout_ms": 0,
+            }
+            connection.execute(t.producer.insert(), row)
+            if appended_ms is not None:
+                batch = {"producer_id": number, "topic_id": 1, "partition": 0, "producer_epoch": 0, "first_sequence": 0}
+                more = {"last_sequence": 0, "base_offset": 0, "end_offset": 1, "appended_ms": appended_ms}
+                connection.execute(t.producer_batch.insert(), {**batch, **more})
+
+    cluster.store.transact(make)
+    assert expire_producers(cluster.store) == 1
+    left = cluster.store.read(lambda c: c.execute(sa.select(t.producer.c.producer_id)).scalars().all())
+    batches = cluster.store.read(lambda c: c.execute(sa.select(t.producer_batch.c.producer_id)).scalars().all())
+    assert (sorted(left), sorted(batches)) == ([2, 3, 4], [2])
+
+
+def test_a_store_of_the_first_revision_is_brought_up(cluster_address, tmp_path):
+    address = Address.parse(cluster_address)
+    if address.folder:
+        address.folder.mkdir()
+    store = Store(address, create=True)
+    columns = "group_id, generation, assignor, commit_count, empty_since_ms"
+    old_group = f"INSERT INTO consumer_group ({columns}) VALUES ('q', 0, '', 3, 5)"
+
+    def make(connection, _attempt):
+        command.upgrade(migrations._config(connection), "0001")
+        connection.execute(t.cluster.insert(), {"singleton": 1, "cluster_id": "c", "created_ms": 1})
+        connection.exec_driver_sql(old_group)
+
+    store.transact(make)
+    store.close()
+    with Cluster.open(cluster_address) as cluster:
+        assert [(group.group_id, group.state) for group in list_groups(cluster.store)] == [("q", "Empty")]
+        settle(Reader(cluster, group="q"))
+        assert described(cluster, "q").state == "Stable"
