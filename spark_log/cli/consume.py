@@ -127,7 +127,7 @@ def _consume_as_member(
     )
     count = 0
     try:
-        if consumer.partitions_for_topic(topic) is None:
+        if not consumer.partitions_for_topic(topic):
             raise UnknownTopicOrPartitionError(f"topic {topic!r}: unknown topic or partition")
         for row in _rows(member_batches(consumer, max_messages, follow, idle), None):
             _print(row, values, as_json)
