@@ -113,7 +113,7 @@ def _explicit(explicit: pa.Array | pa.ChunkedArray, partitions: int) -> npt.NDAr
     if pc.any(bad).as_py():
         value = explicit.filter(bad)[0].as_py()
         raise InvalidRecordError(f"partition: {value} does not exist, the topic has {partitions} partitions")
-    return np.array(pc.fill_null(explicit.cast(pa.int64()), -1), np.int64)
+    return np.asarray(pc.fill_null(explicit.cast(pa.int64()), -1), np.int64).copy()  # Arrow's own memory is read-only
 
 
 def _murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
 
@@ -19,3 +20,17 @@ def log(cluster):
     log = Log(cluster)
     yield log
     log.close()
+
+
+@pytest.fixture
+def produce(cluster, cluster_address):
+    """Makes producers of the cluster; they are closed at the end."""
+    made = []
+
+    def make(**settings):
+        made.append(Producer(cluster=cluster_address, **settings))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close(timeout=10)

@@ -51,6 +51,10 @@ def test_explicit_then_key_then_round_robin(
     explicit = data.draw(st.lists(st.none() | st.integers(0, count - 1), min_size=size, max_size=size))
     got = partition_of(pa.array(keys, pa.binary()), pa.array(explicit, pa.int32()), count, start)
     assert got.dtype == np.int32 and len(got) == size
+    chunks = [
+        pa.chunked_array([pa.array(column, kind)]) for column, kind in ((keys, pa.binary()), (explicit, pa.int64()))
+    ]
+    assert (partition_of(*chunks, count, start) == got).all()
     free = [int(got[i]) for i in range(size) if explicit[i] is None and keys[i] is None]
     for i, key in enumerate(keys):
         if explicit[i] is not None:

@@ -1,0 +1,209 @@
+"""Producers in processes of their own: many at once, killed, forked, ended without a word, and the store crashing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kafka.errors import IllegalStateError
+
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.log.log import Log
+from tests.support.numbered_producer import value
+from tests.support.numbered_writer import SMALL_TAILS
+from tests.support.postgres import PostgresServer
+from tests.support.producing import stored
+from tests.support.subprocess_python import run_python
+
+REPOSITORY = Path(__file__).parents[2]
+PARTITIONS = 3
+
+
+class Process:
+    """A numbered producer at work. It writes to a file: a pipe that nobody reads would stop it."""
+
+    def __init__(self, folder, address, name, count, *settings, failpoint=None):
+        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
+        command = [sys.executable, "-m", "tests.support.numbered_producer", address, "t", name, str(count), *settings]
+        self._out = folder / f"{name}.out"
+        with self._out.open("w") as out:
+            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=out)
+
+    def acked(self):
+        """{number: (partition, offset)} of what was acknowledged; nothing may have failed."""
+        words = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        assert not [line for line in words if line[0] == "failed"]
+        return {int(n): (int(p), int(offset)) for _, n, p, offset in words}
+
+    def wait_until_acked(self, count):
+        while len(self.acked()) < count and self._process.poll() is None:
+            time.sleep(0.005)
+
+    def finish(self):
+        """Its return code, and what was acknowledged."""
+        code = self._process.wait(timeout=120)
+        return code, self.acked()
+
+
+def check(log, acked, sent):
+    """{name: acked} and {name: how many may be there}: acked is there, where it was told; nothing twice; in order."""
+    found = stored(log, "t")
+    everything = [text for values in found.values() for text in values]
+    assert max(Counter(everything).values()) == 1, "nothing twice"
+    allowed = {value(name, number) for name, count in sent.items() for number in range(count)}
+    assert set(everything) <= allowed
+    for name, told in acked.items():
+        for number, (partition, offset) in told.items():
+            assert found[partition][offset] == value(name, number)
+    for values in found.values():
+        for name in sent:
+            numbers = [int(text.split(b"-")[1]) for text in values if text.startswith(name.encode() + b"-")]
+            assert numbers == sorted(numbers), "a producer's records keep their order in a partition"
+    return len(everything)
+
+
+def test_four_processes_at_once(cluster, cluster_address, log, tmp_path):
+    create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
+    count = 400
+    crowd = {f"w{n}": Process(tmp_path, cluster_address, f"w{n}", count, f"linger_ms={n}") for n in range(4)}
+    done = {name: process.finish() for name, process in crowd.items()}
+    assert all(code == 0 and len(acked) == count for code, acked in done.values())
+    total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(done, count))
+    assert total == 4 * count
+
+
+POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "append.committed:4"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_producer_killed_at(cluster, cluster_address, log, tmp_path, point):
+    create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
+    code, acked = Process(tmp_path, cluster_address, "w", 2_000, failpoint=point).finish()
+    assert code == -signal.SIGKILL, "it never came to the point"
+    assert len(acked) < 2_000
+    assert acked or point == "append.decided"
+    code, more = Process(tmp_path, cluster_address, "next", 100).finish()
+    assert code == 0 and len(more) == 100
+    check(log, {"w": acked, "next": more}, {"w": 2_000, "next": 100})
+
+
+@pytest.fixture
+def server():
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.kill()
+    server.remove()
+
+
+def test_postgresql_crashes_under_idempotent_producers(server, tmp_path):
+    address = server.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
+        names = ["a", "b", "c"]
+        count = 1_500
+        crowd = {name: Process(tmp_path, address, name, count, "retry_backoff_ms=20") for name in names}
+        for at in (count // 5, count // 2):
+            crowd["a"].wait_until_acked(at)
+            server.kill()
+            server.start()
+        done = {name: process.finish() for name, process in crowd.items()}
+        assert [code for code, _ in done.values()] == [0, 0, 0]
+        assert [len(acked) for _, acked in done.values()] == [count] * 3
+        log = Log(cluster)
+        total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(names, count))
+        assert total == 3 * count
+        log.close()
+
+
+README = """
+from kafka import KafkaProducer
+producer = KafkaProducer(bootstrap_servers='localhost:1234')
+for _ in range(100):
+    # Fire-and-forget: send() is async and returns before delivery
+    producer.send('foobar', b'some_message_bytes')
+
+# To check the status of an async message delivery, use .get()
+future = producer.send('foobar', b'another_message')
+# future.get() will block until it can return the result or raise on error
+result = future.get(timeout=60)
+print(result.offset)
+
+producer.flush()
+
+# Use a key for hashed-partitioning
+producer.send('foobar', key=b'foo', value=b'bar')
+
+# Serialize json messages
+from kafka import KafkaProducer, JsonSerializer
+producer = KafkaProducer(bootstrap_servers='localhost:1234', value_serializer=JsonSerializer())
+producer.send('fizzbuzz', {'foo': 'bar'})
+
+# Serialize string keys
+from kafka import KafkaProducer, DefaultSerializer
+producer = KafkaProducer(bootstrap_servers='localhost:1234', key_serializer=DefaultSerializer())
+producer.send('flipflap', key='ping', value=b'1234')
+
+# Include record headers. The format is list of tuples with string key
+# and bytes value.
+producer.send('foobar', value=b'c29tZSB2YWx1ZQ==', headers=[('content-encoding', b'base64')])
+
+# Get producer performance metrics
+metrics = producer.metrics()
+"""
+
+
+def test_kafka_pythons_readme(cluster, cluster_address, log):
+    """Its lines, with another import and another address; the program ends without closing anything."""
+    program = README.replace("from kafka import KafkaProducer", "from spark_log import Producer as KafkaProducer")
+    program = program.replace(
+        "KafkaProducer, JsonSerializer", "KafkaProducer\nfrom kafka.serializer import JsonSerializer"
+    )
+    program = program.replace(
+        "KafkaProducer, DefaultSerializer", "KafkaProducer\nfrom kafka.serializer import DefaultSerializer"
+    )
+    assert run_python(program.replace("'localhost:1234'", repr(cluster_address))) == "100\n"
+    assert sorted(stored(log, "foobar")[0][100:]) == [b"another_message", b"bar", b"c29tZSB2YWx1ZQ=="]
+    assert stored(log, "fizzbuzz") == {0: [b'{"foo": "bar"}']}
+    assert stored(log, "flipflap") == {0: [b"1234"]}
+
+
+def test_a_forked_child_is_told_to_make_its_own(cluster, cluster_address, log, capfd):
+    producer = Producer(cluster=cluster_address, linger_ms=60_000)
+    pending = producer.send("t", b"the parent's")
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        code = 1
+        try:
+            for call in (lambda: producer.send("t", b"v"), producer.flush, lambda: pending.get(timeout=30)):
+                try:
+                    call()
+                except IllegalStateError as error:
+                    assert "forked" in str(error)
+                else:
+                    raise AssertionError("no error")
+            producer.close()
+            with Producer(cluster=cluster_address) as own:
+                own.send("t", b"the child's").get(timeout=30)
+            code = 0
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, capfd.readouterr().err
+    producer.close()
+    assert pending.value.offset == 1
+    assert stored(log, "t") == {0: [b"the child's", b"the parent's"]}
+
+
+def test_a_producer_that_nobody_holds_any_more_sends_what_it_has(cluster, cluster_address, log):
+    producer = Producer(cluster=cluster_address, linger_ms=60_000)
+    future, sender = producer.send("t", b"v"), producer._sender
+    del producer
+    assert not sender.is_alive() and future.value.offset == 0

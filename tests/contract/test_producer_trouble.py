@@ -1,0 +1,229 @@
+"""The producer in trouble, and at its end: what is retried, what is given up, and who is told."""
+
+import logging
+import os
+import threading
+
+import kafka.errors
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+import spark_log.errors
+from spark_log import Producer
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.metadata import tables as t
+from tests.support.producing import change, rows, stored
+
+QUICK = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "retry_backoff_ms": 5}
+
+
+def test_a_partition_in_trouble_holds_back_itself_only(produce, cluster, log):
+    create_topic(cluster, "t", 2)
+    here = (t.partition.c.partition == 0, t.partition.c.topic_id > 0)
+    change(cluster, t.partition.update().where(*here).values(leader=None))
+    producer = produce(retry_backoff_ms=5)
+    held = [producer.send("t", b"%d" % n, partition=0) for n in range(3)]
+    assert [producer.send("t", b"x", partition=1).get(timeout=30).offset for _ in range(3)] == [0, 1, 2]
+    assert not any(future.is_done for future in held)
+    change(cluster, t.partition.update().where(*here).values(leader=1))
+    assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
+    assert stored(log, "t")[0] == [b"0", b"1", b"2"]
+    assert producer.metrics(raw=True)["record-retry-total"] > 0
+
+
+def test_records_expire(produce, cluster, log):
+    create_topic(cluster, "t")
+    change(cluster, t.partition.update().values(leader=None))
+    producer = produce(**QUICK)
+    future = producer.send("t", b"late")
+    with pytest.raises(kafka.errors.KafkaTimeoutError, match=r"has passed since send.*no leader"):
+        future.get(timeout=30)
+    change(cluster, t.partition.update().values(leader=1))
+    assert producer.send("t", b"in time").get(timeout=30).offset == 0
+    assert stored(log, "t") == {0: [b"in time"]}
+
+
+def test_retries_are_counted(produce, cluster):
+    create_topic(cluster, "t")
+    change(cluster, t.partition.update().values(leader=None))
+    with pytest.raises(kafka.errors.NotLeaderForPartitionError) as raised:
+        produce(retries=2, retry_backoff_ms=1).send("t", b"v").get(timeout=30)
+    assert isinstance(raised.value, spark_log.errors.NotLeaderForPartitionError)
+    with pytest.raises(kafka.errors.NotLeaderForPartitionError):
+        produce(retries=0).send("t", b"v").get(timeout=30)
+
+
+@pytest.mark.parametrize("forgotten", [(t.producer,), (t.producer_batch,), (t.producer, t.producer_batch)], ids=len)
+def test_a_producer_that_the_store_has_forgotten_goes_on(produce, cluster, log, forgotten):
+    create_topic(cluster, "t", 2)
+    producer = produce(retry_backoff_ms=1)
+    for number in range(6):
+        if number == 3:
+            for table in forgotten:
+                change(cluster, table.delete())
+        for partition in range(2):
+            producer.send("t", b"%d" % number, partition=partition).get(timeout=30)
+    assert stored(log, "t") == {p: [b"%d" % n for n in range(6)] for p in range(2)}
+
+
+def test_an_expired_write_id_is_replaced(produce, cluster, log):
+    create_topic(cluster, "t", configs={"inline.max.bytes": "1000"})
+    producer = produce(retry_backoff_ms=1)
+    values = [os.urandom(3000) for _ in range(4)]
+    for number, value in enumerate(values):
+        if number == 2:
+            change(cluster, t.write_id.delete())
+        producer.send("t", value).get(timeout=30)
+    assert stored(log, "t") == {0: values}
+
+
+def test_a_topic_that_is_deleted_and_made_again(produce, cluster, log):
+    create_topic(cluster, "t", 2)
+    producer = produce(retry_backoff_ms=5)
+    producer.send("t", b"old", partition=1).get(timeout=30)
+    delete_topic(cluster, "t")
+    create_topic(cluster, "t", 2)
+    producer.send("t", b"new", partition=1).get(timeout=30)
+    producer.send("t", b"newer", partition=1).get(timeout=30)
+    assert stored(log, "t") == {1: [b"new", b"newer"]}
+
+
+def test_the_answer_of_an_append_is_lost(produce, cluster, log, monkeypatch):
+    """Appended, but the producer is told that the store went away: its sequence makes the retry a duplicate."""
+    create_topic(cluster, "t", 2)
+    producer = produce(retry_backoff_ms=1)
+    appended = producer._sender._log.append_prepared
+    lost = iter([True, False, True, True])
+
+    def append(*arguments, **options):
+        outcomes = appended(*arguments, **options)
+        if next(lost, False):
+            raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
+        return outcomes
+
+    monkeypatch.setattr(producer._sender._log, "append_prepared", append)
+    for number in range(4):
+        futures = [producer.send("t", b"%d" % number, partition=partition) for partition in range(2)]
+        assert [future.get(timeout=30).offset for future in futures] == [number, number]
+    assert stored(log, "t") == {p: [b"%d" % n for n in range(4)] for p in range(2)}
+
+
+def test_given_up_in_doubt_the_next_records_are_not_taken_for_it(produce, cluster, log, monkeypatch):
+    create_topic(cluster, "t")
+    producer = produce(retries=1, retry_backoff_ms=1, enable_idempotence=True)
+    appended = producer._sender._log.append_prepared
+    lost = iter([True, True])
+
+    def append(*arguments, **options):
+        outcomes = appended(*arguments, **options)
+        if next(lost, False):
+            raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
+        return outcomes
+
+    monkeypatch.setattr(producer._sender._log, "append_prepared", append)
+    with pytest.raises(kafka.errors.KafkaConnectionError):
+        producer.send("t", b"in doubt").get(timeout=30)
+    assert producer.send("t", b"next").get(timeout=30).offset == 1
+    assert stored(log, "t") == {0: [b"in doubt", b"next"]}
+
+
+def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monkeypatch, caplog):
+    create_topic(cluster, "t", 2)
+    producer = produce(linger_ms=60_000)
+    append = producer._sender._log.append_prepared
+
+    def broken(items, **options):
+        if any(item.partition == 0 for _, item in items):
+            raise RuntimeError("a bug")
+        return append(items, **options)
+
+    monkeypatch.setattr(producer._sender._log, "append_prepared", broken)
+    bad, good = (producer.send("t", b"v", partition=partition) for partition in range(2))
+    with caplog.at_level(logging.ERROR):
+        producer.flush(timeout=30)
+    assert isinstance(bad.exception, RuntimeError) and good.get().offset == 0
+    monkeypatch.undo()
+    producer.send("t", b"again", partition=0)
+    producer.flush(timeout=30)
+    assert stored(log, "t") == {0: [b"again"], 1: [b"v"]}
+
+
+# -- the end --------------------------------------------------------------------------------------------------
+
+
+def test_close_sends_what_is_left(produce, log):
+    producer = produce(linger_ms=60_000)
+    future = producer.send("t", b"v")
+    producer.close()
+    assert future.value.offset == 0 and not producer._sender.is_alive()
+    producer.close()
+    for call in (lambda: producer.send("t", b"v"), lambda: producer.send_table("t", pa.table({"value": [b"v"]}))):
+        with pytest.raises(kafka.errors.IllegalStateError, match="already closed"):
+            call()
+    assert stored(log, "t") == {0: [b"v"]}
+
+
+def test_close_gives_up_in_time(produce, cluster, log):
+    create_topic(cluster, "t")
+    change(cluster, t.partition.update().values(leader=None))
+    producer = produce(retry_backoff_ms=5)
+    with pytest.raises(ValueError, match="Invalid timeout"):
+        producer.close(timeout=-1)
+    future = producer.send("t", b"v")
+    with pytest.raises(kafka.errors.KafkaTimeoutError):
+        producer.flush(timeout=0.01)
+    producer.close(timeout=0.01)
+    with pytest.raises(kafka.errors.IllegalStateError, match="closed before the record was stored"):
+        future.get(timeout=1)
+    producer._sender.join(timeout=30)
+    change(cluster, t.partition.update().values(leader=1))
+    assert rows(log, "t") == [] and not producer._sender.is_alive()
+
+
+def test_many_threads_share_a_producer(produce, cluster, log):
+    create_topic(cluster, "t", 3)
+    producer = produce(linger_ms=1)
+    futures = {}
+
+    def work(name):
+        futures[name] = [producer.send("t", b"%d-%d" % (name, n), b"%d" % name) for n in range(200)]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    producer.flush()
+    found = stored(log, "t")
+    for name, sent in futures.items():
+        partition = sent[0].get().partition
+        mine = [value for value in found[partition] if value.startswith(b"%d-" % name)]
+        assert mine == [b"%d-%d" % (name, n) for n in range(200)]
+        assert [found[partition][future.get().offset] for future in sent] == mine
+
+
+def test_the_rest_of_the_interface(produce, tmp_path):
+    with produce(client_id="me", metrics_enabled=False) as producer:
+        assert producer.bootstrap_connected() is True
+        assert producer.metrics() is None
+        assert producer.config["client_id"] == "me" and "me" in str(producer)
+        for call in (producer.init_transactions, producer.begin_transaction, producer.commit_transaction):
+            with pytest.raises(kafka.errors.IllegalStateError):
+                call()
+    with pytest.raises(kafka.errors.KafkaConfigurationError) as raised:
+        Producer(cluster=tmp_path / "nothing")
+    assert isinstance(raised.value, spark_log.errors.ClusterNotFoundError)
+
+
+def test_all_ready_partitions_of_all_topics_go_in_one_append(produce, cluster):
+    for name in ("a", "b"):
+        create_topic(cluster, name, 3)
+    producer = produce(linger_ms=60_000)
+    for name in ("a", "b"):
+        for partition in range(3):
+            producer.send(name, b"v", partition=partition)
+    producer.flush()
+    assert producer.metrics(raw=True)["request-total"] == 1
+    count = sa.select(sa.func.count()).select_from(t.producer)
+    assert cluster.store.read(lambda connection: connection.execute(count).scalar_one()) == 1

@@ -1,0 +1,30 @@
+"""What the tests of the producer share: reading a topic back, and changing metadata behind a producer's back."""
+
+from typing import Any
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.log import Log
+from tests.support.records import ranges_of
+
+
+def rows(log: Log, topic: str) -> list[dict[str, Any]]:
+    """Every record of a topic by partition and offset; offsets must be dense."""
+    found = log.find_topic(topic)
+    read = [row for batch in log.read(ranges_of(log, found)) for row in batch.to_pylist()]
+    for partition in range(found.partition_count):
+        offsets = [row["offset"] for row in read if row["partition"] == partition]
+        assert offsets == list(range(len(offsets)))
+    return read
+
+
+def stored(log: Log, topic: str) -> dict[int, list[bytes]]:
+    """The values of each partition that has any, in order."""
+    found: dict[int, list[bytes]] = {}
+    for row in rows(log, topic):
+        found.setdefault(row["partition"], []).append(row["value"])
+    return found
+
+
+def change(cluster: Cluster, statement: Any) -> None:
+    """Run a statement on the metadata store."""
+    cluster.store.transact(lambda connection, _: connection.execute(statement))
