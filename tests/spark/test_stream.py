@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, delete_records, delete_topic
+from spark_log.groups.inspect import group_lag
 from spark_log.groups.offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
@@ -339,6 +340,7 @@ def test_a_group_gets_the_end_offsets(
     Run(frame, checkpoint).to_end()
     assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1}
     fill(log, "t", [1, 0], first=3)
+    assert [row.lag for row in group_lag(cluster.store, "g")] == [1, 0], "its lag shows like any other group's"
     query = Run(frame, checkpoint).start()
     try:
         query.processAllAvailable()
