@@ -109,7 +109,7 @@ class Consumer(Questions):
             self.unsubscribe()
             return
         if self._subscription.kind == "assigned":
-            self._polling.commits.auto_later(self._subscription.consumed())
+            self._polling.commits.auto_later(self._polling.to_commit())
         self._subscription.assign_from_user(partitions)
         self._polling.topics.forget()
         self._polling.refresh_topics()
@@ -119,7 +119,7 @@ class Consumer(Questions):
     @alone
     def unsubscribe(self) -> None:
         """Commit (automatic), give up every partition and leave the group."""
-        self._polling.commits.auto_now(self._subscription.consumed())
+        self._polling.commits.auto_now(self._polling.to_commit())
         self._polling.give_up_all()
         self._subscription.unsubscribe()
         self._iterator = None
@@ -352,7 +352,7 @@ class Consumer(Questions):
                 try:
                     if autocommit:
                         left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
-                        self._polling.commits.auto_now(self._subscription.consumed(), left_ms)
+                        self._polling.commits.auto_now(self._polling.to_commit(), left_ms)
                     self._polling.give_up_all()
                 finally:
                     self._closed = True
@@ -392,7 +392,7 @@ class Consumer(Questions):
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         self.required_group()
-        return self._subscription.consumed() if offsets is None else checked_offsets(offsets)
+        return self._polling.to_commit() if offsets is None else checked_offsets(offsets)
 
 
 _ITERATION_POLL_MS = 60_000.0

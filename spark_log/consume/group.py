@@ -26,7 +26,12 @@ from spark_log.consume.background import Background
 from spark_log.consume.commits import Offsets
 from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import Move, Subscription, move_of
-from spark_log.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
+from spark_log.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    IllegalGenerationError,
+    UnknownMemberIdError,
+)
 from spark_log.groups.membership import GroupMember, MemberSettings
 
 logger = logging.getLogger(__name__)
@@ -63,6 +68,8 @@ class GroupSide:
         self._background = background
         self._commit_before_giving_up = commit_before_giving_up
         self._polled_s = clock.monotonic_s()
+        self._alive_s = clock.monotonic_s()
+        self._joined_as = ""
         self._topics: frozenset[str] = frozenset()
         self._complete = False
         self._due = True
@@ -79,8 +86,8 @@ class GroupSide:
     def poll(self, topics: Collection[str]) -> None:
         """Whatever is due: join, tell, learn, give up and take partitions."""
         self._polled_s = clock.monotonic_s()
-        if self._overdue:
-            self._overdue = False
+        if self._overdue or (self.joined and self.member.member_id != self._joined_as):
+            self._overdue = False  # or a commit in the meantime has found out that the session is lost
             self.lose()
         if not self._is_due(frozenset(topics)):
             return
@@ -105,7 +112,12 @@ class GroupSide:
             except BaseException:
                 self._due = True
                 raise
+            self._alive_s = self._asked_s
+            if self.joined and self.member.member_id != self._joined_as:
+                self.lose()
+                self._due = False
             first = not self.joined
+            self._joined_as = self.member.member_id
             self.joined = True
             self._complete = answer.complete
             if not self._background_beats:
@@ -120,6 +132,8 @@ class GroupSide:
         if self._due or not self.joined or topics != self._topics:
             return True
         now_s = clock.monotonic_s()
+        if now_s - self._alive_s > self._settings.session_timeout_ms / 1000:
+            return True  # this process was stopped: before it returns what others may own now, it asks
         if now_s - self._asked_s < _AGAIN_S:
             return False
         if not self._complete and now_s - self._asked_s >= self._settings.retry_backoff_ms / 1000:
@@ -152,15 +166,21 @@ class GroupSide:
             self._overdue = True
             self.member.leave()
             return
+        began_s = clock.monotonic_s()
         try:
             self._due = self.member.keep_alive() or self._due
+            self._alive_s = began_s
         except (UnknownMemberIdError, FencedInstanceIdError):
             self._due = True  # the heartbeat of the next poll says what it means
 
     def commit(self, offsets: Offsets) -> None:
         if not self.joined or self._overdue:
             raise CommitFailedError("not a member of the group: the commit is of partitions that others may own")
-        self.member.commit({ids.TopicPartition(*partition): offset for partition, offset in offsets.items()})
+        try:
+            self.member.commit({ids.TopicPartition(*partition): offset for partition, offset in offsets.items()})
+        except (UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError):
+            self._due = True  # the heartbeat of the next poll says what it means
+            raise
 
     def lose(self) -> None:
         """The session is gone, and with it every partition; there is nothing left to commit for."""

@@ -7,7 +7,7 @@ import logging
 import threading
 
 import pyarrow as pa
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -111,6 +111,11 @@ class Polling:
                 subscription.apply(move)
                 self.positions_changed()
 
+    def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions, but for partitions that are gone: nothing can be committed for those."""
+        unknown = self.fetching.unknown
+        return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
+
     def give_up_all(self) -> None:
         """Before another assignment, `unsubscribe` or `close`: nothing is owned afterwards."""
         if self.group is not None and self.subscription.automatic:
@@ -128,7 +133,7 @@ class Polling:
             if self.group.rebalances != before:
                 self.commits.postpone_auto()
                 self.positions_changed()
-        self.commits.auto_if_due(self.subscription.consumed)
+        self.commits.auto_if_due(self.to_commit)
 
     def _take(self, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
         now_s = clock.monotonic_s()
@@ -209,7 +214,7 @@ class Polling:
             states[name].ask_reset("earliest" if policy == "earliest" else "latest")
 
     def _commit_before_giving_up(self) -> None:
-        self.commits.auto_now(self.subscription.consumed())
+        self.commits.auto_now(self.to_commit())
 
     def _write_commit(self, offsets: Offsets) -> None:
         if self.subscription.automatic:

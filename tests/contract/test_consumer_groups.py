@@ -1,0 +1,386 @@
+"""Consumers in groups: sharing, listeners, commits, lost sessions, and processes killed between work and commit."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kafka import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
+from kafka.errors import CommitFailedError, IllegalArgumentError, IllegalStateError, KafkaError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import Consumer
+from spark_log.cluster.topics import delete_topic
+from spark_log.groups.offsets import committed_offsets
+from tests.support.topics import append, fill, make
+
+REPOSITORY = Path(__file__).parents[2]
+P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
+SOON_S = 30.0
+
+
+@pytest.fixture
+def consume(cluster_address, cluster):
+    made = []
+
+    def make_consumer(*topics, **settings):
+        given = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, **settings}
+        consumer = Consumer(*topics, cluster=cluster_address, **given)
+        made.append(consumer)
+        return consumer
+
+    yield make_consumer
+    for consumer in made:
+        consumer.close(autocommit=False)
+
+
+class Told(ConsumerRebalanceListener):
+    """Remembers what it was told; `on_revoked` runs inside."""
+
+    def __init__(self, on_revoked=lambda partitions: None):
+        self.events = []
+        self.on_revoked = on_revoked
+
+    def on_partitions_revoked(self, revoked):
+        self.events.append(("revoked", set(revoked)))
+        self.on_revoked(revoked)
+
+    def on_partitions_assigned(self, assigned):
+        self.events.append(("assigned", set(assigned)))
+
+    def on_partitions_lost(self, lost):
+        self.events.append(("lost", set(lost)))
+
+
+def settle(*consumers, until=lambda: True, share=None):
+    """Poll all of them in turn until each has `share` partitions; returns the values that came, per consumer."""
+    seen = [[] for _ in consumers]
+    deadline = time.monotonic() + SOON_S
+    while True:
+        for consumer, values in zip(consumers, seen, strict=True):
+            for records in consumer.poll(20).values():
+                values += [record.value.decode() for record in records]
+        shares = sorted(len(consumer.assignment()) for consumer in consumers)
+        if (share is None or shares == sorted(share)) and until():
+            return seen
+        assert time.monotonic() < deadline, shares
+
+
+def committed(cluster, group="g"):
+    return {(name, number): offset for (name, number), offset in committed_offsets(cluster.store, group).items()}
+
+
+def test_point_to_point_and_publish_subscribe(cluster, log, consume):
+    make(cluster, "t", 4)
+    first, second, other = consume("t"), consume("t"), consume("t", group_id="h")
+    settle(first, second, other, share=[2, 2, 4])
+    assert first.assignment() | second.assignment() == {P0, P1, P2, P3}
+    fill(log, "t", [3] * 4)
+    everything = sorted(f"{p}/{n}" for p in range(4) for n in range(3))
+    seen = [[], [], []]
+    deadline = time.monotonic() + SOON_S
+    while sum(map(len, seen)) < 24 and time.monotonic() < deadline:
+        for values, more in zip(seen, settle(first, second, other), strict=True):
+            values += more
+    assert sorted(seen[0] + seen[1]) == everything == sorted(seen[2])
+    assert len(seen[0]) == len(seen[1]) == 6
+
+
+def test_only_what_moves_is_revoked_and_its_records_come_once(cluster, log, consume):
+    make(cluster, "t", 4)
+    fill(log, "t", [5] * 4)
+    told = Told()
+    first = consume(max_poll_records=3)
+    first.subscribe(["t"], listener=told)
+    [seen] = settle(first, share=[4])
+    assert told.events == [("assigned", {P0, P1, P2, P3})]
+    late = Told()
+    second = consume(max_poll_records=3)
+    second.subscribe(["t"], listener=late)
+    for values in settle(first, second, share=[2, 2]):
+        seen += values
+    [(kind, moved)] = told.events[1:]
+    assert kind == "revoked" and len(moved) == 2
+    assert [event for event in late.events if event[1]] == [("assigned", moved)]
+    assert first.assignment() == {P0, P1, P2, P3} - moved
+    deadline = time.monotonic() + SOON_S
+    while len(seen) < 20 and time.monotonic() < deadline:
+        for values in settle(first, second):
+            seen += values
+    assert sorted(seen) == sorted(f"{p}/{n}" for p in range(4) for n in range(5)), "auto-commit before giving up"
+    second.close()
+    assert late.events[-1] == ("revoked", moved)
+    settle(first, share=[4])
+    assert told.events[-1] == ("assigned", moved)
+
+
+def test_a_listener_may_commit_what_is_being_revoked(cluster, log, consume):
+    make(cluster, "t", 2)
+    fill(log, "t", [2, 2])
+    first = consume(enable_auto_commit=False)
+    first.subscribe(["t"], listener=Told(on_revoked=lambda _: first.commit()))
+    settle(first, share=[2], until=lambda: first.position(P0) == first.position(P1) == 2)
+    assert committed(cluster) == {}
+    settle(first, consume("t", enable_auto_commit=False), share=[1, 1])
+    assert committed(cluster) == {P0: 2, P1: 2}
+
+
+def test_a_listener_that_fails_is_reported_and_the_group_goes_on(cluster, log, consume):
+    make(cluster, "t", 2)
+
+    def fail(_):
+        raise ZeroDivisionError("listener")
+
+    first = consume()
+    first.subscribe(["t"], listener=Told(on_revoked=fail))
+    settle(first, share=[2])
+    second = consume("t")
+    with pytest.raises(KafkaError) as raised:
+        settle(first, second, share=[1, 1])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    settle(first, second, share=[1, 1])
+    first.subscribe(["t"], listener=None)
+
+
+def test_coroutines_as_listeners(cluster, consume):
+    make(cluster, "t", 1)
+    told = []
+
+    class Listener(AsyncConsumerRebalanceListener):
+        async def on_partitions_revoked(self, revoked):
+            told.append(("revoked", revoked))
+
+        async def on_partitions_assigned(self, assigned):
+            told.append(("assigned", assigned))
+
+    consumer = consume()
+    consumer.subscribe(["t"], listener=Listener())
+    settle(consumer, share=[1])
+    consumer.unsubscribe()
+    assert told == [("assigned", {P0}), ("revoked", {P0})]
+    assert consumer.assignment() == set() and consumer.subscription() is None
+
+
+def test_commits_positions_and_where_the_next_one_begins(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [10])
+    consumer = consume("t", enable_auto_commit=False, max_poll_records=4)
+    settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 4)
+    assert consumer.committed(P0) is None
+    consumer.commit()
+    assert consumer.committed(P0) == 4
+    consumer.commit({P0: OffsetAndMetadata(6, "here", 3)})
+    assert consumer.committed(P0, metadata=True) == OffsetAndMetadata(6, "here", 3)
+    for wrong in (-1, 1.5, None, True):
+        with pytest.raises(IllegalArgumentError):
+            consumer.commit({P0: OffsetAndMetadata(wrong, "", -1)})
+    with pytest.raises(TypeError):
+        consumer.commit({P0: 3})
+    consumer.close()
+    after = consume("t")
+    [[first, *_]] = settle(after, until=lambda: (after.assignment() and after.position(P0)) == 10)
+    assert first == "0/6"
+
+
+def test_callbacks_of_background_commits_come_inside_poll(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [2])
+    consumer = consume("t", enable_auto_commit=False)
+    settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 2)
+    told = []
+
+    def callback(offsets, outcome):
+        told.append((offsets, outcome, threading.get_ident()))
+
+    offsets = {P0: OffsetAndMetadata(1, "", -1)}
+    futures = [consumer.commit_async(offsets, callback) for _ in range(3)]
+    deadline = time.monotonic() + SOON_S
+    while not all(future.is_done for future in futures):
+        assert time.monotonic() < deadline
+    assert told == []
+    consumer.poll(0)
+    assert told == [(offsets, None, threading.get_ident())] * 3
+    assert consumer.committed(P0) == 1
+
+
+def test_automatic_commits(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [3])
+    consumer = consume("t", auto_commit_interval_ms=50)
+    settle(consumer, until=lambda: committed(cluster) == {P0: 3})
+    append(log, "t", "more")
+    settle(consumer, until=lambda: consumer.position(P0) == 4)
+    consumer.close()
+    assert committed(cluster) == {P0: 4}
+
+
+def test_an_error_in_the_with_block_commits_nothing(cluster, log, cluster_address):
+    make(cluster, "t", 1)
+    fill(log, "t", [3])
+
+    def work():
+        with Consumer("t", cluster=cluster_address, group_id="g", auto_offset_reset="earliest") as consumer:
+            next(consumer)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert committed(cluster) == {}
+
+
+def test_offsets_of_partitions_that_were_assigned_by_hand(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+    consumer = consume(max_poll_records=2, enable_auto_commit=False)
+    consumer.assign([P0])
+    consumer.poll(5_000)
+    consumer.commit()
+    assert consumer.committed(P0) == 2
+    consumer.close()
+    again = consume()
+    again.assign([P0])
+    assert again.position(P0) == 2
+    with pytest.raises(IllegalStateError):
+        again.subscribe(["t"])
+
+
+def test_a_member_that_does_not_poll_leaves_and_comes_back(cluster, log, consume):
+    make(cluster, "t", 2)
+    told = Told()
+    idle = consume(max_poll_interval_ms=300, heartbeat_interval_ms=50)
+    idle.subscribe(["t"], listener=told)
+    settle(idle, share=[2])
+    other = consume("t")
+    settle(other, share=[2])
+    with pytest.raises(CommitFailedError):
+        idle.commit({P0: OffsetAndMetadata(0, "", -1)})
+    assert told.events == [("assigned", {P0, P1})]
+    settle(idle, other, share=[1, 1])
+    assert told.events[1] == ("lost", {P0, P1})
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_session_that_ended_loses_everything(commits, cluster, log, consume):
+    make(cluster, "t", 1)
+    told = Told()
+    frozen = consume(session_timeout_ms=400, heartbeat_interval_ms=399, enable_auto_commit=False)
+    frozen.subscribe(["t"], listener=told)
+    settle(frozen, share=[1])
+    frozen._background._beat = lambda: None  # a process that is stopped sends nothing
+    other = consume("t")
+    settle(other, share=[1])
+    if commits:
+        with pytest.raises(CommitFailedError):
+            frozen.commit({P0: OffsetAndMetadata(0, "", -1)})
+    append(log, "t", "not for this one any more")
+    assert frozen.poll(0) == {}
+    assert told.events[:2] == [("assigned", {P0}), ("lost", {P0})]
+    assert frozen.assignment() | other.assignment() == {P0}
+
+
+def test_a_static_member_comes_back_to_its_partitions(cluster, log, consume):
+    make(cluster, "t", 2)
+    told = Told()
+    stays = consume()
+    stays.subscribe(["t"], listener=told)
+    static = consume("t", group_instance_id="one")
+    settle(stays, static, share=[1, 1])
+    mine = static.assignment()
+    events = list(told.events)
+    static.close()
+    for _ in range(10):
+        stays.poll(30)
+    again = consume("t", group_instance_id="one")
+    settle(stays, again, share=[1, 1])
+    assert again.assignment() == mine
+    assert told.events == events
+
+
+def test_a_pattern_follows_topics_within_the_group(cluster, log, consume):
+    make(cluster, "orders-a", 1)
+    consumer = consume()
+    consumer.subscribe(pattern="^orders-")
+    settle(consumer, share=[1])
+    make(cluster, "orders-b", 2)
+    settle(consumer, share=[3])
+    delete_topic(cluster, "orders-a")
+    settle(consumer, share=[2], until=lambda: consumer.subscription() == {"orders-b"})
+
+
+def test_members_beyond_the_partitions_are_idle_and_metadata_says_where_one_stands(cluster, consume):
+    make(cluster, "t", 1)
+    members = [consume("t") for _ in range(3)]
+    assert members[0].group_metadata().state == "<unjoined>"
+
+    def stable():
+        known = [member.group_metadata() for member in members]
+        return {one.state for one in known} == {"<stable>"} and len({one.generation_id for one in known}) == 1
+
+    settle(*members, share=[0, 0, 1], until=stable)
+    metadata = members[0].group_metadata()
+    assert metadata.group_id == "g" and metadata.member_id and metadata.generation_id > 0
+
+
+def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed(cluster, log, cluster_address):
+    """Killed between processing and commit, again and again; what the next one repeats begins at the last commit."""
+    make(cluster, "t", 2)
+    fill(log, "t", [12, 12])
+    processed = {0: [], 1: []}
+    last_commit = {0: 0, 1: 0}
+
+    def start():
+        command = [sys.executable, "-m", "tests.support.numbered_consumer", cluster_address, "t", "g", "2"]
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def run(process, polls):
+        """Follow it until it has processed so many records; its offsets must go on where the last commit was."""
+        here = {}
+        count = 0
+        for line in process.stdout:
+            word, *rest = line.split()
+            if word == "processed":
+                partition, offset, value = int(rest[0]), int(rest[1]), rest[2]
+                assert value == f"{partition}/{offset}"
+                expected = here.get(partition, last_commit[partition])
+                assert offset == expected, "nothing skipped, nothing repeated but what was not committed"
+                here[partition] = offset + 1
+                processed[partition].append(offset)
+                count += 1
+                if count == polls:
+                    return
+            elif word == "committed":
+                last_commit.update(here)
+
+    for polls in (5, 8):
+        process = start()
+        run(process, polls)
+        process.kill()
+        process.communicate(timeout=20)
+        last_commit = {partition: committed(cluster).get(("t", partition), 0) for partition in (0, 1)}
+    process = start()
+    run(process, 24 - sum(last_commit.values()))
+    process.stdin.close()
+    process.stdout.read()
+    assert process.wait(30) == 0
+    for offsets in processed.values():
+        assert sorted(set(offsets)) == list(range(12))
+
+
+def test_a_killed_member_gives_way_to_the_one_that_is_left(cluster, log, cluster_address, consume):
+    make(cluster, "t", 2)
+    command = [sys.executable, "-m", "tests.support.numbered_consumer", cluster_address, "t", "g", "1"]
+    stays = consume("t")
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        settle(stays, share=[2])
+        settle(stays, share=[1])
+        process.kill()
+    settle(stays, share=[2])
+    fill(log, "t", [2, 2])
+    [seen] = settle(stays, until=lambda: all((stays.position(name) or 0) >= 2 for name in (P0, P1)))
+    assert sorted(seen) == ["0/0", "0/1", "1/0", "1/1"]
