@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from spark_log.cluster.cluster import Cluster
+
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.slow
 def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = PYTHON[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     (tmp_path / "ten_lines.py").write_text(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n')
     environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -28,6 +31,16 @@ def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     assert "rows 1000000" in run.stdout
     assert "only showing top 5 rows" in run.stdout
+
+
+def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
+    Cluster.init(str(tmp_path / "log")).close()
+    (tmp_path / "clients.py").write_text(PYTHON[1])
+    run = subprocess.run(
+        [sys.executable, "clients.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
 
 
 def test_the_shell_lines_of_the_command_line_run_as_they_stand(tmp_path: Path) -> None:
