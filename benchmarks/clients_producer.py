@@ -1,0 +1,84 @@
+"""Section `producer` of the client benchmark."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from benchmarks.clients import Bench, Row, percentiles, rate
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+
+SENDS = 500_000
+TABLE_RECORDS = 3_000_000
+GETS = 1_000
+
+
+def producer(bench: Bench) -> Iterator[Row]:
+    with Cluster.open(bench.address) as cluster:
+        for name, partitions in (("produce-send", 4), ("produce-table", 4), ("produce-get", 1)):
+            create_topic(cluster, name, partitions)
+    what = f"send(): {SENDS:,} keyed values of 100 bytes, linger 5 ms, flush"
+    yield Row(what, bench.store, rate(bench.median(lambda: _send(bench.address))), ">= 200,000/s")
+    text, noise, keys = _text(TABLE_RECORDS), _noise(TABLE_RECORDS), _keys(TABLE_RECORDS)
+    for kind, table in (
+        ("text", pa.table({"value": text})),
+        ("keyed text", pa.table({"key": keys, "value": text})),
+        ("incompressible", pa.table({"value": noise})),
+    ):
+        what = f"send_table(): {TABLE_RECORDS:,} values of 100 bytes, {kind}"
+        found = bench.median(lambda table=table: _send_table(bench.address, table))  # type: ignore[misc]
+        yield Row(what, bench.store, rate(found), ">= 3,000,000/s" if kind == "text" else "")
+    bar = "p50 <= 1.5 ms" if bench.store == "SQLite" else ""
+    yield Row(f"send().get(): {GETS:,} times one record, durable", bench.store, percentiles(_gets(bench.address)), bar)
+
+
+def _send(address: str) -> float:
+    values, keys = [os.urandom(50).hex().encode() for _ in range(1_000)], [b"key-%d" % n for n in range(1_000)]
+    with Producer(cluster=address, linger_ms=5) as client:
+        client.partitions_for("produce-send")
+        began, send = time.perf_counter(), client.send
+        for number in range(SENDS):
+            last = send("produce-send", values[number % 1_000], keys[number % 1_000])
+        client.flush()
+        seconds = time.perf_counter() - began
+        assert last.succeeded()
+    return SENDS / seconds
+
+
+def _send_table(address: str, table: pa.Table) -> float:
+    with Producer(cluster=address) as client:
+        client.partitions_for("produce-table")
+        began = time.perf_counter()
+        client.send_table("produce-table", table).get()
+        return table.num_rows / (time.perf_counter() - began)
+
+
+def _gets(address: str) -> list[float]:
+    value, seconds = os.urandom(100), []
+    with Producer(cluster=address) as client:
+        for number in range(GETS + 100):
+            began = time.perf_counter()
+            client.send("produce-get", value).get()
+            if number >= 100:
+                seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _text(count: int) -> pa.Array:
+    """Values like a flight's in JSON, 100 bytes each."""
+    template = b'{"flight": "UA%04d", "origin": "JFK", "dest": "LAX", "delay": %3d, "air_time": %3d, "distance": %4d }'
+    some = [template % (n % 7_919, n % 97, n % 389, n * 31 % 4_001) for n in range(100_000)]
+    return pa.concat_arrays([pa.array(some, pa.binary())] * (count // len(some)))
+
+
+def _noise(count: int) -> pa.Array:
+    bytes_ = pa.py_buffer(os.urandom(100 * count))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(100), count, [None, bytes_]).cast(pa.binary())
+
+
+def _keys(count: int) -> pa.Array:
+    some = [b"N%05d" % (n * 7_919 % 100_000) for n in range(100_000)]
+    return pa.concat_arrays([pa.array(some, pa.binary())] * (count // len(some)))
