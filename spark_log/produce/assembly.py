@@ -20,7 +20,7 @@ from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECO
 Longs = npt.NDArray[np.int64]
 
 _FEW = 16
-"""Up to so many keys are hashed one by one: calling NumPy costs more than that."""
+"""Up to so many records are looked at one by one: calling NumPy costs more than that."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,15 @@ class Assembled:
     """How many partitions the null keys went to, so that the next chunk's begin behind them."""
 
 
-def assemble(chunk: Chunk, topic: Topic, now_ms: int, first_run: int, run_bytes_min: int) -> Assembled:
-    """Check, partition and sort the records of a chunk.
+def assemble(
+    chunk: Chunk, topic: Topic, encoding: Encoding, now_ms: int, first_run: int, run_bytes_min: int
+) -> Assembled:
+    """Check, partition and sort the records of a chunk. `encoding` is the topic's.
 
     Null keys go in runs of one partition, beginning with `first_run` modulo the partition count, of at least
     `run_bytes_min` bytes where there are so many: Kafka's sticky partitioner. What the topic does not take is a fault
     of that record alone.
     """
-    encoding = Encoding.of(topic.config)
     count = len(chunk.values)
     (keys, key_sizes), (values, value_sizes) = _binary(chunk.keys), _binary(chunk.values)
     times = np.frombuffer(chunk.timestamps, np.int64).copy()  # a buffer that is lent out cannot be appended to
@@ -99,6 +100,8 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
 
 def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:
     """The column, and the length of each value, -1 for null."""
+    if len(rows) <= _FEW:
+        return pa.array(rows, pa.binary()), np.array([-1 if row is None else len(row) for row in rows], np.int64)
     try:  # several times as fast as going through Arrow's converter
         data = b"".join(rows)  # type: ignore[arg-type]  # a None raises
     except TypeError:

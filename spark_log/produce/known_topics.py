@@ -18,6 +18,7 @@ from spark_log.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.log.encode import Encoding
 from spark_log.produce.accumulator import Accumulator, Queue
 from spark_log.produce.settings import ProducerSettings
 
@@ -29,13 +30,18 @@ _LOOK_AGAIN_S = 0.05
 class KnownTopic:
     """A topic and its queue. `first_run`: the partition at which the next null keys begin."""
 
-    __slots__ = ("first_run", "looked_up_s", "queue", "topic")
+    __slots__ = ("encoding", "first_run", "looked_up_s", "queue", "topic")
 
     def __init__(self, topic: Topic, queue: Queue) -> None:
-        self.topic, self.queue = topic, queue
-        self.looked_up_s = clock.monotonic_s()
+        self.queue = queue
+        self.update(topic)
         # not every producer's first null key should meet in partition 0
         self.first_run = random.randrange(topic.partition_count)
+
+    def update(self, topic: Topic) -> None:
+        """The topic as it has just been looked up."""
+        self.topic, self.encoding = topic, Encoding.of(topic.config)
+        self.looked_up_s = clock.monotonic_s()
 
 
 class MissingTopicError(UnknownTopicOrPartitionError, theirs.UnknownTopicOrPartitionError, theirs.KafkaTimeoutError):  # type: ignore[misc]
@@ -117,5 +123,6 @@ class KnownTopics:
             known = self.by_name.get(topic.name)
             if known is None:
                 known = self.by_name[topic.name] = KnownTopic(topic, queue)
-            known.topic, known.looked_up_s = topic, clock.monotonic_s()
+            else:
+                known.update(topic)
             return known

@@ -93,7 +93,7 @@ class Sender(threading.Thread):
             if isinstance(chunk, TableChunk):
                 parts, piece_of, faults = chunk.parts, chunk.piece_of, _NO_FAULTS
             else:
-                found = assemble(chunk, topic, now_ms, known.first_run, self._settings.batch_size)
+                found = assemble(chunk, topic, known.encoding, now_ms, known.first_run, self._settings.batch_size)
                 known.first_run += found.runs
                 parts, piece_of, faults = found.parts, found.piece_of, found.faults
                 chunk.row_of, chunk.times_ms = found.row_of, found.times_ms

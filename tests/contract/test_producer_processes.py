@@ -70,7 +70,7 @@ def check(log, acked, sent):
 
 def test_four_processes_at_once(cluster, cluster_address, log, tmp_path):
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
-    count = 400
+    count = 300
     crowd = {f"w{n}": Process(tmp_path, cluster_address, f"w{n}", count, f"linger_ms={n}") for n in range(4)}
     done = {name: process.finish() for name, process in crowd.items()}
     assert all(code == 0 and len(acked) == count for code, acked in done.values())
@@ -107,7 +107,7 @@ def test_postgresql_crashes_under_idempotent_producers(server, tmp_path):
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
         names = ["a", "b", "c"]
-        count = 1_500
+        count = 1_000
         crowd = {name: Process(tmp_path, address, name, count, "retry_backoff_ms=20") for name in names}
         for at in (count // 5, count // 2):
             crowd["a"].wait_until_acked(at)

@@ -10,7 +10,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.ids import TopicId
 from spark_log.log.encode import Encoding
-from spark_log.produce.assembly import assemble
+from spark_log.produce import assembly
 from spark_log.produce.chunk import Chunk
 from spark_log.produce.faults import faults, harmless
 from spark_log.produce.partitioner import partition_of_key
@@ -35,6 +35,10 @@ ROWS = st.lists(
 def topic(partitions=3, **configs):
     overrides = {name.replace("_", "."): value for name, value in configs.items()}
     return Topic(TopicId(1), "0" * 32, "t", partitions, 1, overrides, 0)
+
+
+def assemble(chunk, here, *rest):
+    return assembly.assemble(chunk, here, Encoding.of(here.config), *rest)
 
 
 def chunk_of(rows):
