@@ -1,5 +1,6 @@
 """Consumers in groups: sharing, listeners, commits, lost sessions, and processes killed between work and commit."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log import Consumer
 from spark_log.cluster.topics import delete_topic
 from spark_log.groups.offsets import committed_offsets
+from tests.support.subprocess_python import run_python
 from tests.support.topics import append, fill, make
 
 REPOSITORY = Path(__file__).parents[2]
@@ -384,3 +386,63 @@ def test_a_killed_member_gives_way_to_the_one_that_is_left(cluster, log, cluster
     fill(log, "t", [2, 2])
     [seen] = settle(stays, until=lambda: all((stays.position(name) or 0) >= 2 for name in (P0, P1)))
     assert sorted(seen) == ["0/0", "0/1", "1/0", "1/1"]
+
+
+def threads_of(group):
+    return [thread for thread in threading.enumerate() if thread.name == f"spark-log-consumer-{group}"]
+
+
+def test_the_background_thread_ends_with_its_consumer(cluster, cluster_address):
+    make(cluster, "t", 1)
+    closed = Consumer("t", cluster=cluster_address, group_id="closed")
+    dropped = Consumer("t", cluster=cluster_address, group_id="dropped")
+    settle(closed, share=[1])
+    settle(dropped, share=[1])
+    assert len(threads_of("closed")) == len(threads_of("dropped")) == 1
+    closed.close()
+    assert threads_of("closed") == []
+    [thread] = threads_of("dropped")
+    del dropped
+    gc.collect()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+
+
+def test_a_listener_may_seek_where_it_was_assigned(cluster, log, consume):
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+
+    class Seeking(Told):
+        def on_partitions_assigned(self, assigned):
+            for partition in assigned:
+                consumer.seek(partition, 3)
+
+    consumer = consume()
+    consumer.subscribe(["t"], listener=Seeking())
+    [seen] = settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 5)
+    assert seen == ["0/3", "0/4"]
+
+
+def test_a_consumer_of_the_parent_process_is_of_no_use_in_a_fork(tmp_path):
+    program = """
+import os, sys
+from kafka.errors import IllegalStateError
+from spark_log import Cluster, Consumer
+address = sys.argv[1]
+Cluster.init(address).close()
+consumer = Consumer("t", cluster=address, group_id="g")
+consumer.poll(200)
+child = os.fork()
+if child == 0:
+    try:
+        consumer.poll(0)
+    except IllegalStateError:
+        consumer.close()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+consumer.poll(100)
+consumer.close()
+print("fine")
+"""
+    assert run_python(program, str(tmp_path / "cluster"), timeout_s=60) == "fine\n"
