@@ -1,0 +1,323 @@
+"""Members and coordinators that are killed or stopped: never two owners of a partition, and others take over."""
+
+import itertools
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.lease import Lease
+from spark_log.cluster.topics import add_partitions, create_topic
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator, Duty, coordinator_status
+from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
+from spark_log.groups.inspect import describe_groups
+from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.targets import tend
+from spark_log.ids import TopicPartition
+from tests.support.group_members import Reader, settle, until
+
+REPOSITORY = Path(__file__).parents[2]
+SESSION_MS = 1_200
+LEASE_MS = 900
+PARTITIONS = 4
+
+
+class Process:
+    """A child whose lines are read in the background."""
+
+    def __init__(self, module, *arguments, failpoint=None):
+        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.lines = []
+        self.killed_s = None
+        self._new = queue.Queue()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self):
+        for line in self.child.stdout:
+            self.lines.append(line.split())
+            self._new.put(None)
+
+    def say(self, word):
+        self.child.stdin.write(word + "\n")
+        self.child.stdin.flush()
+
+    def waits_for(self, condition, timeout_s=60):
+        deadline = time.monotonic() + timeout_s
+        while not condition(self):
+            assert self.child.poll() is None, self.lines[-20:]
+            assert time.monotonic() < deadline, self.lines[-20:]
+            try:
+                self._new.get(timeout=0.1)
+            except queue.Empty:
+                continue
+
+    def heard(self, *words):
+        return any(line[: len(words)] == list(words) for line in self.lines)
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait(timeout=30)
+        self.killed_s = time.monotonic()
+        self._reading.join(timeout=30)
+
+    def end(self):
+        if self.child.poll() is None:
+            self.child.stdin.close()
+        assert self.child.wait(timeout=60) in (0, -signal.SIGKILL), self.lines[-20:]
+        self._reading.join(timeout=30)
+
+    def holdings(self):
+        """(partition, from, to) of everything that it held."""
+        since, found = {}, []
+        for kind, *rest in self.lines:
+            if kind == "took":
+                since[int(rest[0])] = float(rest[1])
+            elif kind == "dropped":
+                found.append((int(rest[0]), since.pop(int(rest[0])), float(rest[1])))
+        return found + [(partition, began, self.killed_s) for partition, began in since.items()]
+
+    @property
+    def holds(self):
+        found = set()
+        for kind, *rest in list(self.lines):
+            if kind == "took":
+                found.add(int(rest[0]))
+            elif kind == "dropped":
+                found.discard(int(rest[0]))
+        return found
+
+    def commits(self):
+        return [(int(line[1]), int(line[2])) for line in self.lines if line[0] == "committed"]
+
+
+@pytest.fixture
+def started():
+    """Makes processes, and leaves none behind."""
+    made = []
+
+    def start(module, *arguments, **options):
+        made.append(Process(module, *arguments, **options))
+        return made[-1]
+
+    yield start
+    for process in made:
+        if process.child.poll() is None:
+            process.child.send_signal(signal.SIGCONT)
+            process.child.kill()
+        process.child.wait(timeout=30)
+        process.child.stdin.close()
+
+
+def members(started, address, count):
+    return [started("tests.support.group_process", address, "g", SESSION_MS) for _ in range(count)]
+
+
+def share_everything(processes):
+    """Wait until they hold all partitions between them, everyone at least one."""
+    deadline = time.monotonic() + 60
+    while True:
+        held = [process.holds for process in processes]
+        if all(held) and sorted(p for some in held for p in some) == list(range(PARTITIONS)):
+            return
+        assert time.monotonic() < deadline, held
+        assert all(process.child.poll() is None for process in processes)
+        time.sleep(0.01)
+
+
+def check_history(cluster, processes):
+    """No two held a partition at once, and every commit was of one more than the one before."""
+    by_partition = {}
+    for process in processes:
+        for partition, began, ended in process.holdings():
+            by_partition.setdefault(partition, []).append((began, ended))
+    assert sorted(by_partition) == list(range(PARTITIONS))
+    for partition, times in by_partition.items():
+        times.sort()
+        for (_, ended), (began, _) in itertools.pairwise(times):
+            assert ended <= began, f"two held partition {partition}: {times}"
+    told = [commit for process in processes for commit in process.commits()]
+    assert len(told) == len(set(told)), "two made the same commit"
+    stored = {p.partition: offset for p, offset in committed_offsets(cluster.store, "g").items()}
+    for partition, last in stored.items():
+        numbers = sorted(offset for p, offset in told if p == partition)
+        missing = set(range(1, last + 1)) - set(numbers)
+        killed = sum(process.killed_s is not None for process in processes)
+        assert set(numbers) <= set(range(1, last + 1)) and len(missing) <= killed, (
+            "but what a killed one could not tell"
+        )
+
+
+def test_members_that_are_killed(cluster, cluster_address, started):
+    create_topic(cluster, "t", PARTITIONS)
+    processes = members(started, cluster_address, 3)
+    share_everything(processes)
+    processes[0].kill()
+    share_everything(processes[1:])
+    late = members(started, cluster_address, 1)
+    share_everything(processes[1:] + late)
+    processes[1].kill()
+    share_everything([processes[2], *late])
+    for process in (processes[2], *late):
+        process.end()
+    check_history(cluster, [*processes, *late])
+    assert describe_groups(cluster.store, ["g"])[0].members == ()
+
+
+def test_a_member_that_was_stopped_past_its_session_may_not_commit(cluster, cluster_address, started):
+    create_topic(cluster, "t", PARTITIONS)
+    stopped, other = members(started, cluster_address, 2)
+    share_everything([stopped, other])
+    stopped.say("pause")  # not in a transaction, whose locks everybody would wait for
+    stopped.waits_for(lambda p: p.heard("paused"))
+    stopped.child.send_signal(signal.SIGSTOP)
+    other.waits_for(lambda p: len(p.holds) == PARTITIONS)
+    stopped.say("go")
+    before = len(stopped.commits())
+    stopped.child.send_signal(signal.SIGCONT)
+    stopped.waits_for(lambda p: p.heard("lost"))
+    assert stopped.heard("refused", "UnknownMemberIdError")
+    at_that_time = [line for line in stopped.lines if line[0] in ("refused", "lost", "committed")]
+    assert at_that_time[len([c for c in at_that_time if c[0] == "committed"][:before]) :][0][0] == "refused"
+    share_everything([stopped, other])
+    for process in (stopped, other):
+        process.end()
+
+
+MEMBER_POINTS = ["group.changed", "group.target-decided", "group.target-written", "group.given"]
+COORDINATOR_POINTS = ["coordinator.lease-taken", "group.changed", "group.target-decided", "group.target-written"]
+
+
+def everywhere_on_sqlite(points):
+    """And in the midst of a transaction on PostgreSQL, where it ends with the connection."""
+    cases = [*(("sqlite", point) for point in points), ("postgres", "group.target-decided")]
+    return pytest.mark.parametrize(("cluster_address", "point"), cases, indirect=["cluster_address"])
+
+
+@everywhere_on_sqlite(MEMBER_POINTS)
+def test_a_member_killed_in_the_midst_of_a_rebalance(point, cluster, cluster_address, started):
+    create_topic(cluster, "t", PARTITIONS)
+    a, b = settle(Reader(cluster), Reader(cluster))
+    third = started("tests.support.group_process", cluster_address, "g", SESSION_MS, failpoint=point)
+
+    def killed():
+        settle_once(a, b)
+        return third.child.poll() is not None
+
+    until(killed, cluster.store)
+    assert third.child.returncode == -signal.SIGKILL
+
+    def rid_of_it():
+        settle_once(a, b)
+        return len(describe_groups(cluster.store, ["g"])[0].members) == 2
+
+    until(rid_of_it, cluster.store)
+    settle(a, b)
+    assert sorted(a.numbers + b.numbers) == list(range(PARTITIONS))
+
+
+def settle_once(*readers):
+    for reader in readers:
+        reader.beat()
+        held = [p for other in readers for p in other.held]
+        assert len(held) == len(set(held))
+
+
+@everywhere_on_sqlite(COORDINATOR_POINTS)
+def test_a_coordinator_killed_in_the_midst_of_its_work(point, cluster, cluster_address, started):
+    create_topic(cluster, "t", PARTITIONS)
+    a, b = settle(Reader(cluster), Reader(cluster, session_ms=SESSION_MS))
+    victim = started("tests.support.coordinator_process", cluster_address, LEASE_MS, failpoint=point)
+    assert victim.child.wait(timeout=60) == -signal.SIGKILL, "b falls silent, which is for the coordinator to see"
+    first = coordinator_status(cluster)
+    assert first.epoch == 1
+    with Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=LEASE_MS)):
+        until(lambda: coordinator_status(cluster).epoch > first.epoch, cluster.store)
+        everything = frozenset(TopicPartition("t", n) for n in range(PARTITIONS))
+
+        def targets_are_of_a_alone():
+            (found,) = describe_groups(cluster.store, ["g"])
+            return [m.target for m in found.members] == [everything] and found.state == "Reconciling"
+
+        until(targets_are_of_a_alone, cluster.store)
+    with pytest.raises(UnknownMemberIdError):
+        b.beat()
+    assert a.beat().partitions == everything
+
+
+def test_exactly_one_coordinator_acts(cluster):
+    acted = []
+    running = threading.Lock()
+
+    def act(name):
+        def run(term):
+            assert running.acquire(blocking=False), "another one is acting"
+            try:
+                cluster.store.transact(lambda connection, _: term.guard(connection))
+                acted.append(name)
+            finally:
+                running.release()
+
+        return Duty("act", 10, run)
+
+    settings = ClusterSettings(controller_lease_ms=LEASE_MS)
+    one = Coordinator(cluster, settings=settings, duties=[act("one")])
+    two = Coordinator(cluster, settings=settings, duties=[act("two")])
+    one.start()
+    until(lambda: acted[-1:] == ["one"], cluster.store)
+    two.start()
+    epoch = coordinator_status(cluster).epoch
+    until(lambda: len(acted) > 50, cluster.store)
+    assert set(acted) == {"one"} and one.acting and not two.acting
+    one.close()
+    until(lambda: acted[-1:] == ["two"], cluster.store)
+    status = coordinator_status(cluster)
+    assert status.epoch == epoch + 1 and 0 < status.left_ms <= LEASE_MS
+    two.close()
+    assert coordinator_status(cluster).holder is None
+
+
+def test_whose_term_is_over_changes_nothing(cluster):
+    create_topic(cluster, "t", 2)
+    (a,) = settle(Reader(cluster))
+    old = Lease(cluster.store, "coordinator", 1)
+    assert old.take_or_renew()
+    until(lambda: coordinator_status(cluster).left_ms == 0, cluster.store)
+    new = Lease(cluster.store, "coordinator", 60_000)
+    assert new.take_or_renew()
+    assert new.epoch == old.epoch + 1
+    generation = a.answer.generation
+    with pytest.raises(NotCoordinatorError, match="has ended"):
+        cluster.store.transact(lambda connection, _: old.check(connection))
+    add_partitions(cluster, "t", 3)
+    with pytest.raises(NotCoordinatorError):
+        tend(cluster.store, "g", {}, old.check)
+    assert describe_groups(cluster.store, ["g"])[0].generation == generation
+    tend(cluster.store, "g", {}, new.check)
+    assert describe_groups(cluster.store, ["g"])[0].generation == generation + 1
+    assert not old.take_or_renew() and old.epoch is None
+    new.give_back()
+    assert old.take_or_renew()
+
+
+def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster):
+    create_topic(cluster, "t", 2)
+    settle(Reader(cluster, session_ms=300), Reader(cluster))
+    with Coordinator(cluster):
+
+        def one_left():
+            (found,) = describe_groups(cluster.store, ["g"])
+            return len(found.members) == 1 and len(found.members[0].target) == 2
+
+        until(one_left, cluster.store)
