@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +87,7 @@ def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> l
     ]
     rows = []
     for what, read, bar in rates:
-        best = min(_seconds(lambda read=read: read(address, counted)) for _ in range(arguments.rounds))
+        best = min(_seconds(partial(read, address, counted)) for _ in range(arguments.rounds))
         rows.append((what, f"{counted / best / 1000:,.0f} k records/s", bar))
     milliseconds = sorted(_latencies(address, arguments.messages))
     p50, p99 = statistics.median(milliseconds), milliseconds[int(len(milliseconds) * 0.99)]
