@@ -29,6 +29,8 @@ from spark_log.records.schema import RECORD_SCHEMA
 
 VALUE_BYTES = 100
 _APPEND_RECORDS = 250_000
+_WARM_UP = 20
+"""Messages that are not counted: the first append imports and opens."""
 
 WRITER = """
 import sys, time
@@ -141,7 +143,7 @@ def _consumer(address: str) -> Consumer:
 
 
 def _latencies(address: str, messages: int) -> list[float]:
-    command = [sys.executable, "-c", WRITER, address, str(messages), "0.01"]
+    command = [sys.executable, "-c", WRITER, address, str(messages + _WARM_UP), "0.01"]
     with (
         Consumer(cluster=address, auto_offset_reset="earliest") as consumer,
         subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as writer,
@@ -152,11 +154,11 @@ def _latencies(address: str, messages: int) -> list[float]:
         writer.stdin.write("go\n")
         writer.stdin.flush()
         found: list[float] = []
-        while len(found) < messages:
+        while len(found) < messages + _WARM_UP:
             for records in consumer.poll(1_000).values():
                 now_ns = time.time_ns()
                 found += [(now_ns - int(record.value)) / 1e6 for record in records]
-    return found
+    return found[_WARM_UP:]
 
 
 def _seconds(action: Callable[[], object]) -> float:
