@@ -25,6 +25,7 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.groups.heartbeats import Identity, join_group
 from spark_log.groups.inspect import describe_groups, group_lag, list_groups
 from spark_log.groups.offsets import commit_offsets, committed, committed_offsets, expire_offsets
 from spark_log.groups.operate import (
@@ -38,13 +39,14 @@ from spark_log.groups.operate import (
     remove_from_group,
     reset_offsets,
 )
+from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.store import Store
-from tests.support.group_members import Reader, settle, until
+from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
 
@@ -347,6 +349,42 @@ def test_a_custom_assignor_that_fails_does_not_wedge_its_group(cluster, monkeypa
     monkeypatch.setattr(Moody, "works", True)
     settle(a, b)
     assert len(a.numbers) == len(b.numbers) == 2
+
+
+class Interrupted(RangePartitionAssignor):
+    """Lets something else happen while it thinks."""
+
+    name = "interrupted"
+
+    def __init__(self):
+        self.meanwhile = None
+
+    def assign(self, cluster, members):
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().assign(cluster, members)
+
+
+def test_a_target_that_was_overtaken_by_another_change_is_not_written(cluster):
+    create_topic(cluster, "t", 6)
+    slow = Interrupted()
+    a, b = Reader(cluster, assignors=[Interrupted()]), Reader(cluster, assignors=[slow])
+    settle(a)
+    late = Identity("g", "late", None, "late", "here", LONG_MS)
+    slow.meanwhile = lambda: join_group(cluster.store, late, Subscription(frozenset("t"), (("interrupted", b""),)))
+    b.beat()
+    found = described(cluster)
+    assert (found.generation, found.state) == (a.answer.generation + 2, "Assigning")
+    assert [len(member.target) for member in found.members if member.member_id != a.member.member_id] == [0, 0]
+
+    def has_what_is_left():
+        for reader in (a, b):
+            reader.beat()
+        return len(a.numbers) == len(b.numbers) == 2 and described(cluster).generation == found.generation
+
+    until(has_what_is_left, cluster.store)
+    assert described(cluster).state == "Reconciling", "the third has not come for its part"
 
 
 def test_members_without_a_common_assignor(cluster):
