@@ -1,5 +1,7 @@
 """Consumer groups: whose partition is whose, and which generation the targets were computed for."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -84,7 +86,7 @@ def upgrade() -> None:
         comment="A member of a group.",
     )
     if op.get_bind().dialect.name == "postgresql":  # SQLite keeps no comments
-        said = {
+        said: dict[str, tuple[sa.types.TypeEngine[Any], str]] = {
             "generation": (
                 sa.BigInteger(),
                 "grows with each change of members, subscriptions or their topics' partitions",
