@@ -15,7 +15,7 @@ export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench clean
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -60,8 +60,11 @@ unit: venv  ## the fast tests only
 demo: venv java delta  ## the whole product on a real data set
 	$(WITH_JAVA) $(PYTHON) scripts/demo.py
 
-bench: venv java postgres delta  ## the benchmarks
-	$(WITH_JAVA) $(PYTHON) -m benchmarks
+bench: venv java postgres delta  ## how fast the log is
+	$(WITH_JAVA) $(PYTHON) -m benchmarks log
+
+bench-clients: venv postgres  ## how fast producer, consumer and groups are
+	$(PYTHON) -m benchmarks clients
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -1,22 +1,29 @@
-"""`make bench`: every benchmark, with a PostgreSQL of its own where the server's programs are installed."""
+"""`make bench`, `make bench-clients`: sets of benchmarks, with a PostgreSQL of its own where the server is installed."""
 
+import argparse
 import subprocess
 import sys
 
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
-BENCHMARKS = ("benchmarks.throughput", "benchmarks.planning")
+SETS = {
+    "log": ("benchmarks.throughput", "benchmarks.planning"),
+    "clients": ("benchmarks.clients", "benchmarks.consumer", "benchmarks.groups"),
+}
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("set", nargs="?", choices=sorted(SETS), default="log", help="which benchmarks [%(default)s]")
+    modules = SETS[parser.parse_args().set]
     try:
         server = PostgresServer()
     except PostgresNotInstalledError as error:
         print(f"without PostgreSQL: {error}", file=sys.stderr)
-        return max(subprocess.run([sys.executable, "-m", name]).returncode for name in BENCHMARKS)
+        return max(subprocess.run([sys.executable, "-m", name]).returncode for name in modules)
     server.start()
     try:
-        commands = [[sys.executable, "-m", name, "--postgresql", server.create_database()] for name in BENCHMARKS]
+        commands = [[sys.executable, "-m", name, "--postgresql", server.create_database()] for name in modules]
         return max(subprocess.run(command).returncode for command in commands)
     finally:
         server.stop()
