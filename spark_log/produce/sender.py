@@ -207,6 +207,7 @@ class Sender(threading.Thread):
             piece.in_doubt = True
             if len(pieces) > 1 and not isinstance(error, MetadataStoreUnavailableError):
                 piece.alone = True  # whose fault it is shows when each is tried by itself
+                piece.attempts -= 1
                 self._again(piece, error)
             elif retriable:
                 self._again(piece, error)
@@ -215,7 +216,7 @@ class Sender(threading.Thread):
 
     def _again(self, piece: Piece, error: Exception) -> None:
         piece.last_error = error
-        if piece.attempts > self._settings.retries and not piece.alone:
+        if piece.attempts > self._settings.retries:
             self._finish(piece, -1, error)
             return
         self.metrics.retried += piece.count

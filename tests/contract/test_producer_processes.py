@@ -83,6 +83,8 @@ POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "ap
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_producer_killed_at(cluster, cluster_address, log, tmp_path, point):
+    if "://" in cluster_address and point not in POINTS[2:]:
+        pytest.skip("what differs there is how a transaction ends")
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
     code, acked = Process(tmp_path, cluster_address, "w", 2_000, failpoint=point).finish()
     assert code == -signal.SIGKILL, "it never came to the point"

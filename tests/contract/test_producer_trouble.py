@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 
 import kafka.errors
 import pyarrow as pa
@@ -22,14 +23,22 @@ def test_a_partition_in_trouble_holds_back_itself_only(produce, cluster, log):
     create_topic(cluster, "t", 2)
     here = (t.partition.c.partition == 0, t.partition.c.topic_id > 0)
     change(cluster, t.partition.update().where(*here).values(leader=None))
-    producer = produce(retry_backoff_ms=5)
-    held = [producer.send("t", b"%d" % n, partition=0) for n in range(3)]
+    producer = produce(retry_backoff_ms=500)
+    held = [producer.send("t", b"0", partition=0)]
     assert [producer.send("t", b"x", partition=1).get(timeout=30).offset for _ in range(3)] == [0, 1, 2]
-    assert not any(future.is_done for future in held)
+    wait_until(lambda: producer.metrics(raw=True)["record-retry-total"] > 0)
+    assert not held[0].is_done
     change(cluster, t.partition.update().where(*here).values(leader=1))
+    held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could go at once
     assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
-    assert producer.metrics(raw=True)["record-retry-total"] > 0
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_records_expire(produce, cluster, log):
