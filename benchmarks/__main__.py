@@ -1,4 +1,4 @@
-"""`make bench`, `make bench-clients`: sets of benchmarks, with a PostgreSQL of its own where the server is installed."""
+"""`make bench`, `make bench-clients`: sets of benchmarks, on a PostgreSQL of their own too where it is installed."""
 
 import argparse
 import subprocess
