@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster as Cluster
     from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.consume.consumer import Consumer as Consumer
+    from spark_log.coordinator import Coordinator as Coordinator
     from spark_log.datasource.native import read_topic as read_topic
     from spark_log.produce.producer import Producer as Producer
 
@@ -21,11 +22,12 @@ _HOME = {
     "Cluster": "spark_log.cluster.cluster",
     "Consumer": "spark_log.consume.consumer",
     "Producer": "spark_log.produce.producer",
+    "Coordinator": "spark_log.coordinator",
     "create_topic": "spark_log.cluster.topics",
     "read_topic": "spark_log.datasource.native",
 }
 
-__all__ = ["Admin", "Cluster", "Consumer", "Producer", "create_topic", "read_topic"]
+__all__ = ["Admin", "Cluster", "Consumer", "Coordinator", "Producer", "create_topic", "read_topic"]
 
 
 def __getattr__(name: str) -> Any:

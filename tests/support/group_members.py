@@ -1,8 +1,16 @@
 """Consumers without records: what they hold, and how they come to rest."""
 
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.cluster.cluster import Cluster
+from spark_log.groups.assignment import AssignorSpec
+from spark_log.groups.membership import Assignment, GroupMember, MemberSettings
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Store
+
+T = TypeVar("T")
 
 LONG_MS = 600_000
 """A session that does not end during a test."""
@@ -11,24 +19,32 @@ LONG_MS = 600_000
 class Reader:
     """A member with what it holds, which does what it is told at once."""
 
-    def __init__(self, cluster, topics=("t",), group="g", instance=None, session_ms=LONG_MS, assignors=("range",)):
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Sequence[str] = ("t",),
+        group: str = "g",
+        instance: str | None = None,
+        session_ms: int = LONG_MS,
+        assignors: Sequence[AssignorSpec] = ("range",),
+    ) -> None:
         self.topics = list(topics)
         settings = MemberSettings("reader", "here", instance, session_ms, tuple(assignors))
         self.member = GroupMember(cluster, group, settings)
-        self.held = frozenset()
-        self.answer = None
+        self.held: frozenset[TopicPartition] = frozenset()
+        self.answer: Assignment | None = None
 
-    def beat(self):
+    def beat(self) -> Assignment:
         self.answer = self.member.heartbeat(self.topics, self.held)
         self.held = self.answer.partitions
         return self.answer
 
     @property
-    def numbers(self):
+    def numbers(self) -> list[int]:
         return sorted(partition for _, partition in self.held)
 
 
-def settle(*readers, timeout_s=30):
+def settle(*readers: Reader, timeout_s: float = 30) -> Sequence[Reader]:
     """Heartbeats until all have all; never is a partition held twice."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -37,12 +53,12 @@ def settle(*readers, timeout_s=30):
             generations.add(reader.beat().generation)
             held = [p for other in readers for p in other.held]
             assert len(held) == len(set(held)), "two hold the same partition"
-        if all(reader.answer.complete for reader in readers) and len(generations) == 1:
+        if all(reader.answer is not None and reader.answer.complete for reader in readers) and len(generations) == 1:
             return readers
         assert time.monotonic() < deadline, [(reader.member.member_id, reader.answer) for reader in readers]
 
 
-def until(condition, store, timeout_s=30):
+def until(condition: Callable[[], T], store: Store, timeout_s: float = 30) -> T:
     """Wait for a condition on what is in the store."""
     deadline = time.monotonic() + timeout_s
     while True:

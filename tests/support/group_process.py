@@ -11,33 +11,35 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterable
 
 from kafka.structs import OffsetAndMetadata
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalGenerationError, UnknownMemberIdError
 from spark_log.groups.offsets import committed
+from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader
 
 _PACE_S = 0.01
 """Between heartbeats, so that several such processes and what they are tested with fit on a small machine."""
 
 
-def say(*words):
+def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def main(address, group, session_ms):
+def main(address: str, group: str, session_ms: int) -> None:
     cluster = Cluster.open(address)
     reader = Reader(cluster, group=group, session_ms=session_ms)
-    held = frozenset()
+    held: frozenset[TopicPartition] = frozenset()
     waiting = b""
 
-    def drop(partitions):
+    def drop(partitions: Iterable[TopicPartition]) -> None:
         for partition in sorted(partitions):
             say("dropped", partition.partition, time.monotonic())
 
-    def commit():
+    def commit() -> None:
         known = committed(cluster.store, group, held)
         next_ = {p: known[p].offset + 1 if p in known else 1 for p in sorted(held)}
         try:
