@@ -8,7 +8,7 @@ from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETS = {
     "log": ("benchmarks.throughput", "benchmarks.planning"),
-    "clients": ("benchmarks.clients", "benchmarks.consumer", "benchmarks.groups"),
+    "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
 }
 
 

@@ -25,6 +25,7 @@ from spark_log.log.append import (
     remember,
 )
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 
 Key = tuple[int, int]
@@ -109,10 +110,10 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
     if request.atomic and any(isinstance(outcome, Rejected) for outcome in outcomes):
         raise _Abandoned(outcomes)
     if rows:
-        connection.execute(t.segment.insert(), rows)
+        _NEW_SEGMENTS.run(connection, rows)
         blobs = [{"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["inline"]]
         if blobs:
-            connection.execute(t.blob.insert(), blobs)
+            _NEW_BLOBS.run(connection, blobs)
         _save_partitions(connection, before, states, durable=request.durable)
         _save_producers(connection, now, producers, remembered)
     failpoint("append.decided")
@@ -120,45 +121,75 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
 
 
 _P, _R = t.partition.c, t.replica.c
-_LOCK = (
-    sa.select(
-        _P.topic_id, _P.partition, _P.leader, _P.leader_epoch, _P.log_end_offset, _P.high_watermark,
-        _P.recovery_point, _P.tail_bytes, _P.change, t.topic.c.configs,
+
+
+def _locking(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(
+            _P.partition, _P.leader, _P.leader_epoch, _P.log_end_offset, _P.high_watermark, _P.recovery_point,
+            _P.tail_bytes, _P.change, t.topic.c.configs,
+        )
+        .join(t.topic, t.topic.c.topic_id == _P.topic_id)
+        .where(_P.topic_id == bindparam("topic_id"), *which)
+        .order_by(_P.partition)
+        .with_for_update(of=t.partition)
+    )  # fmt: skip
+
+
+def _replicas_of(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync)
+        .where(_R.topic_id == bindparam("topic_id"), *which)
+        .order_by(_R.partition, _R.preference)
     )
-    .join(t.topic, t.topic.c.topic_id == _P.topic_id)
-    .where(_P.topic_id == bindparam("topic_id"), _P.partition.in_(bindparam("partitions", expanding=True)))
-    .order_by(_P.partition)
-    .with_for_update(of=t.partition)
-)  # fmt: skip
-_REPLICAS = (
-    sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync)
-    .where(_R.topic_id == bindparam("topic_id"), _R.partition.in_(bindparam("partitions", expanding=True)))
-    .order_by(_R.partition, _R.preference)
+
+
+_LOCK_ONE = Prepared(_locking(_P.partition == bindparam("partition")))
+_LOCK_MANY = _locking(_P.partition.in_(bindparam("partitions", expanding=True)))
+_REPLICAS_OF_ONE = Prepared(_replicas_of(_R.partition == bindparam("partition")))
+_REPLICAS_OF_MANY = _replicas_of(_R.partition.in_(bindparam("partitions", expanding=True)))
+
+_B = t.producer_batch.c
+_KEY = ("producer_id", "topic_id", "partition")
+_BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
+_PRODUCER = Prepared(
+    sa.select(t.producer.c.epoch).where(t.producer.c.producer_id == bindparam("producer_id")).with_for_update()
 )
+_REMEMBERED = Prepared(
+    sa.select(_B.producer_epoch, _B.first_sequence, _B.last_sequence, _B.base_offset, _B.end_offset)
+    .where(*(_B[name] == bindparam(name) for name in _KEY))
+    .order_by(_B.producer_epoch, _B.first_sequence)
+)
+_FORGET = Prepared(t.producer_batch.delete().where(*(_B[name] == bindparam(f"key_{name}") for name in _BATCH_KEY)))
+_REMEMBER = Prepared(t.producer_batch.insert())
+_NEW_SEGMENTS = Prepared(t.segment.insert())
+_NEW_BLOBS = Prepared(t.blob.insert())
 
 
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
     """The partitions that exist, their rows locked in the order that everybody keeps."""
     states: dict[Key, PartitionState] = {}
     for topic_id, numbers in _by_topic(keys):
-        parameters = {"topic_id": topic_id, "partitions": numbers}
-        rows = connection.execute(_LOCK, parameters).all()
+        rows: Sequence[Any]
+        if len(numbers) == 1:
+            one = {"topic_id": topic_id, "partition": numbers[0]}
+            rows = _LOCK_ONE.rows(connection, one)
+        else:
+            many = {"topic_id": topic_id, "partitions": numbers}
+            rows = connection.execute(_LOCK_MANY, many).all()
         # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait for the lock
+        if len(numbers) == 1:
+            found: Sequence[Any] = _REPLICAS_OF_ONE.rows(connection, one)
+        else:
+            found = connection.execute(_REPLICAS_OF_MANY, many).all()
         replicas: dict[int, list[Replica]] = {}
-        for partition, *facts in connection.execute(_REPLICAS, parameters):
-            replicas.setdefault(partition, []).append(Replica(*facts))
-        for row in rows:
-            states[topic_id, row.partition] = PartitionState(
-                leader=row.leader,
-                leader_epoch=row.leader_epoch,
-                log_end_offset=row.log_end_offset,
-                high_watermark=row.high_watermark,
-                recovery_point=row.recovery_point,
-                tail_bytes=row.tail_bytes,
-                change=row.change,
-                replicas=tuple(replicas[row.partition]),
-                min_insync_replicas=topic_config(row.configs).min_insync_replicas,
-            )
+        for partition, broker_id, end_offset, in_sync in found:
+            replicas.setdefault(partition, []).append(Replica(broker_id, end_offset, bool(in_sync)))
+        for partition, leader, leader_epoch, end, high_watermark, recovery_point, tail_bytes, change, configs in rows:
+            states[topic_id, partition] = PartitionState(
+                leader, leader_epoch, end, high_watermark, recovery_point, tail_bytes, change,
+                tuple(replicas.get(partition, ())), topic_config(configs).min_insync_replicas,
+            )  # fmt: skip
     return states
 
 
@@ -168,24 +199,14 @@ def _lock(
     """Producers first, then partitions: the lock order of `metadata.tables`."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
     epochs: dict[int, int] = {}
-    if wanted:
-        p = t.producer.c
-        ids = sorted({producer_id for producer_id, _, _ in wanted})
-        query = (
-            sa.select(p.producer_id, p.epoch).where(p.producer_id.in_(ids)).order_by(p.producer_id).with_for_update()
-        )
-        epochs = {row.producer_id: row.epoch for row in connection.execute(query)}
+    for producer_id in sorted({producer_id for producer_id, _, _ in wanted}):
+        for (epoch,) in _PRODUCER.rows(connection, {"producer_id": producer_id}):
+            epochs[producer_id] = epoch
     states = lock_partitions(connection, [(b.topic_id, b.partition) for b in batches])
     producers: dict[tuple[int, int, int], ProducerState] = {}
-    b = t.producer_batch.c
     for key in wanted:
-        query = (
-            sa.select(b.producer_epoch, b.first_sequence, b.last_sequence, b.base_offset, b.end_offset)
-            .where(b.producer_id == key[0], b.topic_id == key[1], b.partition == key[2])
-            .order_by(b.producer_epoch, b.first_sequence)
-        )
-        known = tuple(RememberedBatch(*row) for row in connection.execute(query))
-        producers[key] = ProducerState(epochs.get(key[0]), known)
+        rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
+        producers[key] = ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
     return states, producers
 
 
@@ -264,7 +285,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState) -> dic
     }
 
 
-_SAVE_PARTITION = (
+_SAVE_PARTITION = Prepared(
     t.partition.update()
     .where(_P.topic_id == bindparam("key_topic"), _P.partition == bindparam("key_partition"))
     .values(
@@ -274,7 +295,7 @@ _SAVE_PARTITION = (
         }
     )
 )
-_SAVE_REPLICA = (
+_SAVE_REPLICA = Prepared(
     t.replica.update()
     .where(
         _R.topic_id == bindparam("key_topic"),
@@ -293,8 +314,8 @@ def _save_partitions(
     durable: bool,
 ) -> None:
     changed = [(key, state) for key, state in after.items() if state is not before[key]]
-    connection.execute(
-        _SAVE_PARTITION,
+    _SAVE_PARTITION.run(
+        connection,
         [
             {
                 "key_topic": topic_id,
@@ -320,7 +341,7 @@ def _save_partitions(
         if new is not old
     ]
     if moved:
-        connection.execute(_SAVE_REPLICA, moved)
+        _SAVE_REPLICA.run(connection, moved)
 
 
 def _save_producers(
@@ -329,26 +350,27 @@ def _save_producers(
     before: Mapping[tuple[int, int, int], ProducerState],
     after: Mapping[tuple[int, int, int], ProducerState],
 ) -> None:
-    b = t.producer_batch.c
+    gone: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
     for key, state in after.items():
         known = before[key]
         if state is known:
             continue
-        # first away with the old: an epoch's sequences begin at 0 again
-        for old in known.batches:
-            if old not in state.batches:
-                here = (b.producer_id == key[0]) & (b.topic_id == key[1]) & (b.partition == key[2])
-                connection.execute(
-                    t.producer_batch.delete().where(
-                        here, b.first_sequence == old.first_sequence, b.producer_epoch == old.producer_epoch
-                    )
-                )
-        for new in state.batches:
-            if new not in known.batches:
-                values = dict(zip(("producer_id", "topic_id", "partition"), key, strict=True))
-                connection.execute(t.producer_batch.insert(), {**values, **vars(new), "appended_ms": now.wall_ms})
+        here = dict(zip(_KEY, key, strict=True))
+        gone += [
+            {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
+            for old in known.batches
+            if old not in state.batches
+        ]
+        new += [
+            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
+        ]
         if state.epoch != known.epoch:
             connection.execute(t.producer.update().where(t.producer.c.producer_id == key[0]).values(epoch=state.epoch))
+    if gone:  # first away with the old: an epoch's sequences begin at 0 again
+        _FORGET.run(connection, gone)
+    if new:
+        _REMEMBER.run(connection, new)
 
 
 def force(store: Store, keys: Sequence[Key]) -> None:

@@ -1,12 +1,22 @@
-"""Section `producer` of the client benchmark."""
+"""How fast the producer is, against the bars of the project: `python -m benchmarks.producer`, `make bench-clients`.
 
+Measured on a SQLite cluster, and on PostgreSQL too with --postgresql. Every number is the median of --rounds turns
+after a warm-up, with the spread beside it. Durable: an acknowledgement waits for fsync, which is the default.
+"""
+
+import argparse
 import os
+import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
 
-from benchmarks.clients import Bench, Row, percentiles, rate
+from benchmarks.machine import describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
@@ -16,7 +26,45 @@ TABLE_RECORDS = 3_000_000
 GETS = 1_000
 
 
-def producer(bench: Bench) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Row:
+    """A line of the report. `bar` is what it should reach, in words, if anything."""
+
+    what: str
+    store: str
+    measured: str
+    bar: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: a cluster."""
+
+    address: str
+    store: str
+    rounds: int
+
+    def median(self, measure: Callable[[], float]) -> tuple[float, float, float]:
+        """(median, least, most) of the rounds; one more goes first and does not count."""
+        measure()
+        found = [measure() for _ in range(self.rounds)]
+        return statistics.median(found), min(found), max(found)
+
+
+def rate(found: tuple[float, float, float]) -> str:
+    """Records a second."""
+    middle, least, most = found
+    return f"{middle:,.0f}/s ({least:,.0f} to {most:,.0f})"
+
+
+def percentiles(seconds: list[float]) -> str:
+    """p50 and p99 in milliseconds."""
+    ordered = sorted(seconds)
+    p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
+    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+
+
+def measure(bench: Bench) -> Iterator[Row]:
     with Cluster.open(bench.address) as cluster:
         for name, partitions in (("produce-send", 4), ("produce-table", 4), ("produce-get", 1)):
             create_topic(cluster, name, partitions)
@@ -82,3 +130,29 @@ def _noise(count: int) -> pa.Array:
 def _keys(count: int) -> pa.Array:
     some = [b"N%05d" % (n * 7_919 % 100_000) for n in range(100_000)]
     return pa.concat_arrays([pa.array(some, pa.binary())] * (count // len(some)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
+    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
+    arguments = parser.parse_args()
+    table = Table(title=f"producer, median of {arguments.rounds} rounds")
+    for column in ("what", "store", "measured", "bar"):
+        table.add_column(column)
+    for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
+        if store == "PostgreSQL" and url is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
+            address = url or f"{folder}/cluster"
+            Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
+            for row in measure(Bench(address, store, arguments.rounds)):
+                table.add_row(row.what, row.store, row.measured, row.bar)
+    console = Console()
+    console.print(table)
+    console.print(describe_machine())
+
+
+if __name__ == "__main__":
+    main()
