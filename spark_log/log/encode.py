@@ -29,12 +29,14 @@ class Encoding:
     limits: RecordLimits
 
     @classmethod
-    def of(cls, config: TopicConfig) -> "Encoding":
+    def of(cls, config: TopicConfig, codec: str | None = None) -> "Encoding":
+        """`codec`: the producer's, instead of the topic's."""
+        codec = codec or config.compression_type
         levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
         append_time = config.message_timestamp_type == "LogAppendTime"
         return cls(
-            config.compression_type,
-            levels.get(config.compression_type),
+            codec,
+            levels.get(codec),
             TimestampType.LOG_APPEND_TIME if append_time else TimestampType.CREATE_TIME,
             config.inline_max_bytes,
             config.segment_bytes,

@@ -86,11 +86,22 @@ class Log:
         return self.append_prepared(prepared, acks=acks, timeout_ms=timeout_ms)
 
     def append_prepared(
-        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> list[Appended | Rejected]:
-        """Append records that went through `encode.prepare`, to partitions of any topics, in one transaction."""
+        """Append records that went through `encode.prepare`, to partitions of any topics, in one transaction.
+
+        `codec` is the producer's, for topics whose compression.type nobody has set.
+        """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        encodings = {topic_id: Encoding.of(topic.config) for topic_id, topic in topics.items()}
+        encodings = {
+            topic_id: Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
+            for topic_id, topic in topics.items()
+        }
         batches: list[Batch | None] = []
         blobs: dict[str, bytes] = {}
         for topic, item in items:

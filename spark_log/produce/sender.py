@@ -141,7 +141,9 @@ class Sender(threading.Thread):
             piece.attempts += 1
         try:
             items = [(piece.topic, Records(piece.partition, piece.table, self._sequence(piece))) for piece in pieces]
-            outcomes = self._log.append_prepared(items, acks=self._settings.log_acks, timeout_ms=timeout_ms)
+            outcomes = self._log.append_prepared(
+                items, acks=self._settings.log_acks, codec=self._settings.compression_type, timeout_ms=timeout_ms
+            )
         except Exception as error:
             self._failed(pieces, error)
             return

@@ -82,8 +82,8 @@ class ProducerSettings:
     max_in_flight_requests_per_connection: int = 5
     """Any bound is kept: a producer has one append in flight, and order with it."""
 
-    compression_type: None = None
-    """None only: the codec is the topic's compression.type."""
+    compression_type: str | None = None
+    """gzip, snappy, lz4 or zstd for topics whose compression.type nobody has set; None leaves it to the topic."""
 
     transactional_id: None = None
     """None only: transactions do not exist yet."""
@@ -93,10 +93,8 @@ class ProducerSettings:
         if isinstance(self.acks, bool) or not (self.acks == "all" or (type(self.acks) is int and self.acks in _ACKS)):
             raise KafkaConfigurationError(f"acks: expected 0, 1, -1 or 'all', got {self.acks!r}")
         object.__setattr__(self, "acks", -1 if self.acks == "all" else self.acks)
-        if self.compression_type is not None:
-            raise KafkaConfigurationError(
-                f"compression_type={self.compression_type!r} cannot apply: set the topic's compression.type instead"
-            )
+        if self.compression_type not in (None, "gzip", "snappy", "lz4", "zstd"):
+            raise ValueError(f"Not supported codec: compression_type={self.compression_type!r}")
         if self.transactional_id is not None:
             raise KafkaConfigurationError(
                 f"transactional_id={self.transactional_id!r} cannot apply: there are no transactions yet"

@@ -1,10 +1,12 @@
 """The producer on a real log: kafka-python's behaviour, and what it does better."""
 
+import os
 import threading
 
 import kafka.errors
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from kafka.partitioner import DefaultPartitioner, Partitioner, StickyPartitioner
 from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
@@ -222,6 +224,20 @@ def test_keys_go_where_kafkas_clients_send_them(produce, cluster):
         futures = [producer.send("t", b"v", key) for key in keys]
         producer.flush()
         assert [future.get().partition for future in futures] == [partition_of_key(key, 5) for key in keys]
+
+
+def test_the_producers_codec_is_for_topics_that_have_none_of_their_own(produce, cluster):
+    create_topic(cluster, "free", 1)
+    create_topic(cluster, "fixed", 1, configs={"compression.type": "snappy"})
+    producer = produce(compression_type="gzip", linger_ms=1000)
+    for topic in ("free", "fixed"):  # too large for the inline tail: segment files
+        for _ in range(3):
+            producer.send(topic, os.urandom(900_000))
+    producer.flush()
+    query = sa.select(t.topic.c.name, t.segment.c.codec).join(t.segment, t.segment.c.topic_id == t.topic.c.topic_id)
+    query = query.where(sa.not_(t.segment.c.inline))
+    codecs = cluster.store.read(lambda connection: set(map(tuple, connection.execute(query))))
+    assert codecs == {("free", "gzip"), ("fixed", "snappy")}
 
 
 def test_null_keys_stick_for_a_batch_and_move_on(produce, cluster):

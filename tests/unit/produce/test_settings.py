@@ -67,13 +67,19 @@ def test_bad_values_are_named(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("compression_type", "gzip"), ("transactional_id", "t"), ("security_protocol", "SSL"), ("api_version", (2, 0)),
+        ("transactional_id", "t"), ("security_protocol", "SSL"), ("api_version", (2, 0)),
         ("sasl_mechanism", "PLAIN"), ("transaction_timeout_ms", 1), ("socket_options", []), ("proxy_url", "socks5://x"),
     ],
 )  # fmt: skip
 def test_what_cannot_apply_is_refused_by_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=f"{name}=.* cannot apply"):
         settings(**{name: value})
+
+
+def test_an_unknown_codec_is_a_value_error():
+    with pytest.raises(ValueError, match="bzip2"):
+        settings(compression_type="bzip2")
+    assert settings(compression_type="gzip").compression_type == "gzip"
 
 
 def test_what_is_the_case_anyway_is_taken():
