@@ -5,6 +5,7 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -34,3 +35,13 @@ def produce(cluster, cluster_address):
     yield make
     for producer in made:
         producer.close(timeout=10)
+
+
+@pytest.fixture
+def own_postgres_server():
+    """A PostgreSQL of this test alone, to be killed and started again."""
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.kill()
+    server.remove()

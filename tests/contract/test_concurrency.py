@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 
-import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
@@ -17,7 +16,6 @@ from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.numbered_writer import value
-from tests.support.postgres import PostgresServer
 from tests.support.records import read_all, table
 
 WRITERS = 8
@@ -122,18 +120,9 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
     assert max(longest for _, _, longest, _ in told) < 20
 
 
-@pytest.fixture
-def server():
-    server = PostgresServer()
-    server.start()
-    yield server
-    server.kill()
-    server.remove()
-
-
-def test_postgresql_crashes_under_load(server, tmp_path):
+def test_postgresql_crashes_under_load(own_postgres_server, tmp_path):
     """Twice, and comes back: appends take longer, and that is all."""
-    address = server.create_database()
+    address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
 
@@ -141,8 +130,8 @@ def test_postgresql_crashes_under_load(server, tmp_path):
             for share in (0.2, 0.5):
                 while sum(progress) < share * 4 * FLUSHES:
                     time.sleep(0.01)
-                server.kill()
-                server.start()
+                own_postgres_server.kill()
+                own_postgres_server.start()
 
         told = run(cluster, address, writers=4, meanwhile=crash)
         check(cluster, told)

@@ -85,7 +85,7 @@ class Counted:
 
 
 def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
-    """kafka-python's README, but for the import and the address; its structs are the ones that come back."""
+    """Its settings go in, its structs come back."""
     make(cluster, "my_favorite_topic", 2)
     fill(log, "my_favorite_topic", [3, 2])
     seen = []

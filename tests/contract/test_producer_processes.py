@@ -17,9 +17,7 @@ from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Log
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
-from tests.support.postgres import PostgresServer
 from tests.support.producing import stored
-from tests.support.subprocess_python import run_python
 
 REPOSITORY = Path(__file__).parents[2]
 PARTITIONS = 3
@@ -81,10 +79,13 @@ def test_four_processes_at_once(cluster, cluster_address, log, tmp_path):
 POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "append.committed:4"]
 
 
-@pytest.mark.parametrize("point", POINTS)
+# PostgreSQL differs in how a transaction ends
+@pytest.mark.parametrize(
+    ("cluster_address", "point"),
+    [*(("sqlite", point) for point in POINTS), *(("postgres", point) for point in POINTS[2:])],
+    indirect=["cluster_address"],
+)
 def test_a_producer_killed_at(cluster, cluster_address, log, tmp_path, point):
-    if "://" in cluster_address and point not in POINTS[2:]:
-        pytest.skip("what differs there is how a transaction ends")
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
     code, acked = Process(tmp_path, cluster_address, "w", 2_000, failpoint=point).finish()
     assert code == -signal.SIGKILL, "it never came to the point"
@@ -95,17 +96,8 @@ def test_a_producer_killed_at(cluster, cluster_address, log, tmp_path, point):
     check(log, {"w": acked, "next": more}, {"w": 2_000, "next": 100})
 
 
-@pytest.fixture
-def server():
-    server = PostgresServer()
-    server.start()
-    yield server
-    server.kill()
-    server.remove()
-
-
-def test_postgresql_crashes_under_idempotent_producers(server, tmp_path):
-    address = server.create_database()
+def test_postgresql_crashes_under_idempotent_producers(own_postgres_server, tmp_path):
+    address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
         names = ["a", "b", "c"]
@@ -113,8 +105,8 @@ def test_postgresql_crashes_under_idempotent_producers(server, tmp_path):
         crowd = {name: Process(tmp_path, address, name, count, "retry_backoff_ms=20") for name in names}
         for at in (count // 5, count // 2):
             crowd["a"].wait_until_acked(at)
-            server.kill()
-            server.start()
+            own_postgres_server.kill()
+            own_postgres_server.start()
         done = {name: process.finish() for name, process in crowd.items()}
         assert [code for code, _ in done.values()] == [0, 0, 0]
         assert [len(acked) for _, acked in done.values()] == [count] * 3
@@ -122,58 +114,6 @@ def test_postgresql_crashes_under_idempotent_producers(server, tmp_path):
         total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(names, count))
         assert total == 3 * count
         log.close()
-
-
-README = """
-from kafka import KafkaProducer
-producer = KafkaProducer(bootstrap_servers='localhost:1234')
-for _ in range(100):
-    # Fire-and-forget: send() is async and returns before delivery
-    producer.send('foobar', b'some_message_bytes')
-
-# To check the status of an async message delivery, use .get()
-future = producer.send('foobar', b'another_message')
-# future.get() will block until it can return the result or raise on error
-result = future.get(timeout=60)
-print(result.offset)
-
-producer.flush()
-
-# Use a key for hashed-partitioning
-producer.send('foobar', key=b'foo', value=b'bar')
-
-# Serialize json messages
-from kafka import KafkaProducer, JsonSerializer
-producer = KafkaProducer(bootstrap_servers='localhost:1234', value_serializer=JsonSerializer())
-producer.send('fizzbuzz', {'foo': 'bar'})
-
-# Serialize string keys
-from kafka import KafkaProducer, DefaultSerializer
-producer = KafkaProducer(bootstrap_servers='localhost:1234', key_serializer=DefaultSerializer())
-producer.send('flipflap', key='ping', value=b'1234')
-
-# Include record headers. The format is list of tuples with string key
-# and bytes value.
-producer.send('foobar', value=b'c29tZSB2YWx1ZQ==', headers=[('content-encoding', b'base64')])
-
-# Get producer performance metrics
-metrics = producer.metrics()
-"""
-
-
-def test_kafka_pythons_readme(cluster, cluster_address, log):
-    """Its lines, with another import and another address; the program ends without closing anything."""
-    program = README.replace("from kafka import KafkaProducer", "from spark_log import Producer as KafkaProducer")
-    program = program.replace(
-        "KafkaProducer, JsonSerializer", "KafkaProducer\nfrom kafka.serializer import JsonSerializer"
-    )
-    program = program.replace(
-        "KafkaProducer, DefaultSerializer", "KafkaProducer\nfrom kafka.serializer import DefaultSerializer"
-    )
-    assert run_python(program.replace("'localhost:1234'", repr(cluster_address))) == "100\n"
-    assert sorted(stored(log, "foobar")[0][100:]) == [b"another_message", b"bar", b"c29tZSB2YWx1ZQ=="]
-    assert stored(log, "fizzbuzz") == {0: [b'{"foo": "bar"}']}
-    assert stored(log, "flipflap") == {0: [b"1234"]}
 
 
 def test_a_forked_child_is_told_to_make_its_own(cluster, cluster_address, log, capfd):

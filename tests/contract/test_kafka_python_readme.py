@@ -1,0 +1,70 @@
+"""The programs of kafka-python's own README, as its installed package carries it, on a spark-log cluster.
+
+Changed are the import and the address, and what ends a loop that would run for ever. The example of transactions waits
+for transactions.
+"""
+
+import re
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import metadata
+
+from spark_log.cluster.topics import create_topic
+from tests.support.subprocess_python import REPOSITORY
+from tests.support.topics import append, stored
+
+
+def programs(client):
+    """The README's blocks that use `client` (producer or consumer), in order, as one program."""
+    package = metadata("kafka-python")
+    text = package.get_payload() or package["Description"]
+    blocks = [textwrap.dedent(block) for block in re.findall(r"code-block:: python\n\n((?: {4}.*\n|\n)+)", text)]
+    chosen = [block for block in blocks if f"{client}." in block or f"in {client}" in block]
+    assert len(chosen) >= 5, "the README has changed"
+    return "\n".join(block for block in chosen if "transactional_id" not in block)
+
+
+def run(program, address, *, ours):
+    """`ours`: the line that brings in our class under their name."""
+    program = re.sub(r"from kafka import (Kafka\w+)(?:, (\w+))?", rf"{ours}\nfrom kafka import \2", program)
+    program = program.replace("from kafka import \n", "\n").replace("'localhost:1234'", repr(address))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env={"SPARK_LOG_CLUSTER": address, "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_producers(cluster, cluster_address):
+    run(programs("producer"), cluster_address, ours="from spark_log import Producer as KafkaProducer")
+    sent = stored(cluster, "foobar")[0]
+    assert sent[:102] == ["some_message_bytes"] * 100 + ["another_message", "bar"]
+    assert sorted(sent[102:]) == sorted([*(f"msg {n}" for n in range(1000)), "c29tZSB2YWx1ZQ=="])
+    assert stored(cluster, "fizzbuzz") == {0: ['{"foo": "bar"}']}
+    assert stored(cluster, "flipflap") == {0: ["1234"]}
+
+
+ENDING = """
+import functools
+from spark_log import Consumer
+KafkaConsumer = functools.partial(Consumer, auto_offset_reset="earliest", consumer_timeout_ms=1500)
+"""
+
+
+def test_consumers(cluster, cluster_address, log):
+    for name, partitions in (("my_favorite_topic", 2), ("foobar", 3), ("json-foo", 1), ("txn_topic", 1)):
+        create_topic(cluster, name, partitions)
+    append(log, "my_favorite_topic", "a", "b", partition=1)
+    append(log, "foobar", "c", partition=2)
+    append(log, "json-foo", '{"d": 1}', headers=[("e", b"f")])
+    append(log, "txn_topic", "g")
+    printed = run(programs("consumer"), cluster_address, ours=ENDING)
+    values = re.findall(r"ConsumerRecord\(.*value=b'(\w)'", printed)
+    assert values == ["a", "b", "a", "b", "g"]
