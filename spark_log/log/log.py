@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
@@ -95,9 +96,12 @@ class Log:
     ) -> list[Appended | Rejected]:
         """Append records that went through `encode.prepare`, to partitions of any topics, in one transaction.
 
-        `codec` is the producer's, for topics whose compression.type nobody has set.
+        `codec` is the producer's, for topics whose compression.type nobody has set. PolicyViolationError for an
+        internal topic.
         """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        for topic in topics.values():
+            validate_user_topic(topic.name, "write to")
         encodings = {
             topic_id: Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
             for topic_id, topic in topics.items()

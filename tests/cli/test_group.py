@@ -75,3 +75,15 @@ def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
     standing.stdout.close()  # type: ignore[union-attr]
     standing.stderr.close()
     assert json.loads(ok("coordinator", "--status", "--json", cluster=cluster))["holder"] is None
+
+
+def test_nobody_writes_to_the_topic_of_committed_offsets(events: Path) -> None:
+    ok("produce", "events", stdin="a\n", cluster=events)
+    ok("consume", "events", "--group", "g", cluster=events)
+    failed = run("produce", "__consumer_offsets", "-K", ":", stdin="k:v\n", cluster=events)
+    assert failed.exit_code == 1
+    assert "internal" in failed.output
+    lines = ok("consume", "__consumer_offsets", "--json", cluster=events).splitlines()
+    commits = {row["key"]: json.loads(row["value"])["offset"] for row in map(json.loads, lines)}
+    assert sorted(commits.values()) == [0, 1]
+    assert {(json.loads(key)["group"], json.loads(key)["topic"]) for key in commits} == {("g", "events")}
