@@ -20,7 +20,7 @@ from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, red
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.store import Attempt, Store, create_store, open_store
+from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store, create_store, open_store
 
 FIRST_BROKER = BrokerId(1)
 
@@ -108,11 +108,11 @@ class Cluster:
     def cluster_id(self) -> str:
         return str(self.store.read(lambda c: c.execute(sa.select(tables.cluster.c.cluster_id)).scalar_one()))
 
-    def log_dirs(self) -> dict[LogDirId, LogDirInfo]:
+    def log_dirs(self, *, timeout_ms: int = READ_TIMEOUT_MS) -> dict[LogDirId, LogDirInfo]:
         """Every log dir of the cluster."""
         t = tables.log_dir
         query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)
-        rows = self.store.read(lambda c: c.execute(query).all())
+        rows = self.store.read(lambda c: c.execute(query).all(), timeout_ms=timeout_ms)
         address = self.store.address
         return {LogDirId(i): LogDirInfo(i, broker, _absolute(uri, address), uuid_) for i, broker, uri, uuid_ in rows}
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
@@ -34,7 +34,7 @@ from spark_log.log.seal import seal
 from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.records.schema import read_schema
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Log:
             batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
             blobs[name] = blob.data
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
-        write_id, files = self._write_files(large, encodings, acks) if large else (None, [])
+        write_id, files = self._write_files(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
         complete = [batch or next(rest) for batch in batches]
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
@@ -130,14 +130,17 @@ class Log:
             raise
 
     def _write_files(
-        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks
+        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch]]:
         """A segment file for each item, several at a time: encoding and the disk let other threads run."""
         wanted: dict[int, set[int]] = {}
         for topic, item in items:
             wanted.setdefault(topic.topic_id, set()).add(item.partition)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        targets = {i: self.targets(topics[i], sorted(numbers), acks) for i, numbers in wanted.items()}
+        targets = {
+            i: self.targets(topics[i], sorted(numbers), acks, timeout_ms=timeout_ms) for i, numbers in wanted.items()
+        }
+        infos = self.cluster.log_dirs(timeout_ms=timeout_ms)
         names = [self._writer.file_name() for _ in items]
         if len({write_id for write_id, _ in names}) > 1:
             raise WriteIdExpiredError(f"write id {names[0][0]} has expired during the append: write the files again")
@@ -146,7 +149,8 @@ class Log:
             topic, records = item
             encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
             path = segment_path(topic.folder, records.partition, name)
-            files = SegmentFiles(self._log_dirs(target), path, encoding)
+            log_dirs = [self.cluster.log_dir(infos[log_dir_id]) for log_dir_id in target.log_dir_ids]
+            files = SegmentFiles(log_dirs, path, encoding)
             try:
                 files.append(records.table)
                 facts = files.commit()
@@ -187,9 +191,13 @@ class Log:
             try_publish(self.cluster, [topic])
         return files
 
-    def targets(self, topic: Topic, partitions: Sequence[int], acks: Acks = "all") -> dict[int, Target]:
+    def targets(
+        self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
+    ) -> dict[int, Target]:
         """Where files of the partitions go. UnknownTopicOrPartitionError names one that is not there."""
-        found = self.cluster.store.read(lambda connection: targets_of(connection, topic, partitions, acks))
+        found = self.cluster.store.read(
+            lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
+        )
         for partition in partitions:
             if partition not in found:
                 raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
@@ -256,10 +264,6 @@ class Log:
         except (SparkLogError, OSError) as error:
             logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
             return 0
-
-    def _log_dirs(self, target: Target) -> list[LogDir]:
-        infos = self.cluster.log_dirs()
-        return [self.cluster.log_dir(infos[log_dir_id]) for log_dir_id in target.log_dir_ids]
 
     def _force_what_is_due(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [

@@ -29,6 +29,9 @@ _TRANSACTION_ID = "spark_log_transaction_id"
 DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
 
+READ_TIMEOUT_MS = 10_000
+"""How long a read is retried while the store is away."""
+
 _ASK_THE_TIME_MS = 5_000
 
 
@@ -89,7 +92,7 @@ class Store:
         except sa.exc.DBAPIError as error:
             raise _translate(error, self.address) from error
 
-    def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = 10_000) -> T:
+    def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
         """`body` in a snapshot, tried again while the store is away."""
         deadline = clock.monotonic_s() + timeout_ms / 1000
         for number in range(10_000):
@@ -218,8 +221,13 @@ class Store:
         host_ms = int(clock.monotonic_s() * 1000)
         asked_ms, ahead_ms = self._ahead
         if host_ms - asked_ms > _ASK_THE_TIME_MS:
-            ahead_ms = self.read(self.clock).wall_ms - int(clock.monotonic_s() * 1000)
-            self._ahead = (host_ms, ahead_ms)
+            try:
+                told_ms = self.read(self.clock, timeout_ms=READ_TIMEOUT_MS if asked_ms < 0 else 1_000).wall_ms
+                ahead_ms = told_ms - int(clock.monotonic_s() * 1000)
+                self._ahead = (host_ms, ahead_ms)
+            except MetadataStoreUnavailableError:
+                if asked_ms < 0:  # else the clock goes on counting: an append must outlast a store that is away
+                    raise
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
     def close(self) -> None:

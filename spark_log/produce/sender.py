@@ -5,6 +5,7 @@
 A partition whose piece must be tried again holds back its later pieces, so order is kept; the other partitions go on.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -87,7 +88,11 @@ class Sender(threading.Thread):
 
     def _assemble(self, chunk: Chunk) -> None:
         try:
-            known = self._topics.refresh(chunk.topic) or self._topics.by_name[chunk.topic]
+            known = self._topics.by_name[chunk.topic]
+            with contextlib.suppress(
+                MetadataStoreUnavailableError
+            ):  # the append waits for it, up to delivery_timeout_ms
+                known = self._topics.refresh(chunk.topic) or known
             topic, now_ms = known.topic, self._cluster.store.now().wall_ms
             deadline_s = chunk.made_s + self._settings.delivery_timeout_ms / 1000
             if isinstance(chunk, TableChunk):

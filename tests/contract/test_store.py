@@ -692,3 +692,12 @@ def test_the_stores_time_is_its_own_and_goes_on(cluster: Cluster, monkeypatch: p
     first = store.now().wall_ms
     assert abs(first - in_transaction) < 60_000
     assert first <= store.now().wall_ms <= first + 60_000
+
+
+def test_the_stores_time_counts_on_while_the_store_is_away(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        before = cluster.store.now()
+        own_postgres_server.kill()
+        asked_ms, ahead_ms = cluster.store._ahead
+        cluster.store._ahead = (max(0, asked_ms - 10_000), ahead_ms)  # so long ago that it is due to be asked again
+        assert 0 <= cluster.store.now().wall_ms - before.wall_ms < 60_000
