@@ -16,13 +16,12 @@ from dataclasses import dataclass
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Lease, LeaseStatus, lease_status
+from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.offsets import expire_offsets
-from spark_log.groups.rows import Guard
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
 from spark_log.log.producer_expiry import expire_producers
 

@@ -8,7 +8,7 @@ SparkLogError
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
-│   ├── NotCoordinatorError
+│   ├── NotCoordinatorError, NotControllerError
 │   └── KafkaTimeoutError
 └── FatalError                        trying again changes nothing
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
@@ -19,6 +19,7 @@ SparkLogError
     ├── CommitFailedError, IllegalStateError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
+    ├── DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError, InvalidReplicationAssignmentError
     ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
     │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
@@ -69,6 +70,10 @@ class NotEnoughReplicasAfterAppendError(RetriableError):
 
 class NotCoordinatorError(RetriableError):
     """The lease `coordinator` has gone to another term: what was about to be done under it is not done."""
+
+
+class NotControllerError(RetriableError):
+    """The lease `controller` has gone to another term: what was about to be done under it is not done."""
 
 
 class KafkaTimeoutError(RetriableError):
@@ -165,6 +170,18 @@ class UnknownProducerIdError(FatalError):
 
 class WriteIdExpiredError(FatalError):
     """The write id's lease ran out before the append; its files may be gone."""
+
+
+class DuplicateBrokerRegistrationError(FatalError):
+    """There is a broker of this id already, or another process serves it."""
+
+
+class BrokerIdNotRegisteredError(FatalError):
+    """There is no broker of this id in the cluster."""
+
+
+class InvalidReplicationAssignmentError(FatalError):
+    """The replicas asked for a partition are not distinct brokers of the cluster."""
 
 
 class CheckpointMismatchError(FatalError):

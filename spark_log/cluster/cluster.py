@@ -75,6 +75,7 @@ class Cluster:
                     "broker_id": FIRST_BROKER,
                     "rack": None,
                     "served": False,
+                    "holder": None,
                     "epoch": 0,
                     "lease_until_ms": None,
                     "lease_era": None,

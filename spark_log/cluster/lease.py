@@ -3,16 +3,24 @@
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from spark_log.errors import NotCoordinatorError
+from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
 
 _L = t.lease.c
+
+Guard = Callable[[sa.Connection], None]
+"""Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
+
+
+def nobody_forbids(_connection: sa.Connection) -> None:
+    """The guard of those who act for themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,8 @@ class Lease:
             self._store.transact(lambda connection, _: connection.execute(free), announce=True)
 
     def check(self, connection: sa.Connection) -> None:
-        """In every transaction of the holder, first: NotCoordinatorError unless the term is ours and lasts.
+        """In every transaction of the holder, first: NotControllerError or NotCoordinatorError unless the term is ours
+        and lasts.
 
         The row stays locked until the end of the transaction, so that nobody begins a term in its midst.
         """
@@ -80,7 +89,8 @@ class Lease:
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
         now = self._store.clock(connection)
         if row is None or (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(row.until_ms, row.era):
-            raise NotCoordinatorError(f"lease {self._name!r}: term {self.epoch} of {self.holder} has ended")
+            error = NotControllerError if self._name == "controller" else NotCoordinatorError
+            raise error(f"lease {self._name!r}: term {self.epoch} of {self.holder} has ended")
 
 
 def lease_status(store: Store, name: str) -> LeaseStatus:

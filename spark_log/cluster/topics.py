@@ -241,7 +241,8 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         )
         per_topic = (
             t.transaction_segment, t.transaction_offset, t.producer_batch, t.group_offset, t.publication,
-            t.publication_cursor, t.reassignment, t.segment, t.replica, t.partition, t.topic,
+            t.publication_cursor, t.reassignment, t.retired_replica, t.truncation, t.segment,
+            t.replica, t.partition, t.topic,
         )  # fmt: skip
         for table in per_topic:
             connection.execute(table.delete().where(table.c.topic_id == t_id))

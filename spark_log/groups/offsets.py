@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.config_values import INT64_MAX
@@ -17,7 +18,6 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups import rows
-from spark_log.groups.rows import Guard, nobody_forbids
 from spark_log.ids import TopicPartition
 from spark_log.log import offsets_topic
 from spark_log.metadata import tables as t

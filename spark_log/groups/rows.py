@@ -5,7 +5,7 @@ Whoever changes a group or one of its members holds the group's row lock; reader
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,17 +19,10 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import StoreClock
 
-Guard = Callable[[sa.Connection], None]
-"""Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
-
 _G = t.consumer_group.c
 _M = t.group_member.c
 _O = t.group_partition.c
 _PARAMETERS_MAX = 5_000
-
-
-def nobody_forbids(_connection: sa.Connection) -> None:
-    """The guard of those who act for themselves."""
 
 
 @dataclass(frozen=True)

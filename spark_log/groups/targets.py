@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
+from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
-from spark_log.groups.rows import Guard, MemberRow, nobody_forbids
+from spark_log.groups.rows import MemberRow
 from spark_log.groups.rules import Group, depart, notice_topics
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

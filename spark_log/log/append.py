@@ -5,13 +5,14 @@ to base + count. So offsets are assigned once, strictly increasing and dense (in
 grows (invariant 2); a producer's sequence is appended once (invariant 8).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from spark_log.cluster.replication import PartitionState, advanced_high_watermark
 from spark_log.errors import (
     CheckpointMismatchError,
     InvalidRecordError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     OutOfOrderSequenceNumberError,
@@ -58,28 +59,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Replica:
-    broker_id: int
-    log_end_offset: int
-    in_sync: bool
-
-
-@dataclass(frozen=True)
-class PartitionState:
-    """A partition under its row lock. log_start <= high_watermark <= log_end_offset = LEO of the leader."""
-
-    leader: int | None
-    leader_epoch: int
-    log_end_offset: int
-    high_watermark: int
-    recovery_point: int
-    tail_bytes: int
-    change: int
-    replicas: tuple[Replica, ...]
-    min_insync_replicas: int = 1
-
-
-@dataclass(frozen=True)
 class RememberedBatch:
     producer_epoch: int
     first_sequence: int
@@ -121,6 +100,8 @@ def decide(
         if batch.sequence is not None:
             known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
             if known is not None:
+                if acks == "all":
+                    _check_replicated(state, batch, known)
                 return Appended(known.base_offset, known.end_offset, duplicate=True), state
         if acks == "all":
             _check_in_sync(state, batch)
@@ -148,11 +129,6 @@ def decide(
     return Appended(base, end), after
 
 
-def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
-    """max(HW, min LEO over the ISR): it never goes down here."""
-    return max(current, min((replica.log_end_offset for replica in replicas if replica.in_sync), default=current))
-
-
 def remember(producer: ProducerState, batch: Batch, appended: Appended) -> ProducerState:
     """The producer's state after the batch: its last five batches of the newest epoch."""
     assert batch.sequence is not None
@@ -174,6 +150,10 @@ def _check_leader(state: PartitionState, batch: Batch) -> None:
     if batch.leader_epoch is not None and batch.leader_epoch != state.leader_epoch:
         raise NotLeaderForPartitionError(
             f"partition {batch.partition}: leader epoch {batch.leader_epoch} is not the current {state.leader_epoch}"
+        )
+    if not batch.inline and state.leader not in batch.written_to:
+        raise NotLeaderForPartitionError(
+            f"partition {batch.partition}: its leader, broker {state.leader}, does not have {batch.name}"
         )
 
 
@@ -197,6 +177,15 @@ def _check_sequence(sequence: ProducerSequence, record_count: int, producer: Pro
     if sequence.first != expected:
         raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
     return None
+
+
+def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
+    """A batch that went in before, without waiting for the ISR, is not acknowledged as if it had waited."""
+    if known.end_offset > state.high_watermark:
+        raise NotEnoughReplicasAfterAppendError(
+            f"partition {batch.partition}: appended at {known.base_offset}, but the high watermark is"
+            f" {state.high_watermark}: not all in-sync replicas have it"
+        )
 
 
 def _check_in_sync(state: PartitionState, batch: Batch) -> None:

@@ -1,24 +1,23 @@
 """The append transaction: read under lock, decide, write, in one commit for all partitions of a flush."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.cluster.topics import topic_config
+from spark_log.cluster.partition_rows import Key, by_topic, lock_partitions, save_partitions
+from spark_log.cluster.replication import PartitionState
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.log.append import (
     Acks,
     Appended,
     Batch,
-    PartitionState,
     ProducerState,
     Rejected,
     RememberedBatch,
-    Replica,
     SparkBatch,
     decide,
     decide_spark_batch,
@@ -27,9 +26,6 @@ from spark_log.log.append import (
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-
-Key = tuple[int, int]
-"""Topic id and partition number."""
 
 
 @dataclass(frozen=True)
@@ -114,40 +110,16 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
         blobs = [{"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["inline"]]
         if blobs:
             _NEW_BLOBS.run(connection, blobs)
-        _save_partitions(connection, before, states, durable=request.durable)
+        if request.durable:
+            states = {
+                key: state if state is before[key] else replace(state, recovery_point=state.log_end_offset)
+                for key, state in states.items()
+            }
+        save_partitions(connection, before, states)
         _save_producers(connection, now, producers, remembered)
     failpoint("append.decided")
     return AppendResult(outcomes, states)
 
-
-_P, _R = t.partition.c, t.replica.c
-
-
-def _locking(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return (
-        sa.select(
-            _P.partition, _P.leader, _P.leader_epoch, _P.log_end_offset, _P.high_watermark, _P.recovery_point,
-            _P.tail_bytes, _P.change, t.topic.c.configs,
-        )
-        .join(t.topic, t.topic.c.topic_id == _P.topic_id)
-        .where(_P.topic_id == bindparam("topic_id"), *which)
-        .order_by(_P.partition)
-        .with_for_update(of=t.partition)
-    )  # fmt: skip
-
-
-def _replicas_of(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return (
-        sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync)
-        .where(_R.topic_id == bindparam("topic_id"), *which)
-        .order_by(_R.partition, _R.preference)
-    )
-
-
-_LOCK_ONE = Prepared(_locking(_P.partition == bindparam("partition")))
-_LOCK_MANY = _locking(_P.partition.in_(bindparam("partitions", expanding=True)))
-_REPLICAS_OF_ONE = Prepared(_replicas_of(_R.partition == bindparam("partition")))
-_REPLICAS_OF_MANY = _replicas_of(_R.partition.in_(bindparam("partitions", expanding=True)))
 
 _B = t.producer_batch.c
 _KEY = ("producer_id", "topic_id", "partition")
@@ -166,33 +138,6 @@ _NEW_SEGMENTS = Prepared(t.segment.insert())
 _NEW_BLOBS = Prepared(t.blob.insert())
 
 
-def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
-    """The partitions that exist, their rows locked in the order that everybody keeps."""
-    states: dict[Key, PartitionState] = {}
-    for topic_id, numbers in _by_topic(keys):
-        rows: Sequence[Any]
-        if len(numbers) == 1:
-            one = {"topic_id": topic_id, "partition": numbers[0]}
-            rows = _LOCK_ONE.rows(connection, one)
-        else:
-            many = {"topic_id": topic_id, "partitions": numbers}
-            rows = connection.execute(_LOCK_MANY, many).all()
-        # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait for the lock
-        if len(numbers) == 1:
-            found: Sequence[Any] = _REPLICAS_OF_ONE.rows(connection, one)
-        else:
-            found = connection.execute(_REPLICAS_OF_MANY, many).all()
-        replicas: dict[int, list[Replica]] = {}
-        for partition, broker_id, end_offset, in_sync in found:
-            replicas.setdefault(partition, []).append(Replica(broker_id, end_offset, bool(in_sync)))
-        for partition, leader, leader_epoch, end, high_watermark, recovery_point, tail_bytes, change, configs in rows:
-            states[topic_id, partition] = PartitionState(
-                leader, leader_epoch, end, high_watermark, recovery_point, tail_bytes, change,
-                tuple(replicas.get(partition, ())), topic_config(configs).min_insync_replicas,
-            )  # fmt: skip
-    return states
-
-
 def _lock(
     connection: sa.Connection, batches: Sequence[Batch]
 ) -> tuple[dict[Key, PartitionState], dict[tuple[int, int, int], ProducerState]]:
@@ -208,16 +153,6 @@ def _lock(
         rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
         producers[key] = ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
     return states, producers
-
-
-def _by_topic(keys: Sequence[Key], chunk: int = 5_000) -> Iterator[tuple[int, list[int]]]:
-    """Sorted (topic, partitions), at most `chunk` partitions at a time: statements have a limit of parameters."""
-    topics: dict[int, list[int]] = {}
-    for topic_id, number in sorted(set(keys)):
-        topics.setdefault(topic_id, []).append(number)
-    for topic_id, numbers in topics.items():
-        for first in range(0, len(numbers), chunk):
-            yield topic_id, numbers[first : first + chunk]
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
@@ -285,65 +220,6 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState) -> dic
     }
 
 
-_SAVE_PARTITION = Prepared(
-    t.partition.update()
-    .where(_P.topic_id == bindparam("key_topic"), _P.partition == bindparam("key_partition"))
-    .values(
-        {
-            name: bindparam(name)
-            for name in ("log_end_offset", "high_watermark", "recovery_point", "tail_bytes", "change")
-        }
-    )
-)
-_SAVE_REPLICA = Prepared(
-    t.replica.update()
-    .where(
-        _R.topic_id == bindparam("key_topic"),
-        _R.partition == bindparam("key_partition"),
-        _R.broker_id == bindparam("key_broker"),
-    )
-    .values(log_end_offset=bindparam("log_end_offset"))
-)
-
-
-def _save_partitions(
-    connection: sa.Connection,
-    before: Mapping[Key, PartitionState],
-    after: Mapping[Key, PartitionState],
-    *,
-    durable: bool,
-) -> None:
-    changed = [(key, state) for key, state in after.items() if state is not before[key]]
-    _SAVE_PARTITION.run(
-        connection,
-        [
-            {
-                "key_topic": topic_id,
-                "key_partition": number,
-                "log_end_offset": state.log_end_offset,
-                "high_watermark": state.high_watermark,
-                "recovery_point": state.log_end_offset if durable else state.recovery_point,
-                "tail_bytes": state.tail_bytes,
-                "change": state.change,
-            }
-            for (topic_id, number), state in changed
-        ],
-    )
-    moved = [
-        {
-            "key_topic": topic_id,
-            "key_partition": number,
-            "key_broker": new.broker_id,
-            "log_end_offset": new.log_end_offset,
-        }
-        for (topic_id, number), state in changed
-        for old, new in zip(before[topic_id, number].replicas, state.replicas, strict=True)
-        if new is not old
-    ]
-    if moved:
-        _SAVE_REPLICA.run(connection, moved)
-
-
 def _save_producers(
     connection: sa.Connection,
     now: StoreClock,
@@ -378,8 +254,9 @@ def force(store: Store, keys: Sequence[Key]) -> None:
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
-        for topic_id, numbers in _by_topic(keys):
-            here = (_P.topic_id == topic_id) & _P.partition.in_(numbers)
-            connection.execute(t.partition.update().where(here).values(recovery_point=_P.log_end_offset))
+        for topic_id, numbers in by_topic(keys):
+            p = t.partition.c
+            here = (p.topic_id == topic_id) & p.partition.in_(numbers)
+            connection.execute(t.partition.update().where(here).values(recovery_point=p.log_end_offset))
 
     store.transact(body)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
@@ -26,7 +27,7 @@ from spark_log.errors import (
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition, WriteId
 from spark_log.log import plan as planner
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
-from spark_log.log.appender import AppendRequest, AppendResult, Key, append, force
+from spark_log.log.appender import AppendRequest, AppendResult, append, force
 from spark_log.log.delta import try_publish
 from spark_log.log.encode import Encoding, SegmentFiles, Target, blob_batch, encode_inline, prepare, segment_batch
 from spark_log.log.fetch import Fetcher

@@ -1,13 +1,16 @@
 """Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.partition_rows import lock_partitions, save_partitions
+from spark_log.cluster.replication import rewrite
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import WriteIdExpiredError
 from spark_log.failpoints import failpoint
@@ -122,16 +125,18 @@ def _seal_run(
 def _swap(
     connection: sa.Connection,
     write_id: str,
-    row: dict[str, object],
+    row: dict[str, Any],
     run: Sequence[TailSegment],
     targets: Sequence[LogDirId],
     partition_epoch: int,
 ) -> bool:
-    s, p = t.segment.c, t.partition.c
-    topic_id, partition = row["topic_id"], row["partition"]
-    here = (p.topic_id == topic_id) & (p.partition == partition)
-    # the ISR may have grown since the files were written: whoever joined lacks them
-    if connection.execute(sa.select(p.partition_epoch).where(here).with_for_update()).scalar() != partition_epoch:
+    s = t.segment.c
+    key = topic_id, partition = row["topic_id"], row["partition"]
+    before = lock_partitions(connection, [key])
+    if key not in before:
+        return False
+    after = rewrite(before[key], run[0].base_offset, run[-1].end_offset, targets, partition_epoch)
+    if after is None:
         return False
     in_run = (
         (s.topic_id == topic_id)
@@ -146,20 +151,9 @@ def _swap(
     connection.execute(t.segment.delete().where(in_run))
     for first in range(0, len(names), 5_000):
         connection.execute(t.blob.delete().where(t.blob.c.name.in_(names[first : first + 5_000])))
-    change = connection.execute(
-        t.partition.update()
-        .where(here)
-        .values(change=p.change + 1, tail_bytes=p.tail_bytes - sum(piece.bytes for piece in run))
-        .returning(p.change)
-    ).scalar_one()
-    connection.execute(t.segment.insert(), {**row, "change": change})
-    # a replica that did not get the file is no longer whole there
-    connection.execute(
-        t.replica.update()
-        .where(t.replica.c.topic_id == topic_id, t.replica.c.partition == partition)
-        .where(t.replica.c.log_dir_id.not_in(targets), t.replica.c.log_end_offset > run[0].base_offset)
-        .values(log_end_offset=run[0].base_offset)
-    )
+    after = replace(after, tail_bytes=after.tail_bytes - sum(piece.bytes for piece in run))
+    save_partitions(connection, before, {key: after})
+    connection.execute(t.segment.insert(), {**row, "change": after.change})
     return True
 
 

@@ -3,8 +3,8 @@
 Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning stands
 in its comment, which PostgreSQL keeps too. `migrations/` brings a store from one revision to the next.
 
-Lock order, in every transaction: lease, topic, producer or transaction, group, partition (sorted by topic and number),
-replica.
+Lock order, in every transaction: lease, broker, log dir, topic, producer or transaction, group, partition (sorted by
+topic and number), replica.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -78,6 +78,7 @@ broker = Table(
     _column("broker_id", Integer, "chosen by the operator, > 0", primary_key=True, autoincrement=False),
     _column("rack", String(249), "failure domain for placement and nearest-replica reads", nullable=True),
     _column("served", Boolean, "true: a process holds a lease; false: embedded, whoever appends does its work"),
+    _column("holder", Text, "host and process of a served broker, for people", nullable=True),
     _column("epoch", BigInteger, "grows with each start of a served broker"),
     _column("lease_until_ms", BigInteger, "store clock; NULL for an embedded broker", nullable=True),
     _column("lease_era", String(64), "boot id under which lease_until_ms was written (SQLite)", nullable=True),
@@ -98,6 +99,13 @@ log_dir = Table(
     _column("uuid", String(36), "must equal the id in the log dir's own marker file"),
     _column("counter", BigInteger, "must equal the marker's; a restored snapshot has a lower one"),
     _column("online", Boolean, "false once the controller has declared it failed"),
+    _column("failure", Text, "why it is not online, for people", nullable=True),
+    _column(
+        "suspect_bytes",
+        BigInteger,
+        "somebody could not write a file of so many bytes here: the controller is to look; NULL: nobody complained",
+        nullable=True,
+    ),
     comment="A folder or bucket of a broker.",
     sqlite_autoincrement=True,
 )
@@ -229,6 +237,33 @@ retired_file = Table(
     _column("path", Text, "relative to the log dirs: a segment file, or a deleted topic's folder", primary_key=True),
     _column("retired_ms", BigInteger, "store clock; deleted retired.file.retention.ms later"),
     comment="Files that metadata no longer names but readers may still be on.",
+)
+
+retired_replica = Table(
+    "retired_replica",
+    metadata,
+    _column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
+    _topic_id(primary_key=True),
+    _partition(primary_key=True),
+    _column("folder", Text, "the topic's folder in the log dir"),
+    _column("retired_ms", BigInteger, "store clock; its files are deleted retired.file.retention.ms later"),
+    _column("deleting", Boolean, "its files are being deleted: no replica may be placed here meanwhile"),
+    comment="What a reassignment left behind in a log dir: readers may still be on its files.",
+)
+
+truncation = Table(
+    "truncation",
+    metadata,
+    _topic_id(primary_key=True),
+    _partition(primary_key=True),
+    _column("leader_epoch", BigInteger, "that the election began", primary_key=True),
+    _column("start_offset", BigInteger, "the new leader's LEO: what was at or above it is gone"),
+    _column("end_offset", BigInteger, "LEO before"),
+    _column("high_watermark", BigInteger, "before; above start_offset, readers had seen what is gone"),
+    _column("record_count", BigInteger, "records lost"),
+    _column("unclean", Boolean, "the new leader was not in the ISR"),
+    _column("at_ms", BigInteger, "store clock"),
+    comment="What elections have cut off.",
 )
 
 publication = Table(

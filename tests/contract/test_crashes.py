@@ -59,8 +59,8 @@ def files_on_disk(cluster, topic):
     return {str(path.relative_to(location)) for path in Path(location, "_segments").rglob("*") if path.is_file()}
 
 
-WRITE_POINTS = [point for point in POINTS if not point.startswith(("group.", "coordinator."))]
-OF_A_WRITER = [point for point in POINTS if not point.startswith(("group.", "coordinator."))]
+WRITE_POINTS = [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
+OF_A_WRITER = [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
 FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
 """Where nothing lies around yet: no record, no Delta table of ours."""
 

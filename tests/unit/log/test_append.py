@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from spark_log.cluster.replication import PartitionState, Replica, advanced_high_watermark
 from spark_log.errors import (
     CheckpointMismatchError,
     InvalidRecordError,
@@ -20,14 +21,11 @@ from spark_log.log.append import (
     REMEMBERED_BATCHES,
     Appended,
     Batch,
-    PartitionState,
     ProducerSequence,
     ProducerState,
     Rejected,
     RememberedBatch,
-    Replica,
     SparkBatch,
-    advanced_high_watermark,
     decide,
     decide_spark_batch,
     remember,

@@ -1,0 +1,231 @@
+"""Brokers: who keeps replicas, where, and who of them is alive.
+
+An *embedded* broker has no process: whoever appends or coordinates does its work, and it is alive while its log dirs
+are. A *served* one is a process (`spark-log broker start`) that holds a lease in the store; it is alive while that is
+fresh. A log dir counts while the controller has not declared it failed.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import normalise_uri
+from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
+from spark_log.ids import BrokerId, LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+_B, _D, _R = t.broker.c, t.log_dir.c, t.replica.c
+
+RACK_CHARACTERS_MAX = 249
+
+
+@dataclass(frozen=True)
+class LogDirStatus:
+    """`uri` as it was given; `failure` says why it is not online; `replicas` it has."""
+
+    log_dir_id: int
+    uri: str
+    online: bool
+    failure: str | None
+    replicas: int
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """`lease_left_ms` is None for an embedded broker; `leaders`: partitions that it leads."""
+
+    broker_id: int
+    rack: str | None
+    served: bool
+    holder: str | None
+    epoch: int
+    lease_left_ms: int | None
+    log_dirs: tuple[LogDirStatus, ...]
+    leaders: int
+
+    @property
+    def alive(self) -> bool:
+        return (not self.served or bool(self.lease_left_ms)) and any(log_dir.online for log_dir in self.log_dirs)
+
+
+def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: str | None = None) -> None:
+    """A new embedded broker with its log dirs, which must be empty. `broker start` makes it a served one.
+
+    Raises InvalidConfigurationError, LogDirMismatchError, DuplicateBrokerRegistrationError.
+    """
+    _check_id(broker_id)
+    if rack is not None and not 1 <= len(rack) <= RACK_CHARACTERS_MAX:
+        raise InvalidConfigurationError(f"rack: expected 1 to {RACK_CHARACTERS_MAX} characters, got {rack!r}")
+    if not log_dirs:
+        raise InvalidConfigurationError("log_dirs: a broker needs at least one log dir")
+    uris = [normalise_uri(location) for location in log_dirs]
+    if len(set(uris)) < len(uris):
+        raise InvalidConfigurationError(f"log_dirs: the same one twice among {', '.join(log_dirs)}")
+
+    def add(connection: sa.Connection, _attempt: Attempt) -> None:
+        known = connection.execute(sa.select(_B.broker_id).where(_B.broker_id == broker_id)).first()
+        if known is not None:
+            raise DuplicateBrokerRegistrationError(f"broker_id: there is a broker {broker_id} already")
+        values = {"broker_id": broker_id, "rack": rack, "served": False, "holder": None, "epoch": 0}
+        connection.execute(t.broker.insert(), {**values, "lease_until_ms": None, "lease_era": None})
+
+    cluster.store.transact(add)
+    try:
+        for location in log_dirs:
+            cluster.add_log_dir(BrokerId(broker_id), location)
+    except BaseException:
+        remove_broker(cluster, broker_id)
+        raise
+
+
+def remove_broker(cluster: Cluster, broker_id: int) -> None:
+    """Forget a broker and its log dirs; what is in them stays. Refused while it has replicas or its process runs."""
+
+    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+        row = _lock(connection, broker_id)
+        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
+            raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
+        replicas = connection.execute(sa.select(sa.func.count()).where(_R.broker_id == broker_id)).scalar_one()
+        if replicas:
+            raise InvalidConfigurationError(
+                f"broker {broker_id} has {replicas} replica(s): move them first (spark-log partition reassign)"
+            )
+        others = connection.execute(sa.select(sa.func.count()).where(_B.broker_id != broker_id)).scalar_one()
+        if not others:
+            raise InvalidConfigurationError(f"broker {broker_id} is the only one of the cluster")
+        mine = sa.select(_D.log_dir_id).where(_D.broker_id == broker_id)
+        for table in (t.retired_replica, t.publication, t.publication_cursor):
+            connection.execute(table.delete().where(table.c.log_dir_id.in_(mine)))
+        connection.execute(t.log_dir.delete().where(_D.broker_id == broker_id))
+        connection.execute(t.broker.delete().where(_B.broker_id == broker_id))
+
+    cluster.store.transact(remove)
+
+
+def embed_broker(cluster: Cluster, broker_id: int) -> None:
+    """Make a served broker whose process has ended an embedded one again."""
+
+    def embed(connection: sa.Connection, _attempt: Attempt) -> None:
+        row = _lock(connection, broker_id)
+        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
+            raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
+        values = {"served": False, "holder": None, "lease_until_ms": None, "lease_era": None}
+        connection.execute(t.broker.update().where(_B.broker_id == broker_id).values(values))
+
+    cluster.store.transact(embed, announce=True)
+
+
+def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
+    """All brokers, by id, as they stand now."""
+
+    def read(connection: sa.Connection) -> list[BrokerStatus]:
+        now = cluster.store.clock(connection)
+        replicas = _counts(connection, _R.log_dir_id)
+        leaders = _counts(connection, t.partition.c.leader)
+        dirs: dict[int, list[LogDirStatus]] = {}
+        for row in connection.execute(sa.select(t.log_dir).order_by(_D.log_dir_id)):
+            status = LogDirStatus(row.log_dir_id, row.uri, row.online, row.failure, replicas.get(row.log_dir_id, 0))
+            dirs.setdefault(row.broker_id, []).append(status)
+        return [
+            BrokerStatus(
+                row.broker_id, row.rack, row.served, row.holder, row.epoch, _left_ms(row, now),
+                tuple(dirs.get(row.broker_id, ())), leaders.get(row.broker_id, 0),
+            )
+            for row in connection.execute(sa.select(t.broker).order_by(_B.broker_id))
+        ]  # fmt: skip
+
+    return cluster.store.read(read)
+
+
+def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogDirId]:
+    """Log dirs that are online, of brokers that are alive: replicas there may lead and be in sync."""
+    query = sa.select(_D.log_dir_id, _B.served, _B.lease_until_ms, _B.lease_era)
+    rows = connection.execute(query.join(t.broker, _B.broker_id == _D.broker_id).where(_D.online))
+    return frozenset(LogDirId(row.log_dir_id) for row in rows if not row.served or _left_ms(row, now))
+
+
+def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]:
+    """How many rows have each value of the column."""
+    rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
+    return {value: count for value, count in rows}
+
+
+def _left_ms(row: Any, now: StoreClock) -> int | None:
+    """What is left of a served broker's lease, 0 if it has run out; None: it has none."""
+    if not row.served:
+        return None
+    until_ms = row.lease_until_ms or 0
+    return 0 if now.expired(until_ms, row.lease_era or "") else int(until_ms - now.lease_ms)
+
+
+def _lock(connection: sa.Connection, broker_id: int) -> Any:
+    row = connection.execute(sa.select(t.broker).where(_B.broker_id == broker_id).with_for_update()).one_or_none()
+    if row is None:
+        known = connection.execute(sa.select(_B.broker_id).order_by(_B.broker_id)).scalars()
+        raise BrokerIdNotRegisteredError(
+            f"broker_id: there is no broker {broker_id!r} in this cluster; there are {', '.join(map(str, known))}"
+        )
+    return row
+
+
+def _check_id(broker_id: object) -> None:
+    if isinstance(broker_id, bool) or not isinstance(broker_id, int) or not 1 <= broker_id <= 2**31 - 1:
+        raise InvalidConfigurationError(f"broker_id: expected a number from 1 to {2**31 - 1}, got {broker_id!r}")
+
+
+class BrokerSession:
+    """The lease of a served broker, held by the one process that serves it. Used by one thread."""
+
+    def __init__(self, store: Store, broker_id: int, duration_ms: int) -> None:
+        self.broker_id = broker_id
+        self.holder = f"{socket.gethostname()}-{os.getpid()}"
+        self.epoch: int | None = None
+        self._store = store
+        self._duration_ms = duration_ms
+
+    def register(self) -> None:
+        """Begin to serve the broker. DuplicateBrokerRegistrationError while another process does."""
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> int:
+            row = _lock(connection, self.broker_id)
+            now = self._store.clock(connection)
+            if row.served and not now.expired(row.lease_until_ms or 0, row.lease_era or ""):
+                raise DuplicateBrokerRegistrationError(
+                    f"broker {self.broker_id} is served by {row.holder}; its lease ends in"
+                    f" {row.lease_until_ms - now.lease_ms} ms unless that process renews it"
+                )
+            epoch = int(row.epoch) + 1
+            values = {"served": True, "holder": self.holder, "epoch": epoch}
+            lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_era": now.era}
+            connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values({**values, **lease}))
+            return epoch
+
+        self.epoch = self._store.transact(body, announce=True)
+
+    def renew(self) -> bool:
+        """Go on serving; False if the lease has run out or another process has it: then register again."""
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> bool:
+            row = _lock(connection, self.broker_id)
+            now = self._store.clock(connection)
+            if (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(
+                row.lease_until_ms or 0, row.lease_era or ""
+            ):
+                return False
+            lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_era": now.era}
+            connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values(lease))
+            return True
+
+        return self._store.transact(body)
+
+    def end(self) -> None:
+        """Count as dead at once, rather than when the lease has run out."""
+        ours = (_B.broker_id == self.broker_id) & (_B.holder == self.holder) & (_B.epoch == self.epoch)
+        over = t.broker.update().where(ours).values(lease_until_ms=0)
+        self._store.transact(lambda connection, _: connection.execute(over), announce=True)

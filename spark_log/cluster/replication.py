@@ -1,0 +1,252 @@
+"""The rules of replication. Pure: what may happen to a partition's replicas, ISR and leader, and what it changes.
+
+What holds before and after each of them (invariants 2, 4, 5 and 10 of the design):
+
+    log_start_offset <= high_watermark <= log_end_offset of every member of the ISR <= log_end_offset
+    the leader, if there is one, is in the ISR and has log_end_offset
+    every segment below a replica's log_end_offset is whole in its log dir; it is always a segment boundary
+    leader_epoch and partition_epoch only grow
+
+Offsets are assigned in `log.append`; here is everything else that moves a replica, the ISR or the leader.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from spark_log.errors import NotLeaderForPartitionError
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Every segment below `log_end_offset` is whole in the log dir."""
+
+    broker_id: int
+    log_end_offset: int
+    in_sync: bool
+    log_dir_id: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """A partition under its row lock; `replicas` in AR order, the preferred leader first."""
+
+    leader: int | None
+    leader_epoch: int
+    log_end_offset: int
+    high_watermark: int
+    recovery_point: int
+    tail_bytes: int
+    change: int
+    replicas: tuple[Replica, ...]
+    min_insync_replicas: int = 1
+    partition_epoch: int = 0
+    log_start_offset: int = 0
+    unclean_election: bool = False
+
+    def replica(self, broker_id: int) -> Replica | None:
+        return next((replica for replica in self.replicas if replica.broker_id == broker_id), None)
+
+    @property
+    def isr(self) -> frozenset[int]:
+        return frozenset(replica.broker_id for replica in self.replicas if replica.in_sync)
+
+
+def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
+    """max(HW, min LEO over the ISR): it never goes down here."""
+    return max(current, min((replica.log_end_offset for replica in replicas if replica.in_sync), default=current))
+
+
+def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> PartitionState:
+    """The state with these replicas, the high watermark where they put it, and what must be published announced."""
+    if tuple(replicas) == state.replicas:
+        return state
+    high_watermark = advanced_high_watermark(state.high_watermark, replicas)
+    joined_or_left = {r.broker_id for r in replicas if r.in_sync} != state.isr
+    return replace(
+        state,
+        replicas=tuple(replicas),
+        high_watermark=high_watermark,
+        partition_epoch=state.partition_epoch + joined_or_left,
+        change=state.change + 1,  # a log dir's Delta table follows its own replica
+    )
+
+
+# Election -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An election's loss: the offsets [start, end) are gone. Readers saw those below `high_watermark`, if any."""
+
+    start: int
+    end: int
+    high_watermark: int
+    unclean: bool
+
+
+def fail_over(
+    state: PartitionState, alive_log_dirs: Collection[int], *, unclean: bool = False
+) -> tuple[PartitionState, Cut | None]:
+    """The partition once the dead have left: ISR without them, and a leader that is alive, if there can be one.
+
+    The leader stays if it is alive. Else the first live member of the ISR in AR order leads, and the log is cut at its
+    LEO: what acks=1 had acknowledged above it is gone. With no live member of the ISR the partition is offline and its
+    ISR stays, since only its members have every acknowledged record; unless unclean election is allowed (by the topic,
+    or `unclean`), when the live replica with the most records leads, and acknowledged records may be lost.
+    """
+    alive = [replica for replica in state.replicas if replica.log_dir_id in alive_log_dirs]
+    candidates = [replica for replica in alive if replica.in_sync]
+    leader = next((replica for replica in candidates if replica.broker_id == state.leader), None)
+    if leader is None and candidates:
+        leader = candidates[0]
+    dirty = leader is None and bool(alive) and (unclean or state.unclean_election)
+    if dirty:
+        leader = max(alive, key=lambda replica: replica.log_end_offset)  # of equals the first
+    if leader is None:
+        if state.leader is None:
+            return state, None
+        offline = replace(
+            state, leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
+        )
+        return offline, None
+    members = {leader.broker_id} if dirty else {replica.broker_id for replica in candidates}
+    shrunk = with_replicas(state, [replace(r, in_sync=r.broker_id in members) for r in state.replicas])
+    if leader.broker_id == state.leader:
+        return shrunk, None
+    return _led_by(shrunk, leader, unclean=dirty)
+
+
+def elect_preferred(state: PartitionState, alive_log_dirs: Collection[int]) -> PartitionState:
+    """The first of AR leads, if it is alive, in the ISR and has every record; nothing is cut."""
+    if not state.replicas or state.leader is None:
+        return state
+    first = state.replicas[0]
+    ready = first.in_sync and first.log_dir_id in alive_log_dirs and first.log_end_offset == state.log_end_offset
+    if first.broker_id == state.leader or not ready:
+        return state
+    return _led_by(state, first, unclean=False)[0]
+
+
+def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[PartitionState, Cut | None]:
+    """`leader` leads under a new epoch, and the log ends where its own log ends."""
+    # a leader that lacks records below the log start lacks nothing, and their offsets are not used again
+    end = max(leader.log_end_offset, state.log_start_offset)
+    elected = replace(
+        state,
+        leader=leader.broker_id,
+        leader_epoch=state.leader_epoch + 1,
+        partition_epoch=state.partition_epoch + 1,
+    )
+    if leader.log_end_offset == end == state.log_end_offset:
+        return elected, None
+    assert unclean or end >= state.high_watermark, "a member of the ISR has everything below the high watermark"
+    replicas = tuple(
+        replace(replica, log_end_offset=end if replica is leader else min(replica.log_end_offset, end))
+        for replica in state.replicas
+    )
+    cut = replace(
+        elected,
+        replicas=replicas,
+        log_end_offset=end,
+        high_watermark=advanced_high_watermark(min(state.high_watermark, end), replicas),
+        recovery_point=min(state.recovery_point, end),
+        change=state.change + 1,
+    )
+    if end == state.log_end_offset:
+        return cut, None
+    return cut, Cut(end, state.log_end_offset, state.high_watermark, unclean)
+
+
+# Catching up --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a replica has copied: the segments `names`, which cover [start, end), are whole in its log dir.
+
+    `leader_epoch` is the one under which they were looked up.
+    """
+
+    broker_id: int
+    leader_epoch: int
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+
+def caught_up(
+    state: PartitionState, progress: Progress, names_now: Sequence[str], end_with_blobs: int, *, alive: bool
+) -> PartitionState:
+    """The replica's LEO moves over what it has copied and over the blobs that follow, up to `end_with_blobs`.
+
+    `names_now` are the segments that cover the range now, under the row lock: an election may have cut them off, or
+    a merge may have replaced them; then nothing moves, and NotLeaderForPartitionError says to look again. A replica
+    with everything joins the ISR, if it is alive.
+    """
+    replica = state.replica(progress.broker_id)
+    if progress.leader_epoch != state.leader_epoch:
+        raise NotLeaderForPartitionError(
+            f"leader epoch {progress.leader_epoch} of the copy is not the current {state.leader_epoch}"
+        )
+    if replica is None or replica.log_end_offset != progress.start or tuple(names_now) != progress.names:
+        raise NotLeaderForPartitionError(f"broker {progress.broker_id}: its replica has changed during the copy")
+    end = max(progress.end, end_with_blobs)
+    moved = replace(replica, log_end_offset=end)
+    if alive and end == state.log_end_offset:
+        moved = replace(moved, in_sync=True)
+    return with_replicas(state, [moved if each is replica else each for each in state.replicas])
+
+
+def lag_out(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
+    """These members leave the ISR for having lagged too long; never the leader, and never one with everything."""
+    return with_replicas(
+        state,
+        [
+            replace(replica, in_sync=False)
+            if replica.broker_id in broker_ids
+            and replica.broker_id != state.leader
+            and replica.log_end_offset < state.log_end_offset
+            else replica
+            for replica in state.replicas
+        ],
+    )
+
+
+def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> PartitionState:
+    """A replica's log dir came back without its files from `first_missing` on (a segment boundary).
+
+    Its LEO falls; if it falls below the high watermark it is no member of the ISR any more, even as the last one: it
+    must not be elected as if it had every acknowledged record. If it led, the partition waits for an election.
+    """
+    replica = state.replica(broker_id)
+    if replica is None or first_missing >= replica.log_end_offset:
+        return state
+    in_sync = replica.in_sync and first_missing >= state.high_watermark
+    fallen = replace(replica, log_end_offset=first_missing, in_sync=in_sync)
+    after = with_replicas(state, [fallen if each is replica else each for each in state.replicas])
+    if state.leader == broker_id:
+        after = replace(
+            after, leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
+        )
+    return after
+
+
+def rewrite(
+    state: PartitionState, start: int, end: int, log_dir_ids: Collection[int], partition_epoch: int
+) -> PartitionState | None:
+    """The segments of [start, end) are replaced by files that are in these log dirs (sealing, merging, compaction).
+
+    None if it may not be: the ISR has changed since the files were written, and whoever joined lacks them, or the range
+    reaches above the high watermark, where an election may still cut. A replica that did not get the files is whole
+    only up to where the range begins.
+    """
+    missing = any(replica.in_sync and replica.log_dir_id not in log_dir_ids for replica in state.replicas)
+    if partition_epoch != state.partition_epoch or end > state.high_watermark or missing:
+        return None
+    replicas = tuple(
+        replace(replica, log_end_offset=start)
+        if replica.log_dir_id not in log_dir_ids and replica.log_end_offset > start
+        else replica
+        for replica in state.replicas
+    )
+    return replace(state, replicas=replicas, change=state.change + 1)
