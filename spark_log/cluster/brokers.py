@@ -153,7 +153,7 @@ def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogD
 def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]:
     """How many rows have each value of the column."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
-    return {value: count for value, count in rows}
+    return dict(rows.tuples().all())
 
 
 def _left_ms(row: Any, now: StoreClock) -> int | None:

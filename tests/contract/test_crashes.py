@@ -60,7 +60,6 @@ def files_on_disk(cluster, topic):
 
 
 WRITE_POINTS = [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
-OF_A_WRITER = [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
 FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
 """Where nothing lies around yet: no record, no Delta table of ours."""
 

@@ -48,7 +48,9 @@ def run(address: str, batch_id: int, point: str | None = None) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize("point", [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))])
+@pytest.mark.parametrize(
+    "point", [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
+)
 def test_it_is_there_once(tmp_path: Path, point: str) -> None:
     address = str(tmp_path / "cluster")
     with Cluster.init(address) as cluster:
