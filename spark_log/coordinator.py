@@ -1,12 +1,13 @@
-"""The coordinator: the periodic duties of a cluster, done by exactly one process at a time.
+"""The coordinator: the periodic duties of a cluster, each done by exactly one process at a time.
 
     with Coordinator(cluster):          on a Spark driver, or in any process; as many as you like
         ...
 
-The holder of the lease `coordinator` acts; the others wait for it to be given back or to run out (by the store's
-clock). Every transaction of a duty checks the lease's epoch, so one that was stopped in the midst of its work changes
-nothing after its term. What it does, clients do themselves where there is none; it is prompter, and goes on when no
-client is at work.
+It stands for two leases. The holder of `controller` decides about replicas: which log dirs and brokers are dead, who
+leads, who is in sync. The holder of `coordinator` does the rest: groups, expiry. The others wait for a lease to be
+given back or to run out (by the store's clock). Every transaction of a duty checks its lease's epoch, so one that was
+stopped in the midst of its work changes nothing after its term. What it does, clients do themselves where there is
+none; it is prompter, and goes on when no client is at work.
 """
 
 import logging
@@ -15,10 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spark_log import clock
+from spark_log.cluster import controller
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.inspection import inspect_log_dirs, suspects
+from spark_log.cluster.lag import LagWatch, members_behind
 from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
-from spark_log.errors import NotCoordinatorError, SparkLogError, redact
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.offsets import expire_offsets
@@ -84,7 +88,37 @@ DUTIES: tuple[Duty, ...] = (
     Duty("forget offsets of empty groups", 600_000, _expire_offsets),
     Duty("forget silent producers", 600_000, _expire_producers),
 )
-"""All that a coordinator does, in order. Kafka's offsets.retention.check.interval.ms is 10 minutes too."""
+"""What the holder of `coordinator` does. Kafka's offsets.retention.check.interval.ms is 10 minutes too."""
+
+
+def _elect(term: Term) -> None:
+    controller.elect_leaders(term.cluster.store, term.guard)
+
+
+def _inspect(term: Term) -> None:
+    inspect_log_dirs(term.cluster, term.guard)
+
+
+def _inspect_suspects(term: Term) -> None:
+    if term.cluster.store.read(suspects):
+        inspect_log_dirs(term.cluster, term.guard)
+
+
+def _shrink(watch: LagWatch, term: Term) -> None:
+    late = watch.late(clock.monotonic_s(), term.cluster.store.read(members_behind))
+    controller.shrink_isrs(term.cluster.store, term.guard, late)
+
+
+def controller_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
+    """What the holder of `controller` does."""
+    watch = LagWatch(settings.replica_lag_time_max_ms / 1000)
+    lag_every_ms = min(1_000, max(10, settings.replica_lag_time_max_ms // 4))
+    return (
+        Duty("elect leaders and take the dead out of ISRs", 200, _elect),
+        Duty("look at all log dirs", 2_000, _inspect),
+        Duty("look at log dirs that were complained of", 200, _inspect_suspects),
+        Duty("take replicas that lag out of ISRs", lag_every_ms, lambda term: _shrink(watch, term)),
+    )
 
 
 def coordinator_status(cluster: Cluster) -> LeaseStatus:
@@ -92,28 +126,25 @@ def coordinator_status(cluster: Cluster) -> LeaseStatus:
     return lease_status(cluster.store, LEASE)
 
 
+def controller_status(cluster: Cluster) -> LeaseStatus:
+    """Who is the controller of the cluster."""
+    return lease_status(cluster.store, controller.LEASE)
+
+
 class Coordinator:
-    """Stands for coordinator of the cluster while it is entered, in two daemon threads: one renews the lease, so that a
-    long duty does not lose it, and one acts.
-    """
+    """Stands for coordinator and for controller of the cluster while it is entered."""
 
     def __init__(
         self, cluster: Cluster, *, settings: ClusterSettings | None = None, duties: Sequence[Duty] = DUTIES
     ) -> None:
-        self._cluster = cluster
-        self._settings = settings or ClusterSettings()
-        self._duties = tuple(duties)
-        self._lease = Lease(cluster.store, LEASE, self._settings.controller_lease_ms)
-        self._renew_s = self._settings.controller_lease_ms / 3000
-        self._stop = threading.Event()
-        self._elected = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._failures: dict[str, str] = {}
+        settings = settings or ClusterSettings()
+        self.controller = Standing(cluster, controller.LEASE, settings, controller_duties(settings))
+        self.coordinator = Standing(cluster, LEASE, settings, duties)
 
     @property
     def acting(self) -> bool:
-        """Whether the lease was ours when we last looked."""
-        return self._lease.epoch is not None
+        """Whether the lease `coordinator` was ours when we last looked."""
+        return self.coordinator.acting
 
     def __enter__(self) -> "Coordinator":
         self.start()
@@ -123,63 +154,98 @@ class Coordinator:
         self.close()
 
     def start(self) -> None:
-        assert not self._threads, "a coordinator starts once"
-        for name, work in (("lease", self._keep_lease), ("duties", self._do_duties)):
-            thread = threading.Thread(target=work, name=f"spark-log-coordinator-{name}", daemon=True)
+        for standing in (self.controller, self.coordinator):
+            standing.start()
+
+    def close(self) -> None:
+        """Finish the duties at hand and give the leases back."""
+        for standing in (self.coordinator, self.controller):
+            standing.close()
+
+
+class Standing:
+    """Stands for a lease, and does its duties while it is held.
+
+    In daemon threads: one renews the lease, and each duty has its own, so that one that waits (for a disk that hangs)
+    keeps neither the lease nor another duty waiting.
+    """
+
+    def __init__(self, cluster: Cluster, lease: str, settings: ClusterSettings, duties: Sequence[Duty]) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._duties = tuple(duties)
+        self._name = lease
+        self._lease = Lease(cluster.store, lease, settings.controller_lease_ms)
+        self._renew_s = settings.controller_lease_ms / 3000
+        self._stop = threading.Event()
+        self._term_began = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._failures: dict[str, str] = {}
+
+    @property
+    def acting(self) -> bool:
+        """Whether the lease was ours when we last looked."""
+        return self._lease.epoch is not None
+
+    def start(self) -> None:
+        assert not self._threads, "it starts once"
+        works: list[tuple[str, Callable[[], None]]] = [("lease", self._keep_lease)]
+        works += [(duty.name, lambda duty=duty: self._do_again_and_again(duty)) for duty in self._duties]  # type: ignore[misc]
+        for name, work in works:
+            thread = threading.Thread(target=work, name=f"spark-log-{self._name}: {name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
-        """Finish the duty at hand and give the lease back."""
+        """Finish the duties at hand and give the lease back."""
         self._stop.set()
-        self._elected.set()
+        self._wake()
         for thread in self._threads:
             thread.join()
         try:
             self._lease.give_back()
         except SparkLogError as error:
-            logger.warning("coordinator: the lease was not given back, and runs out by itself: %s", redact(str(error)))
+            logger.warning("%s: the lease was not given back, and runs out: %s", self._name, redact(str(error)))
+
+    def _wake(self) -> None:
+        with self._term_began:
+            self._term_began.notify_all()
 
     def _keep_lease(self) -> None:
         while not self._stop.is_set():
             before = self._lease.epoch
             try:
                 if self._lease.take_or_renew() and self._lease.epoch != before:
-                    failpoint("coordinator.lease-taken")
-                    logger.info("coordinator: term %s begins", self._lease.epoch)
-                    self._elected.set()
+                    failpoint(f"{self._name}.lease-taken")
+                    logger.info("%s: term %s begins", self._name, self._lease.epoch)
+                    self._wake()
                 pause_s = self._renew_s if self.acting else self._until_free_s()
             except SparkLogError as error:
-                logger.warning("coordinator: the lease was not renewed: %s", redact(str(error)))
+                logger.warning("%s: the lease was not renewed: %s", self._name, redact(str(error)))
                 pause_s = self._renew_s
             self._stop.wait(pause_s)
 
     def _until_free_s(self) -> float:
-        left_ms = coordinator_status(self._cluster).left_ms
+        left_ms = lease_status(self._cluster.store, self._name).left_ms
         return min(max(left_ms, 10) / 1000, self._renew_s)
 
-    def _do_duties(self) -> None:
-        due_s = {duty.name: 0.0 for duty in self._duties}
+    def _do_again_and_again(self, duty: Duty) -> None:
         while not self._stop.is_set():
-            if not self.acting:
-                self._elected.wait()
-                self._elected.clear()
-                due_s = dict.fromkeys(due_s, 0.0)
-                continue
-            for duty in self._duties:
-                if due_s[duty.name] <= clock.monotonic_s() and not self._stop.is_set():
-                    self._do(duty)
-                    due_s[duty.name] = clock.monotonic_s() + duty.every_ms / 1000
-            self._stop.wait(max(0.0, min(due_s.values()) - clock.monotonic_s()))
+            with self._term_began:
+                self._term_began.wait_for(lambda: self.acting or self._stop.is_set())
+            epoch = self._lease.epoch
+            while self.acting and self._lease.epoch == epoch and not self._stop.is_set():
+                self._do(duty)
+                self._stop.wait(duty.every_ms / 1000)
 
     def _do(self, duty: Duty) -> None:
         try:
             duty.run(Term(self._cluster, self._settings, self._lease.check))
             self._failures.pop(duty.name, None)
-        except NotCoordinatorError:
-            logger.info("coordinator: the term has ended during: %s", duty.name)
+        except (NotCoordinatorError, NotControllerError):
+            logger.info("%s: the term has ended during: %s", self._name, duty.name)
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")
             if self._failures.get(duty.name) != text:  # told once, not every quarter of a second
-                logger.warning("coordinator: %s: %s", duty.name, text)
+                logger.warning("%s: %s: %s", self._name, duty.name, text)
             self._failures[duty.name] = text

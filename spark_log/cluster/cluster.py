@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._checked: dict[LogDirId, LogDir] = {}
+        self._checked: dict[LogDirInfo, LogDir] = {}
 
     @classmethod
     def init(cls, address: str, *, log_dir: str | None = None) -> "Cluster":
@@ -114,14 +114,17 @@ class Cluster:
         t = tables.log_dir
         query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)
         rows = self.store.read(lambda c: c.execute(query).all(), timeout_ms=timeout_ms)
-        address = self.store.address
-        return {LogDirId(i): LogDirInfo(i, broker, _absolute(uri, address), uuid_) for i, broker, uri, uuid_ in rows}
+        return {LogDirId(i): LogDirInfo(i, broker, self.absolute(uri), uuid_) for i, broker, uri, uuid_ in rows}
+
+    def absolute(self, uri: str) -> str:
+        """A log dir's URI as pyarrow.fs takes it, from column log_dir.uri."""
+        return _absolute(uri, self.store.address)
 
     def log_dir(self, info: LogDirInfo) -> LogDir:
         """The log dir, once it has shown the id that the metadata expects. LogDirMismatchError otherwise."""
-        if info.log_dir_id not in self._checked:
-            self._checked[info.log_dir_id] = open_log_dir(info)
-        return self._checked[info.log_dir_id]
+        if info not in self._checked:  # by its id too: a log dir that came back empty has another one
+            self._checked[info] = open_log_dir(info)
+        return self._checked[info]
 
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
         """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.lag import Member
 from spark_log.cluster.lease import Guard, Lease
 from spark_log.cluster.partition_rows import Key, cut_off, lock_partitions, save_partitions
-from spark_log.cluster.replication import Cut, PartitionState, elect_preferred, fail_over
+from spark_log.cluster.replication import Cut, PartitionState, elect_preferred, fail_over, lag_out
 from spark_log.cluster.topics import Topic, find_topics, topic_config
 from spark_log.config import ClusterSettings
 from spark_log.failpoints import failpoint
@@ -78,6 +79,22 @@ def elect_preferred_leaders(store: Store, guard: Guard, keys: Collection[Key]) -
         return [key for key, state in after.items() if state is not before[key]]
 
     return store.transact(body, announce=True)
+
+
+def shrink_isrs(store: Store, guard: Guard, late: Collection[Member]) -> list[Key]:
+    """Take replicas that lag too long out of their ISRs; the partitions that this changed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+        guard(connection)
+        by_partition: dict[Key, set[int]] = {}
+        for key, broker_id in late:
+            by_partition.setdefault(key, set()).add(broker_id)
+        before = lock_partitions(connection, list(by_partition))
+        after = {key: lag_out(state, by_partition[key]) for key, state in before.items()}
+        save_partitions(connection, before, after)
+        return [key for key, state in after.items() if state is not before[key]]
+
+    return store.transact(body, announce=True) if late else []
 
 
 def _in_need(connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]) -> list[Key]:

@@ -7,15 +7,18 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import threading
+import uuid as uuids
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
+from spark_log.cluster.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, fsync, make_folders
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -24,11 +27,13 @@ from spark_log.errors import (
     UnsafePathError,
     redact,
 )
-from spark_log.failpoints import failpoint
 from spark_log.ids import BrokerId, LogDirId
 
 MARKER = "spark_log_dir.json"
 _MARKER_TEMPORARY = f".{MARKER}.tmp"
+_TRIAL = ".spark_log_trial"
+_TRIAL_BYTES_MAX = 64 * 1024 * 1024
+_BLOCK_BYTES = 4 * 1024 * 1024
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
 
 
@@ -53,14 +58,6 @@ class LogDirInfo:
 
     def __repr__(self) -> str:
         return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
-
-
-class NewFile(Protocol):
-    """A file in the making. Invisible under its name until `commit`; gone after `abort`."""
-
-    def write(self, data: Any, /) -> int: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
 
 
 def topic_folder(topic: str, uuid: str) -> str:
@@ -109,7 +106,37 @@ class LogDir:
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
-            return _LocalFile(Path(path), Path(self._root)) if self.local else _RemoteFile(self._fs, path)
+            return LocalFile(Path(path), Path(self._root)) if self.local else RemoteFile(self._fs, path)
+
+    def replace(self, relative: str) -> NewFile:
+        """Begin a copy of a file that the metadata names: its commit takes the place of what may lie there.
+
+        Several processes may do so at once, since each writes the same bytes under a temporary name of its own.
+        """
+        path = self._resolve(relative)
+        self._verify_again()
+        with self._storage_errors(relative):
+            if self.local:
+                return LocalFile(Path(path), Path(self._root), f"-{uuids.uuid4().hex[:12]}")
+            return RemoteCopy(self._fs, path)
+
+    def read_blocks(self, relative: str) -> Generator[memoryview, None, None]:
+        """A file's bytes from first to last; each block is good until the next one is asked for.
+
+        CorruptRecordError if there is no such file, StorageUnavailableError if it cannot be read.
+        """
+        path = self._resolve(relative)
+        with self._storage_errors(relative):
+            try:
+                # without Arrow's and Python's own buffers: one copy less of every byte
+                file = open(path, "rb", buffering=0) if self.local else self._fs.open_input_stream(path)  # noqa: SIM115
+            except FileNotFoundError as error:
+                self._verify_again()
+                raise CorruptRecordError(f"segment {self.location(relative)} is missing") from error
+            with file:
+                buffer = memoryview(bytearray(_BLOCK_BYTES))
+                while count := file.readinto(buffer):
+                    yield buffer[:count]
 
     def open(self, relative: str) -> Any:
         """Something that pyarrow.parquet opens: a checked local path, or an open file of the object store."""
@@ -143,16 +170,22 @@ class LogDir:
         """Make a folder and force its entry to disk; object stores have none."""
         if self.local:
             with self._storage_errors(relative):
-                for folder in _make_folders(Path(self._resolve(relative)), Path(self._root)):
-                    _fsync(folder)
+                for folder in make_folders(Path(self._resolve(relative)), Path(self._root)):
+                    fsync(folder)
 
-    def sync(self, relative: str) -> None:
-        """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already."""
+    def sync(self, relative: str, *, ancestors: bool = False) -> None:
+        """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already.
+
+        With `ancestors`, every folder above it too: whoever made them may have been killed before it did so.
+        """
         if self.local:
-            path = Path(self._resolve(relative))
+            path, root = Path(self._resolve(relative)), Path(self._root)
             with self._storage_errors(relative):
-                _fsync(path)
-                _fsync(path.parent)
+                fsync(path)
+                for folder in path.parents:
+                    fsync(folder)
+                    if not ancestors or folder == root:
+                        break
 
     def read_marker(self) -> Marker | None:
         """The marker file, None where there is none."""
@@ -181,7 +214,31 @@ class LogDir:
         """Whether nothing but a marker is here."""
         with self._storage_errors("its folder"):
             infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        return all(info.base_name in (MARKER, _MARKER_TEMPORARY) for info in infos)
+        ours = (MARKER, _MARKER_TEMPORARY)
+        return all(info.base_name in ours or _TRIAL in info.base_name for info in infos)
+
+    def exists(self) -> bool:
+        """Whether its folder is there; in an object store every prefix is."""
+        return not self.local or os.path.isdir(self._root)
+
+    def list_files(self, folder: str) -> dict[str, int]:
+        """Bytes of every file below a folder, by path relative to the log dir."""
+        with self._storage_errors(folder):
+            selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
+            found = self._fs.get_file_info(selector)
+        start = len(self._root.rstrip("/")) + 1
+        return {info.path[start:]: info.size for info in found if info.is_file}
+
+    def try_writing(self, size: int) -> None:
+        """Write so many bytes (at most 64 MiB), force them to disk and remove them: StorageUnavailableError if not."""
+        path = f"{_TRIAL}-{os.getpid()}-{threading.get_ident()}"
+        file = self.create(path)
+        with self._storage_errors(path):
+            block = os.urandom(1 << 20)  # a file system that compresses must not be fooled
+            for start in range(0, max(1, min(size, _TRIAL_BYTES_MAX)), len(block)):
+                file.write(block[: min(len(block), size - start) or 1])
+            file.commit()
+        self.delete(path)
 
     def verify(self, uuid: str) -> None:
         """LogDirMismatchError unless this is the log dir that the metadata store calls `uuid`."""
@@ -237,76 +294,6 @@ def open_log_dir(info: LogDirInfo) -> LogDir:
     return directory
 
 
-class _LocalFile:
-    """temp file -> fsync -> rename -> fsync the folder and every ancestor made on the way."""
-
-    def __init__(self, path: Path, root: Path) -> None:
-        self._path = path
-        self._made = _make_folders(path.parent, root)
-        self._temporary = path.with_name(f".{path.name}.tmp")
-        self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
-
-    def commit(self) -> None:
-        try:
-            self._file.flush()
-            failpoint("file.temporary-written")
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.rename(self._temporary, self._path)
-            for folder in (self._path.parent, *self._made):
-                _fsync(folder)
-        except OSError as error:
-            self.abort()
-            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
-        failpoint("file.renamed")
-
-    def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
-
-
-class _RemoteFile:
-    """One PUT: an object store shows an object whole or not at all."""
-
-    def __init__(self, file_system: fs.FileSystem, path: str) -> None:
-        self._fs, self._path = file_system, path
-        if not isinstance(file_system, fs.S3FileSystem | fs.GcsFileSystem | fs.AzureFileSystem):
-            file_system.create_dir(path.rpartition("/")[0], recursive=True)
-        self._stream = file_system.open_output_stream(path)
-
-    def write(self, data: Any) -> int:
-        try:
-            return int(self._stream.write(data))
-        except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended")
-            ) from error
-
-    def commit(self) -> None:
-        try:
-            self._stream.close()
-        except OSError as error:
-            raise StorageUnavailableError(
-                redact(f"{self._path} cannot be written: {error}; nothing was appended")
-            ) from error
-        failpoint("file.renamed")
-
-    def abort(self) -> None:
-        # closing is the only way to let go of the upload; the object that this may make is named by nobody
-        with contextlib.suppress(OSError):
-            self._stream.close()
-        with contextlib.suppress(OSError):
-            self._fs.delete_file(self._path)
-
-
 def local_uri(folder: Path) -> str:
     return Path(os.path.realpath(folder)).as_uri()
 
@@ -345,24 +332,3 @@ def refuse_percent_sign(uri: str) -> None:
         raise InvalidConfigurationError(
             f"log dir: {unquote(uri)} has a % in its path, where Delta tables cannot be read"
         )
-
-
-def _make_folders(folder: Path, root: Path) -> list[Path]:
-    """Make `folder` below an existing `root`; the parents whose entries changed, deepest first."""
-    changed: list[Path] = []
-    missing = folder
-    while missing != root and not missing.exists():
-        changed.append(missing.parent)
-        missing = missing.parent
-    if changed and not root.exists():
-        raise FileNotFoundError(f"log dir {root} does not exist on this host")
-    folder.mkdir(parents=True, exist_ok=True)
-    return changed
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

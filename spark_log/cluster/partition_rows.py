@@ -54,6 +54,7 @@ _LOCK_ONE = Prepared(_partitions_where(_ONE).with_for_update(of=t.partition))
 _LOCK_MANY = _partitions_where(_MANY).with_for_update(of=t.partition)
 _REPLICAS_OF_ONE = Prepared(_replicas_where(_R.partition == bindparam("partition")))
 _REPLICAS_OF_MANY = _replicas_where(_R.partition.in_(bindparam("partitions", expanding=True)))
+_READ_ONE = Prepared(_partitions_where(_ONE))
 _ALL = Prepared(_partitions_where())
 _REPLICAS_OF_ALL = Prepared(_replicas_where())
 
@@ -73,6 +74,12 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
             replicas = connection.execute(_REPLICAS_OF_MANY, many).all()
         states.update(_states(topic_id, rows, replicas))
     return states
+
+
+def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
+    """The partition as of the snapshot, not locked; None if it is gone."""
+    one = {"topic_id": key[0], "partition": key[1]}
+    return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
 
 
 def load_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
@@ -200,6 +207,9 @@ def cut_off(
             b.topic_id == topic.topic_id, b.partition == partition, b.end_offset > cut.start
         )
     )
+    c = t.publication_cursor.c  # other records will have these offsets
+    seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
+    connection.execute(t.publication_cursor.update().where(seen).values(seen_offset=cut.start))
     connection.execute(
         t.truncation.insert(),
         {

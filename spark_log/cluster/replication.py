@@ -164,7 +164,8 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
 class Progress:
     """What a replica has copied: the segments `names`, which cover [start, end), are whole in its log dir.
 
-    `leader_epoch` is the one under which they were looked up.
+    `leader_epoch` and `log_dir_id` are those under which they were looked up. Below the log start offset there may be
+    nothing to copy any more: then `names` cover less.
     """
 
     broker_id: int
@@ -172,6 +173,7 @@ class Progress:
     start: int
     end: int
     names: tuple[str, ...]
+    log_dir_id: int = 0
 
 
 def caught_up(
@@ -188,7 +190,11 @@ def caught_up(
         raise NotLeaderForPartitionError(
             f"leader epoch {progress.leader_epoch} of the copy is not the current {state.leader_epoch}"
         )
-    if replica is None or replica.log_end_offset != progress.start or tuple(names_now) != progress.names:
+    if (
+        replica is None
+        or (replica.log_dir_id, replica.log_end_offset) != (progress.log_dir_id, progress.start)
+        or tuple(names_now) != progress.names
+    ):
         raise NotLeaderForPartitionError(f"broker {progress.broker_id}: its replica has changed during the copy")
     end = max(progress.end, end_with_blobs)
     moved = replace(replica, log_end_offset=end)
@@ -229,6 +235,11 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
             after, leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
         )
     return after
+
+
+def fence(state: PartitionState) -> PartitionState:
+    """Refuse what was written or copied before: a log dir has come back, and may be another than writers wrote to."""
+    return replace(state, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 
 
 def rewrite(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, open_log_dir, segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import InvalidRecordError, UnknownTopicOrPartitionError
@@ -86,8 +86,9 @@ class TaskWriter:
             if not batch.inline:
                 topic = next(topic for topic in self._plan.topics.values() if topic.topic_id == batch.topic_id)
                 path = segment_path(topic.folder, batch.partition, batch.name)
-                for log_dir in self._log_dirs_of(topic, batch.partition):
-                    log_dir.delete(path)
+                for broker_id, info in topic.targets[batch.partition].choose(self._plan.log_dirs).items():
+                    if broker_id in batch.written_to:
+                        self._log_dir(info).delete(path)
 
     def _by_topic(
         self, batch: pa.RecordBatch, records: pa.Table, explicit: pa.Array | None
@@ -141,9 +142,9 @@ class TaskWriter:
                 self._close(next(iter(self._open.values())))
             name = f"{self._file_prefix}-{self._files}.parquet"
             self._files += 1
-            log_dirs = self._log_dirs_of(part.topic, part.partition)
+            log_dirs = part.topic.targets[part.partition].choose(self._plan.log_dirs)
             path = segment_path(part.topic.folder, part.partition, name)
-            part.files, part.name = SegmentFiles(log_dirs, path, part.topic.encoding), name
+            part.files, part.name = SegmentFiles(log_dirs, self._log_dir, path, part.topic.encoding), name
         self._open[part.key] = part
         self._open.move_to_end(part.key)
         before = part.all_waiting_bytes
@@ -176,15 +177,12 @@ class TaskWriter:
             files.abort()
             raise
         target = part.topic.targets[part.partition]
-        self._output.batches.append(segment_batch(target, part.name, facts, part.topic.encoding))
+        self._output.batches.append(segment_batch(target, part.name, facts, part.topic.encoding, files.brokers))
 
-    def _log_dirs_of(self, topic: TopicPlan, partition: int) -> list[LogDir]:
-        found = []
-        for log_dir_id in topic.targets[partition].log_dir_ids:
-            if log_dir_id not in self._log_dirs:
-                self._log_dirs[log_dir_id] = open_log_dir(self._plan.log_dirs[log_dir_id])
-            found.append(self._log_dirs[log_dir_id])
-        return found
+    def _log_dir(self, info: LogDirInfo) -> LogDir:
+        if info.log_dir_id not in self._log_dirs:
+            self._log_dirs[info.log_dir_id] = open_log_dir(info)
+        return self._log_dirs[info.log_dir_id]
 
 
 class _Part:

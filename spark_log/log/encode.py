@@ -2,19 +2,25 @@
 too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from spark_log.cluster.log_dir import LogDir, NewFile
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.new_file import NewFile
 from spark_log.config import TopicConfig
+from spark_log.errors import LogDirMismatchError, SparkLogError, StorageUnavailableError
 from spark_log.ids import LogDirId
 from spark_log.log.append import Batch, ProducerSequence
 from spark_log.records import inline
 from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
 from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
+
+LOG_DIR_FAILURES = (StorageUnavailableError, LogDirMismatchError)
+"""What a log dir raises that is full, away, read-only or swapped."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +57,34 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a file of a partition goes: the partition, and the log dirs of the leader and, with acks=all, the ISR."""
+    """Where a file of a partition goes: log dirs by broker, of the leader and, with acks=all, of the ISR."""
 
     topic_id: int
     folder: str
     partition: int
     leader_epoch: int
-    brokers: frozenset[int]
-    log_dir_ids: tuple[LogDirId, ...]
+    log_dirs: Mapping[int, LogDirId]
+
+    def choose(self, infos: Mapping[LogDirId, LogDirInfo]) -> dict[int, LogDirInfo]:
+        return {broker_id: infos[log_dir_id] for broker_id, log_dir_id in self.log_dirs.items()}
 
 
 def segment_batch(
-    target: Target, name: str, facts: SegmentFacts, encoding: Encoding, sequence: ProducerSequence | None = None
+    target: Target,
+    name: str,
+    facts: SegmentFacts,
+    encoding: Encoding,
+    brokers: frozenset[int],
+    sequence: ProducerSequence | None = None,
 ) -> Batch:
-    """The batch of a segment file that lies in all log dirs of its target."""
+    """The batch of a segment file that `brokers` have."""
     return Batch(
         topic_id=target.topic_id,
         partition=target.partition,
         name=name,
         inline=False,
         timestamp_type=int(encoding.timestamp_type),
-        written_to=target.brokers,
+        written_to=brokers,
         sequence=sequence,
         leader_epoch=target.leader_epoch,
         **vars(facts),
@@ -124,22 +137,45 @@ def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | 
 
 
 class SegmentFiles:
-    """One segment in the making in one or more log dirs: the same bytes in each."""
+    """One segment in the making in the log dirs of one or more brokers: the same bytes in each.
 
-    def __init__(self, log_dirs: Sequence[LogDir], path: str, encoding: Encoding) -> None:
-        self._files: list[NewFile] = []
+    A log dir that fails is left out as long as another one takes the file: whether the ISR has it is for the append to
+    say. `brokers` have it, after `commit`; `failures` says why the others have not.
+    """
+
+    def __init__(
+        self, log_dirs: Mapping[int, LogDirInfo], open_: Callable[[LogDirInfo], LogDir], path: str, encoding: Encoding
+    ) -> None:
+        self.failures: dict[int, SparkLogError] = {}
+        self._files: dict[int, NewFile] = {}
         try:
-            for log_dir in log_dirs:
-                self._files.append(log_dir.create(path))
+            self._create(log_dirs, open_, path)
             self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
         except BaseException:
-            for file in self._files:
+            for file in self._files.values():
                 file.abort()
             raise
 
+    def _create(self, log_dirs: Mapping[int, LogDirInfo], open_: Callable[[LogDirInfo], LogDir], path: str) -> None:
+        for broker_id, info in log_dirs.items():
+            try:
+                self._files[broker_id] = open_(info).create(path)
+            except LOG_DIR_FAILURES as error:
+                self.failures[broker_id] = error
+        self._need_one()
+
+    @property
+    def brokers(self) -> frozenset[int]:
+        return frozenset(self._files)
+
     def write(self, data: bytes, /) -> int:
-        for file in self._files:
-            file.write(data)
+        for broker_id, file in list(self._files.items()):
+            try:
+                file.write(data)
+            except LOG_DIR_FAILURES as error:
+                file.abort()
+                self._leave_out(broker_id, error)
+        self._need_one()
         return len(data)
 
     @property
@@ -164,14 +200,37 @@ class SegmentFiles:
         self._encoder.own_rows()
 
     def commit(self) -> SegmentFacts:
-        """Finish the file and give it its name, durably, in every log dir."""
+        """Finish the file and give it its name, durably, in every log dir; the disks work at the same time."""
         facts = self._encoder.close()
-        for file in self._files:
-            file.commit()
+        if len(self._files) == 1:
+            outcomes = [_commit(file) for file in self._files.values()]
+        else:
+            with ThreadPoolExecutor(len(self._files), "spark-log-fsync") as pool:
+                outcomes = list(pool.map(_commit, self._files.values()))
+        for broker_id, failure in zip(list(self._files), outcomes, strict=True):
+            if failure is not None:
+                self._leave_out(broker_id, failure)
+        self._need_one()
         return facts
 
     def abort(self) -> None:
         """Give the file up, in every log dir; nothing is left of it."""
         self._encoder.abort()
-        for file in self._files:
+        for file in self._files.values():
             file.abort()
+
+    def _leave_out(self, broker_id: int, error: SparkLogError) -> None:
+        del self._files[broker_id]
+        self.failures[broker_id] = error
+
+    def _need_one(self) -> None:
+        if not self._files:
+            raise next(iter(self.failures.values()))
+
+
+def _commit(file: NewFile) -> SparkLogError | None:
+    try:
+        file.commit()
+    except LOG_DIR_FAILURES as error:
+        return error
+    return None

@@ -150,15 +150,14 @@ class Log:
             topic, records = item
             encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
             path = segment_path(topic.folder, records.partition, name)
-            log_dirs = [self.cluster.log_dir(infos[log_dir_id]) for log_dir_id in target.log_dir_ids]
-            files = SegmentFiles(log_dirs, path, encoding)
+            files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
             try:
                 files.append(records.table)
                 facts = files.commit()
             except BaseException:
                 files.abort()
                 raise
-            return segment_batch(target, name, facts, encoding, records.sequence)
+            return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
 
         write_id = names[0][0]
         if len(items) == 1:
@@ -217,11 +216,13 @@ class Log:
         ranges: Mapping[TopicPartition, OffsetRange],
         times: TimestampBounds = _ALL_TIMES,
         topics: Mapping[str, Topic] | None = None,
+        rack: str | None = None,
     ) -> ReadPlan:
         """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
 
         Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
         and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
+        Replicas in the reader's `rack` are read first.
         """
         log_dirs = self.cluster.log_dirs()
         while True:
@@ -229,27 +230,29 @@ class Log:
                 found = find_topics(connection, {name for name, _ in ranges})
                 _check_topics(found, ranges, topics)
                 _check_ranges(planner.positions(connection, found.values()), ranges)
-                slices = planner.plan(connection, found, ranges, times)
+                slices = planner.plan(connection, found, ranges, times, rack=rack)
                 too_long = self._too_long(planner.inline_bytes(slices))
                 if not too_long:
                     return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
             if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
                 # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
                 with self.cluster.store.snapshot() as connection:
-                    slices = planner.plan(connection, found, ranges, times)
+                    slices = planner.plan(connection, found, ranges, times, rack=rack)
                     return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
 
     def read(
-        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None
+        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None, rack: str | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Batches of the records of the ranges, by partition and offset; all columns with headers by default."""
-        plan = self.plan(ranges)
+        plan = self.plan(ranges, rack=rack)
         return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
 
-    def offsets_for_times(self, topic: Topic, timestamps_ms: Mapping[int, int]) -> dict[int, int | None]:
+    def offsets_for_times(
+        self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
+    ) -> dict[int, int | None]:
         """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79)."""
         with self.cluster.store.snapshot() as connection:
-            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms)
+            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms, rack)
             candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}
         fetcher = Fetcher(self.cluster.log_dirs())
         found: dict[int, int | None] = dict.fromkeys(timestamps_ms)
@@ -304,12 +307,8 @@ def targets_of(
         query = query.where(p.partition.in_(partitions))
     found: dict[int, Target] = {}
     for partition, leader_epoch, broker_id, log_dir_id in connection.execute(query):
-        before = found.get(partition, Target(topic.topic_id, topic.folder, partition, leader_epoch, frozenset(), ()))
-        found[partition] = replace(
-            before,
-            brokers=before.brokers | {broker_id},
-            log_dir_ids=(*before.log_dir_ids, LogDirId(log_dir_id)),
-        )
+        before = found.get(partition, Target(topic.topic_id, topic.folder, partition, leader_epoch, {}))
+        found[partition] = replace(before, log_dirs={**before.log_dirs, broker_id: LogDirId(log_dir_id)})
     return found
 
 

@@ -1,6 +1,6 @@
 """Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.inspection import report_failure
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.partition_rows import lock_partitions, save_partitions
 from spark_log.cluster.replication import rewrite
@@ -83,14 +84,14 @@ def _seal_run(
     partition: int,
     run: Sequence[TailSegment],
     data: dict[str, bytes],
-    targets: Sequence[LogDirId],
+    targets: Mapping[int, LogDirId],
     partition_epoch: int,
 ) -> bool:
     write_id, name = writer.file_name()
     path = segment_path(topic.folder, partition, name)
     infos = cluster.log_dirs()
-    log_dirs = [cluster.log_dir(infos[log_dir_id]) for log_dir_id in targets]
-    files = SegmentFiles(log_dirs, path, Encoding.of(topic.config))
+    log_dirs = {broker_id: infos[log_dir_id] for broker_id, log_dir_id in targets.items()}
+    files = SegmentFiles(log_dirs, cluster.log_dir, path, Encoding.of(topic.config))
     try:
         tables = [inline.decode(data[piece.name], piece.checksum, piece.record_count) for piece in run]
         files.append(pa.concat_tables(tables))  # at once: a thousand one-record row groups would take a second
@@ -98,6 +99,8 @@ def _seal_run(
     except BaseException:
         files.abort()
         raise
+    for broker_id in files.failures:
+        report_failure(cluster.store, targets[broker_id], facts.bytes)
     failpoint("seal.file-written")
     row = {
         "topic_id": topic.topic_id,
@@ -110,13 +113,14 @@ def _seal_run(
         "inline": False,
         **vars(facts),
     }
+    have_it = [targets[broker_id] for broker_id in files.brokers]
     try:
-        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, write_id, row, run, targets, partition_epoch))
+        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, write_id, row, run, have_it, partition_epoch))
     except WriteIdExpiredError:
         swapped = False
     if not swapped:  # ours alone to delete: our write id, and a transaction that is known not to have named it
-        for log_dir in log_dirs:
-            log_dir.delete(path)
+        for broker_id in files.brokers:
+            cluster.log_dir(log_dirs[broker_id]).delete(path)
         return False
     failpoint("seal.committed")
     return True
@@ -182,13 +186,17 @@ def _blobs(connection: sa.Connection, run: Sequence[TailSegment]) -> dict[str, b
     return found
 
 
-def _in_sync_log_dirs(connection: sa.Connection, topic: Topic, partition: int) -> tuple[list[LogDirId], int | None]:
-    """The log dirs of the ISR, and the partition epoch under which they are that; None if the partition is gone."""
+def _in_sync_log_dirs(
+    connection: sa.Connection, topic: Topic, partition: int
+) -> tuple[dict[int, LogDirId], int | None]:
+    """The ISR's log dirs by broker, and the partition epoch under which they are that; None: the partition is gone."""
     r, p = t.replica.c, t.partition.c
-    query = sa.select(r.log_dir_id).where(r.topic_id == topic.topic_id, r.partition == partition, r.in_sync)
+    query = sa.select(r.broker_id, r.log_dir_id).where(
+        r.topic_id == topic.topic_id, r.partition == partition, r.in_sync
+    )
     epoch = sa.select(p.partition_epoch).where(p.topic_id == topic.topic_id, p.partition == partition)
-    log_dir_ids = connection.execute(query.order_by(r.preference)).scalars()
-    return [LogDirId(log_dir_id) for log_dir_id in log_dir_ids], connection.execute(epoch).scalar()
+    rows = connection.execute(query.order_by(r.preference))
+    return {broker_id: LogDirId(log_dir_id) for broker_id, log_dir_id in rows}, connection.execute(epoch).scalar()
 
 
 def partitions_with_tails(connection: sa.Connection) -> list[tuple[Topic, int]]:
