@@ -141,8 +141,8 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
         return elected, None
     assert unclean or end >= state.high_watermark, "a member of the ISR has everything below the high watermark"
     replicas = tuple(
-        replace(replica, log_end_offset=end if replica is leader else min(replica.log_end_offset, end))
-        for replica in state.replicas
+        replace(r, log_end_offset=end if r.broker_id == leader.broker_id else min(r.log_end_offset, end))
+        for r in state.replicas
     )
     cut = replace(
         elected,
@@ -204,7 +204,12 @@ def caught_up(
 
 
 def lag_out(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
-    """These members leave the ISR for having lagged too long; never the leader, and never one with everything."""
+    """These members leave the ISR for having lagged too long; never the leader, and never one with everything.
+
+    While nobody leads nobody lags: the last members with every acknowledged record could leave one after the other.
+    """
+    if state.leader is None:
+        return state
     return with_replicas(
         state,
         [
@@ -247,16 +252,20 @@ def rewrite(
 ) -> PartitionState | None:
     """The segments of [start, end) are replaced by files that are in these log dirs (sealing, merging, compaction).
 
-    None if it may not be: the ISR has changed since the files were written, and whoever joined lacks them, or the range
-    reaches above the high watermark, where an election may still cut. A replica that did not get the files is whole
-    only up to where the range begins.
+    None if it may not be: the ISR has changed since the files were written, and whoever joined lacks them; the range
+    reaches above the high watermark, where an election may still cut; or fewer are in sync than min.insync.replicas (or
+    all replicas, if there are not so many), which is how many copies acks=all has promised. A replica that did not get
+    the files, or whose end lies within the range, is whole only up to where the range begins.
     """
-    missing = any(replica.in_sync and replica.log_dir_id not in log_dir_ids for replica in state.replicas)
-    if partition_epoch != state.partition_epoch or end > state.high_watermark or missing:
+    in_sync = [replica.log_dir_id for replica in state.replicas if replica.in_sync]
+    copies_min = max(1, min(state.min_insync_replicas, len(state.replicas)))
+    if partition_epoch != state.partition_epoch or end > state.high_watermark:
+        return None
+    if len(in_sync) < copies_min or not set(in_sync) <= set(log_dir_ids):
         return None
     replicas = tuple(
         replace(replica, log_end_offset=start)
-        if replica.log_dir_id not in log_dir_ids and replica.log_end_offset > start
+        if start < replica.log_end_offset and (replica.log_dir_id not in log_dir_ids or replica.log_end_offset < end)
         else replica
         for replica in state.replicas
     )
