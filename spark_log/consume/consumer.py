@@ -318,6 +318,8 @@ class Consumer(Questions):
                 "records-consumed-total": self._records,
                 "fetch-total": fetching.looks,
                 "buffered-bytes": fetching.buffers.held_bytes,
+                "replicas-passed-over-total": fetching.fetcher.passed_over,
+                "replicas-repaired-total": fetching.fetcher.repaired,
             },
             "consumer-coordinator-metrics": {
                 "commit-total": self._polling.commits.count,

@@ -16,8 +16,7 @@ from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
 from spark_log.log import plan as planner
 from spark_log.log.fetch import Fetcher
-from spark_log.log.slices import LogDirs, Slice
-from spark_log.metadata import tables as t
+from spark_log.log.slices import Slice
 from spark_log.records.schema import read_schema
 
 logger = logging.getLogger(__name__)
@@ -33,6 +32,7 @@ class Fetching:
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
         self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
+        self.fetcher = Fetcher({})
         self.unknown: set[TopicPartition] = set()
         """Assigned partitions that were not there at the last look."""
         self.looks = 0
@@ -40,9 +40,6 @@ class Fetching:
         """Stored bytes that the last look left where they are: fewer than fetch_min_bytes."""
         self._cluster = cluster
         self._settings = settings
-        self._fetcher: Fetcher | None = None
-        self._log_dirs: LogDirs = {}
-        self._near: frozenset[int] = frozenset()
         self._known: dict[ids.TopicId, Topic] = {}
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
@@ -144,7 +141,9 @@ class Fetching:
         """The next slices of the ranges; of inline ones so many that their bytes stay within the bounds of a fetch."""
         topics = self._topics_of(connection, ranges, found)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
-        slices = planner.plan(connection, topics, ranges, segments_max=segments_max)
+        slices = planner.plan(
+            connection, topics, ranges, segments_max=segments_max, rack=self._settings.client_rack or None
+        )
         return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
 
     def _topics_of(
@@ -161,38 +160,19 @@ class Fetching:
         return {name: self._known[topic_id] for name, topic_id in wanted.items()}
 
     def _open(self, ranges: dict[ids.TopicPartition, ids.OffsetRange], slices: list[Slice]) -> None:
-        fetcher = self._fetcher_for(slices)
+        if self.fetcher.renewal_due(slices):
+            self.fetcher.renew(self._cluster.log_dirs())
         by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
         for piece in slices:
-            by_partition[piece.topic_partition].append(self._nearest_first(piece))
+            by_partition[piece.topic_partition].append(piece)
         for partition, (start, end) in ranges.items():
             pieces = by_partition[partition]
             if pieces:
                 stop = pieces[-1].end
-                stream = Stream(start, stop, fetcher.read(_popped(pieces), _SCHEMA))
+                stream = Stream(start, stop, self.fetcher.read(_popped(pieces), _SCHEMA))
             else:
                 stream = Stream(start, end, iter(()))
             self.buffers.add(TopicPartition(*partition), stream)
-
-    def _fetcher_for(self, slices: list[Slice]) -> Fetcher:
-        needed = {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids}
-        if self._fetcher is None or not needed <= self._log_dirs.keys():
-            self._log_dirs = self._cluster.log_dirs()
-            self._fetcher = Fetcher(self._log_dirs)
-            if self._settings.client_rack:
-                query = (
-                    sa.select(t.log_dir.c.log_dir_id)
-                    .join(t.broker, t.broker.c.broker_id == t.log_dir.c.broker_id)
-                    .where(t.broker.c.rack == self._settings.client_rack)
-                )
-                near = self._cluster.store.read(lambda connection: connection.execute(query).scalars().all())
-                self._near = frozenset(near)
-        return self._fetcher
-
-    def _nearest_first(self, piece: Slice) -> Slice:
-        if not self._near or piece.data is not None:
-            return piece
-        return piece._replace(log_dir_ids=tuple(sorted(piece.log_dir_ids, key=lambda number: number not in self._near)))
 
     def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
         missing = {partition for partition in wanted if ids.TopicPartition(*partition) not in found}

@@ -52,7 +52,7 @@ class Questions(Guarded):
         for partition, timestamp in wanted.items():
             if timestamp < 0:
                 raise ValueError(f"The target time for partition {partition} is {timestamp}. It cannot be negative.")
-        return _offsets_for_times(self.cluster, wanted)
+        return _offsets_for_times(self.cluster, wanted, self.settings.client_rack or None)
 
     @translated
     def committed(
@@ -98,7 +98,7 @@ def _ends(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[Topi
 
 
 def _offsets_for_times(
-    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int]
+    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Of each partition, the first readable record with timestamp >= the given one. Errors as `_ends`."""
     _ends(cluster, timestamps_ms)
@@ -107,16 +107,16 @@ def _offsets_for_times(
         found: dict[TopicPartition, OffsetAndTimestamp | None] = dict.fromkeys(timestamps_ms)
         for name in sorted({topic for topic, _ in timestamps_ms}):
             wanted = {number: at_ms for (topic, number), at_ms in timestamps_ms.items() if topic == name}
-            for number, offset in log.offsets_for_times(log.find_topic(name), wanted).items():
+            for number, offset in log.offsets_for_times(log.find_topic(name), wanted, rack).items():
                 if offset is not None:
                     partition = TopicPartition(name, number)
-                    found[partition] = OffsetAndTimestamp(offset, _timestamp_ms(log, partition, offset), -1)
+                    found[partition] = OffsetAndTimestamp(offset, _timestamp_ms(log, partition, offset, rack), -1)
         return found
     finally:
         log.close()
 
 
-def _timestamp_ms(log: Log, partition: TopicPartition, offset: int) -> int:
+def _timestamp_ms(log: Log, partition: TopicPartition, offset: int, rack: str | None) -> int:
     record = {ids.TopicPartition(*partition): ids.OffsetRange(offset, offset + 1)}
-    (batch,) = log.read(record, read_schema(columns=["timestamp"]))
+    (batch,) = log.read(record, read_schema(columns=["timestamp"]), rack)
     return int(batch.column("timestamp")[0].value) // MICROSECONDS_PER_MILLISECOND

@@ -6,6 +6,7 @@ well where two files have the same size. (Spark would take them from a Delta tab
 that costs 0.2 to 0.5 s a query.)
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,17 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.errors import CorruptRecordError
+from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.errors import CorruptRecordError, SparkLogError
 from spark_log.ids import LogDirId, OffsetRange
-from spark_log.log.fetch import Fetcher
+from spark_log.log.fetch import BAD_REPLICA, Fetcher, no_good_replica
 from spark_log.log.slices import LogDirs, Slice
 from spark_log.records.schema import read_schema
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
+
+logger = logging.getLogger(__name__)
 
 _STORED = "offset_delta int, timestamp timestamp, key binary, value binary"
 _HEADERS = ", headers array<struct<key:string,value:binary>>"
@@ -34,13 +37,19 @@ _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
 def read_topic(
-    spark: SparkSession, cluster: "str | Cluster", topic: str, *, include_headers: bool = False
+    spark: SparkSession,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    include_headers: bool = False,
+    client_rack: str | None = None,
 ) -> DataFrame:
     """The records of a topic from the log start offsets to the high watermarks, as of now: one snapshot.
 
     The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
     timestamp timestamp, timestampType int, and with `include_headers` headers. Page checksums are verified. The inline
-    tail of the same snapshot travels inside the plan. `cluster` is an address or an open Cluster.
+    tail of the same snapshot travels inside the plan. `cluster` is an address or an open Cluster. Segments are read
+    from a replica in `client_rack`, if there is one.
 
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
     """
@@ -52,7 +61,7 @@ def read_topic(
     try:
         found = log.find_topic(topic)
         ranges = {tp: OffsetRange(start, end) for tp, (start, end) in log.positions(found).items()}
-        plan = log.plan(ranges, topics={topic: found})
+        plan = log.plan(ranges, topics={topic: found}, rack=client_rack)
     finally:
         log.close()
         if opened is not cluster:
@@ -95,30 +104,40 @@ def _sealed(
 
 
 def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
-    """Where each segment lies whole: in its first log dir, or the next one if the file there does not have its size.
+    """Where each segment lies whole: in its first log dir, or the next one if that is not the one that is meant, cannot
+    be read, or has no file of the segment's size there.
 
     Spark passes over an empty file without a word, and rows of a file with a size of its own would join nothing.
-    Raises CorruptRecordError if no log dir has it.
+    Raises what `fetch.no_good_replica` makes of it if no log dir has a segment.
     """
-    opened = {log_dir_id: LogDir(info.uri) for log_dir_id, info in log_dirs.items()}
+    opened: dict[LogDirId, LogDir] = {}
     paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]
     found: dict[int, str] = {}
+    errors: dict[int, list[SparkLogError]] = {number: [] for number in range(len(sealed))}
     for attempt in range(max(len(piece.log_dir_ids) for piece in sealed)):
         asked: dict[LogDirId, list[int]] = {}
         for number, piece in enumerate(sealed):
             if number not in found and attempt < len(piece.log_dir_ids):
                 asked.setdefault(piece.log_dir_ids[attempt], []).append(number)
         for log_dir_id, numbers in asked.items():
-            log_dir = opened[log_dir_id]
-            sizes = log_dir.sizes([paths[number] for number in numbers])
+            try:
+                log_dir = opened[log_dir_id] = opened.get(log_dir_id) or open_log_dir(log_dirs[log_dir_id])
+                sizes = log_dir.sizes([paths[number] for number in numbers])
+            except BAD_REPLICA as error:
+                logger.warning("%s: %d segments are not read from there: %s", log_dirs[log_dir_id], len(numbers), error)
+                for number in numbers:
+                    errors[number].append(error)
+                continue
             for number, size in zip(numbers, sizes, strict=True):
+                location = log_dir.location(paths[number])
                 if size == sealed[number].size:
-                    found[number] = log_dir.location(paths[number])
+                    found[number] = location
+                else:
+                    bad = f"segment {location} has {size} bytes, expected {sealed[number].size}"
+                    errors[number].append(CorruptRecordError(bad))
     for number, piece in enumerate(sealed):
         if number not in found:
-            raise CorruptRecordError(
-                f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with its {piece.size} bytes"
-            )
+            raise no_good_replica(piece, errors[number])
     return [found[number] for number in range(len(sealed))]
 
 

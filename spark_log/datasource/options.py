@@ -86,6 +86,8 @@ class ReadOptions:
     """With it a query commits its end offsets to that group. Option `group.id` (alias kafka.group.id)."""
     group_id_prefix: str | None = None
     """groupIdPrefix; without effect where there is a group id."""
+    client_rack: str | None = None
+    """Rack of the executors: segments are read from a replica there, if there is one. Option `kafka.client.rack`."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "ReadOptions":
@@ -133,6 +135,7 @@ class ReadOptions:
             max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
             group_id=given.word("group.id", "kafka.group.id"),
             group_id_prefix=given.word("groupIdPrefix"),
+            client_rack=given.word("kafka.client.rack"),
         )
 
     def __repr__(self) -> str:

@@ -78,7 +78,7 @@ class ReadPlanner:
             if TopicPartition(name, partition) in available.ranges:
                 by_topic.setdefault(name, {})[partition] = timestamp_ms
         for name, timestamps_ms in by_topic.items():
-            offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms)
+            offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms, self.options.client_rack)
             found.update((TopicPartition(name, partition), offset) for partition, offset in offsets.items())
         committed: dict[TopicPartition, int] = {}
         if isinstance(position, CommittedOffsets):
@@ -150,7 +150,7 @@ class ReadPlanner:
             tasks_max=max(self.log.settings.plan_tasks_max, self.options.min_partitions or 0),
             max_records_per_task=self.options.max_records_per_partition,
         )
-        plan = self.log.plan(wanted, pruning.times, available.topics)
+        plan = self.log.plan(wanted, pruning.times, available.topics, self.options.client_rack)
         return list(_cut(packed, plan, pruning))
 
 

@@ -10,8 +10,10 @@ from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.log import offsets_topic
+from spark_log.log.nearest import Copies, Copy, distance, reading_order
 from spark_log.log.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
 
 _ALL_TIMES = TimestampBounds()
 
@@ -51,6 +53,19 @@ _POSITIONS = (
     .where(t.topic.c.name.in_(sa.bindparam("names", expanding=True)))
 )
 _SOME_POSITIONS = _POSITIONS.where(t.partition.c.partition.in_(sa.bindparam("numbers", expanding=True)))
+_R = t.replica.c
+_REPLICAS = (
+    sa.select(_R.partition, _R.log_dir_id, _R.log_end_offset, _R.in_sync)
+    .where(_R.topic_id == sa.bindparam("topic_id"))
+    .order_by(_R.partition, _R.preference)
+)
+_SOME_REPLICAS = _REPLICAS.where(_R.partition.in_(sa.bindparam("numbers", expanding=True)))
+_ALL_REPLICAS = Prepared(_REPLICAS)
+_LOG_DIRS = Prepared(
+    sa.select(t.log_dir.c.log_dir_id, t.log_dir.c.online, t.broker.c.rack).join(
+        t.broker, t.broker.c.broker_id == t.log_dir.c.broker_id
+    )
+)
 _BLOBS = sa.select(t.blob.c.name, t.blob.c.data).where(t.blob.c.name.in_(sa.bindparam("names", expanding=True)))
 
 
@@ -77,11 +92,12 @@ def plan(
     ranges: Mapping[TopicPartition, OffsetRange],
     times: TimestampBounds = _ALL_TIMES,
     segments_max: int | None = None,
+    rack: str | None = None,
 ) -> list[Slice]:
     """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
 
     Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
-    `segments_max` plans no more than the first so many of each range.
+    `segments_max` plans no more than the first so many of each range. `rack` is the reader's (see `nearest`).
     """
     slices: list[Slice] = []
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
@@ -101,7 +117,7 @@ def plan(
             query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
         rows = connection.execute(query, parameters).all()
         files = {row.partition for row in rows if not row.inline}
-        replicas = _replicas(connection, topic, sorted(files)) if files else {}
+        replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
         for row in rows:
             (partition, base, end_offset, count, size, min_ms, max_ms, type_, segment_name, checksum, inline) = row
             if (times.min_ms is not None and max_ms < times.min_ms) or (
@@ -122,7 +138,7 @@ def plan(
                     type_,
                     segment_name,
                     checksum,
-                    () if inline else _holders(*replicas[partition], end_offset),
+                    () if inline else reading_order(replicas[partition], segment_name, end_offset),
                     b"" if inline else None,
                 )
             )
@@ -149,7 +165,7 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
 
 
 def first_segments_at_or_after(
-    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int]
+    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[int, list[Slice]]:
     """Per partition, the segments that may hold its first readable record with timestamp >= the given one, in order.
 
@@ -157,7 +173,7 @@ def first_segments_at_or_after(
     """
     found: dict[int, list[Slice]] = {}
     limits = positions(connection, [topic])
-    replicas = _replicas(connection, topic, list(timestamps_ms))
+    replicas = _replicas(connection, topic, list(timestamps_ms), rack)
     s = t.segment.c
     for partition, timestamp_ms in timestamps_ms.items():
         start, end = limits[TopicPartition(topic.name, partition)]
@@ -176,11 +192,11 @@ def first_segments_at_or_after(
             .order_by(s.base_offset)
             .limit(2)
         ).all()
-        everywhere, minimum = replicas[partition]
         found[partition] = [
             Slice(
                 topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
-                name, checksum, () if inline else _holders(everywhere, minimum, end_offset), b"" if inline else None,
+                name, checksum, () if inline else reading_order(replicas[partition], name, end_offset),
+                b"" if inline else None,
             )
             for _, base, end_offset, count, size, _, _, type_, name, checksum, inline in rows
         ]  # fmt: skip
@@ -247,23 +263,27 @@ def _overlapping(dialect: str, bounds: str) -> sa.TextualSelect:
 _OVERLAPPING = {dialect: _overlapping(dialect, _BOUNDS) for dialect in _RANGES}
 _FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect in _RANGES}
 
-_Replicas = tuple[tuple[tuple[LogDirId, int], ...], int]
-"""(log dir, LEO) of the replicas, in-sync ones first, and the smallest of the LEOs."""
 
-
-def _replicas(connection: sa.Connection, topic: Topic, partitions: Sequence[int]) -> dict[int, _Replicas]:
-    r = t.replica.c
-    query = sa.select(r.partition, r.log_dir_id, r.log_end_offset).where(r.topic_id == topic.topic_id)
+def _replicas(
+    connection: sa.Connection, topic: Topic, partitions: Sequence[int], rack: str | None
+) -> dict[int, Copies]:
+    """Of each partition. Log dirs are few: looked up once, rather than joined to every replica."""
+    log_dirs = {
+        log_dir_id: [
+            Copy(LogDirId(log_dir_id), distance(online=online, same_rack=rack in (None, its_rack), in_sync=in_sync))
+            for in_sync in (False, True)
+        ]
+        for log_dir_id, online, its_rack in _LOG_DIRS.rows(connection, {})
+    }
     if len(partitions) < 1_000:
-        query = query.where(r.partition.in_(partitions))
-    found: dict[int, list[tuple[LogDirId, int]]] = {}
-    for partition, log_dir_id, log_end_offset in connection.execute(query.order_by(r.in_sync.desc(), r.preference)):
-        found.setdefault(partition, []).append((LogDirId(log_dir_id), log_end_offset))
-    return {number: (tuple(dirs), min(end for _, end in dirs)) for number, dirs in found.items()}
-
-
-def _holders(replicas: tuple[tuple[LogDirId, int], ...], log_end_offset_min: int, end_offset: int) -> Any:
-    """The log dirs whose replica has the segment whole: LEO >= its end."""
-    if end_offset <= log_end_offset_min:
-        return tuple(log_dir_id for log_dir_id, _ in replicas)
-    return tuple(log_dir_id for log_dir_id, log_end_offset in replicas if log_end_offset >= end_offset)
+        rows: Sequence[Any] = connection.execute(
+            _SOME_REPLICAS, {"topic_id": topic.topic_id, "numbers": partitions}
+        ).all()
+    else:
+        rows = _ALL_REPLICAS.rows(connection, {"topic_id": topic.topic_id})
+    copies: dict[int, list[Copy]] = {}
+    ends: dict[int, list[int]] = {}
+    for partition, log_dir_id, log_end_offset, in_sync in rows:
+        copies.setdefault(partition, []).append(log_dirs[log_dir_id][in_sync])
+        ends.setdefault(partition, []).append(log_end_offset)
+    return {number: Copies(tuple(copies[number]), tuple(ends[number]), min(ends[number])) for number in copies}

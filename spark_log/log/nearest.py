@@ -1,0 +1,52 @@
+"""Which replica of a segment a reader tries first. Pure."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from zlib import crc32
+
+from spark_log.ids import LogDirId
+
+
+class Copy(NamedTuple):
+    """A log dir that may have a segment, and how far it is from the reader (`distance`)."""
+
+    log_dir_id: LogDirId
+    distance: int
+
+
+class Copies(NamedTuple):
+    """The replicas of a partition, in AR order. Each has every segment below its log end offset whole."""
+
+    copies: tuple[Copy, ...]
+    log_end_offsets: tuple[int, ...]
+    log_end_offset_min: int
+
+
+def distance(*, online: bool, same_rack: bool, in_sync: bool) -> int:
+    """What is tried first is nearest: a log dir that has been declared failed is the last resort, another rack is
+    farther than a replica that lags (what it has of the segment is whole all the same).
+    """
+    return 4 * (not online) + 2 * (not same_rack) + (not in_sync)
+
+
+def reading_order(replicas: Copies, segment_name: str, end_offset: int) -> tuple[LogDirId, ...]:
+    """The log dirs that have the segment whole (log end offset >= its `end_offset`), in the order to try them.
+
+    Among those equally near, the segment's name chooses the first: readers spread over the log dirs, also those of one
+    partition and whatever the order of AR, and all readers of a segment find it in the same page cache.
+    """
+    copies = replicas.copies
+    if end_offset > replicas.log_end_offset_min:
+        copies = tuple(copy for copy, end in zip(copies, replicas.log_end_offsets, strict=True) if end >= end_offset)
+    orders = _orders(copies)
+    return orders[0] if len(orders) == 1 else orders[crc32(segment_name.encode()) % len(orders)]
+
+
+@lru_cache(maxsize=4096)
+def _orders(copies: Sequence[Copy]) -> tuple[tuple[LogDirId, ...], ...]:
+    """By distance, else as given; one order for each of the nearest ones, which are rotated. A cluster has few."""
+    ranked = sorted(copies, key=lambda copy: copy.distance)
+    ids = tuple(copy.log_dir_id for copy in ranked)
+    nearest = sum(copy.distance == ranked[0].distance for copy in ranked)
+    return tuple(ids[first:nearest] + ids[:first] + ids[nearest:] for first in range(max(1, nearest)))
