@@ -166,6 +166,12 @@ class LogDir:
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._resolve(relative))
 
+    def delete_empty_folder(self, relative: str) -> None:
+        """Remove a folder unless something is in it; object stores have none."""
+        if self.local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._resolve(relative))
+
     def make_folder(self, relative: str) -> None:
         """Make a folder and force its entry to disk; object stores have none."""
         if self.local:

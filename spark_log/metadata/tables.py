@@ -286,6 +286,12 @@ publication_cursor = Table(
     _partition(primary_key=True),
     _column("change", BigInteger, "partition.change that has been published"),
     _column("high_watermark", BigInteger, "partition.high_watermark at that time: what lay above it came later"),
+    _column(
+        "seen_offset",
+        BigInteger,
+        "every record below it has been in the table as a file's: when it comes again, that is no data change",
+        server_default=text("0"),
+    ),
     comment="Per partition, how far the Delta table has followed.",
 )
 

@@ -3,13 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.log.delta import PublishedFile, difference
+from spark_log.log.delta import difference
+from spark_log.log.publication import PublishedFile
 
 paths = st.sets(st.sampled_from([f"_segments/0/{n}.parquet" for n in range(12)] + ["part-0.parquet"]))
 
 
 def file(path):
-    return PublishedFile(path, 0, 0, 1, 1, 0, False)
+    return PublishedFile(path, 0, 0, 1, 1, 1, 0, False)
 
 
 @given(paths, paths)

@@ -67,3 +67,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("topic_id", "partition", "leader_epoch", name=op.f("pk_truncation")),
         comment="What elections have cut off.",
     )
+    op.add_column(
+        "publication_cursor",
+        sa.Column(
+            "seen_offset",
+            sa.BigInteger(),
+            server_default=sa.text("0"),
+            nullable=False,
+            comment="every record below it has been in the table as a file's: when it comes again, that is no data change",
+        ),
+    )

@@ -1,0 +1,248 @@
+"""What the metadata says of the Delta tables: what each is to list, what it is known to list, and noting that.
+
+A log dir's table of a topic lists the sealed segments of *its* replicas, each up to min(high watermark, the replica's
+LEO). A cursor for each partition says what was published last, so that only what has changed since is looked at.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+
+_P, _R, _S, _C = t.partition.c, t.replica.c, t.segment.c, t.publication_cursor.c
+_LIMIT = sa.case((_P.high_watermark < _R.log_end_offset, _P.high_watermark), else_=_R.log_end_offset)
+"""Up to where this replica's segments may be published: whole there, and below the high watermark."""
+_CHUNK = 5_000
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file as the Delta table should list it. `path` is relative to the table."""
+
+    path: str
+    partition: int
+    base_offset: int
+    end_offset: int
+    bytes: int
+    record_count: int
+    change: int
+    rewritten: bool
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What a publication says of a partition.
+
+    With partition.change `change`, the files below `limit` were listed. Below `seen_offset` every record has been in
+    the table, at some time, as a file's.
+    """
+
+    change: int = 0
+    limit: int = 0
+    seen_offset: int = 0
+
+    def has_seen(self, file: PublishedFile) -> bool:
+        """Whether the records of a file that is added have been in the table before, perhaps in other files."""
+        known = file.change <= self.change
+        listed = known and file.base_offset < self.limit
+        # its replica lost it, or was replaced, and has it again; or others' files were rewritten into it
+        returned = file.end_offset <= self.seen_offset and (known or file.rewritten)
+        return listed or returned
+
+
+@dataclass(frozen=True)
+class Due:
+    """The cursors of the partitions that have changed since the last publication, as they are to be.
+
+    `fallen`: something that was listed may have to go although it has not been retired. `has_replicas` False: nothing
+    is to be listed any more.
+    """
+
+    cursors: dict[int, Cursor]
+    fallen: bool
+    has_replicas: bool
+
+
+def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
+    query = sa.select(_R.log_dir_id).distinct().where(_R.topic_id == topic.topic_id).order_by(_R.log_dir_id)
+    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+
+def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
+    """Online log dirs with a replica of the topic (True), or with a table that may list files of those they had."""
+    p, d = t.publication.c, t.log_dir.c
+    online = set(connection.execute(sa.select(d.log_dir_id).where(d.online)).scalars())
+    known = connection.execute(sa.select(p.log_dir_id).where(p.topic_id == topic.topic_id)).scalars()
+    found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
+    return {LogDirId(log_dir_id): found[log_dir_id] for log_dir_id in sorted(found) if log_dir_id in online}
+
+
+def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
+    """(our transaction version, Delta version) of the last publication recorded; None before the first."""
+    p = t.publication.c
+    query = sa.select(p.transaction_version, p.delta_version).where(
+        p.topic_id == topic.topic_id, p.log_dir_id == info.log_dir_id
+    )
+    row = connection.execute(query).one_or_none()
+    return (row.transaction_version, row.delta_version) if row else None
+
+
+def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
+    """What of the topic has changed in this log dir since it was published."""
+    source, stale = _stale(topic, info)
+    blobs_from = _first_blobs(connection, topic, info)
+    cursors: dict[int, Cursor] = {}
+    fallen = False
+    query = sa.select(_P.partition, _P.change, _LIMIT, _C.high_watermark, _C.seen_offset)
+    for partition, change, limit, limit_before, seen_before in connection.execute(
+        query.select_from(source).where(stale)
+    ):
+        seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
+        cursors[partition] = Cursor(change, limit, seen)
+        fallen = fallen or limit < (limit_before or 0)
+    here = (_R.topic_id == topic.topic_id) & (_R.log_dir_id == info.log_dir_id)
+    has_replicas = connection.execute(sa.select(_R.partition).where(here).limit(1)).first() is not None
+    lost = _lost(connection, topic, info)
+    return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
+
+
+def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
+    """Partitions that were published but have no replica in this log dir any more."""
+    replica = (_R.topic_id == _C.topic_id) & (_R.partition == _C.partition) & (_R.log_dir_id == _C.log_dir_id)
+    query = (
+        sa.select(_C.partition, _C.seen_offset)
+        .where(_C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id, _C.change > 0)
+        .where(~sa.exists().where(replica))
+    )
+    return {partition: Cursor(seen_offset=seen) for partition, seen in connection.execute(query)}
+
+
+def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
+    """Of every partition that was published, as the last publication noted them."""
+    query = sa.select(_C.partition, _C.change, _C.high_watermark, _C.seen_offset).where(
+        _C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id
+    )
+    return {partition: Cursor(*facts) for partition, *facts in connection.execute(query)}
+
+
+_FILE_COLUMNS = (
+    _S.partition, _S.base_offset, _S.end_offset, _S.bytes, _S.record_count, _S.change, _S.rewritten, _S.name
+)  # fmt: skip
+
+
+def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
+    """Everything that the table is to list."""
+    source, here = _replicas(topic, info)
+    source = source.join(t.segment, (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition))
+    query = sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~_S.inline, _S.end_offset <= _LIMIT)
+    return _files(connection.execute(query.order_by(_S.partition, _S.base_offset)))
+
+
+def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
+    """Segments that came since the cursors, or lay above their limit then. Two index scans rather than one OR."""
+    source, stale = _stale(topic, info)
+    same = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition)
+    newer = same & (_S.change > sa.func.coalesce(_C.change, 0))
+    above = same & (_S.base_offset >= sa.func.coalesce(_C.high_watermark, 0))
+    found = sa.union(
+        *(
+            sa.select(*_FILE_COLUMNS)
+            .select_from(source.join(t.segment, condition))
+            .where(stale, ~_S.inline, _S.end_offset <= _LIMIT)
+            for condition in (newer, above)
+        )
+    )
+    return _files(sorted(connection.execute(found).all()))
+
+
+def retired_paths(connection: sa.Connection, topic: Topic) -> list[str]:
+    """Files of the topic, relative to its table, that the metadata no longer names."""
+    prefix = topic.folder + "/"
+    path = t.retired_file.c.path
+    query = sa.select(path).where(path.startswith(prefix, autoescape=True))
+    return [found[len(prefix) :] for found in connection.execute(query).scalars()]
+
+
+def record(
+    connection: sa.Connection,
+    topic: Topic,
+    info: LogDirInfo,
+    before: tuple[int, int] | None,
+    after: tuple[int, int],
+    what: Due,
+) -> None:
+    """Note what was published, unless something else has been noted since `before` was read."""
+    p = t.publication.c
+    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
+    here = (p.topic_id == topic.topic_id) & (p.log_dir_id == info.log_dir_id)
+    # the partitions' parent row: a topic deleted meanwhile takes no more notes, two publishers take turns
+    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
+    if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
+        return
+    if not what.has_replicas:
+        connection.execute(t.publication.delete().where(here))
+    else:
+        values = dict(zip(("transaction_version", "delta_version"), after, strict=True))
+        if before is None:
+            connection.execute(t.publication.insert(), {**keys, **values})
+        else:
+            connection.execute(t.publication.update().where(here).values(values))
+    numbers = list(what.cursors)
+    for first in range(0, len(numbers), _CHUNK):
+        connection.execute(
+            t.publication_cursor.delete().where(
+                _C.topic_id == topic.topic_id,
+                _C.log_dir_id == info.log_dir_id,
+                _C.partition.in_(numbers[first : first + _CHUNK]),
+            )
+        )
+    rows = [
+        {
+            **keys,
+            "partition": partition,
+            "change": cursor.change,
+            "high_watermark": cursor.limit,
+            "seen_offset": cursor.seen_offset,
+        }
+        for partition, cursor in what.cursors.items()
+    ]
+    if rows:
+        connection.execute(t.publication_cursor.insert(), rows)
+
+
+def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
+    """FROM partition, its replica in this log dir, and its cursor; and the condition that picks the topic."""
+    source = t.partition.join(
+        t.replica, (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition) & (_R.log_dir_id == info.log_dir_id)
+    ).outerjoin(
+        t.publication_cursor,
+        (_C.topic_id == _P.topic_id) & (_C.partition == _P.partition) & (_C.log_dir_id == info.log_dir_id),
+    )
+    return source, _P.topic_id == topic.topic_id
+
+
+def _stale(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
+    """The same, of partitions that have changed since they were published."""
+    source, here = _replicas(topic, info)
+    return source, here & (_P.change > sa.func.coalesce(_C.change, 0))
+
+
+def _first_blobs(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, int]:
+    """Base offset of the first blob of each partition that has changed and has one."""
+    source, stale = _stale(topic, info)
+    inline = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition) & _S.inline
+    query = sa.select(_P.partition, sa.func.min(_S.base_offset)).select_from(source.join(t.segment, inline))
+    return {number: base for number, base in connection.execute(query.where(stale).group_by(_P.partition))}  # noqa: C416
+
+
+def _files(rows: Iterable[Any]) -> list[PublishedFile]:
+    return [
+        PublishedFile(f"_segments/{partition}/{name}", partition, base, end, size, count, change, rewritten)
+        for partition, base, end, size, count, change, rewritten, name in rows
+    ]

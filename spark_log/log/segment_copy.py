@@ -1,0 +1,82 @@
+"""Copying a segment file from one log dir to another, checked by its hash on the way. On executors too."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import xxhash
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import CorruptRecordError, SparkLogError, redact
+
+Pace = Callable[[int], None]
+"""Called with the size of each block before it is written: waits, counts, or raises to give the copy up."""
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A segment file as its row describes it. `path` is relative to the log dirs; `checksum`: XXH3-128 of the bytes."""
+
+    path: str
+    bytes: int
+    checksum: str
+
+
+def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
+    """Whether exactly these bytes lie in the log dir; it reads them all. StorageUnavailableError if that fails."""
+    if log_dir.sizes([file.path]) != [file.bytes]:
+        return False
+    digest = xxhash.xxh3_128()
+    with contextlib.closing(log_dir.read_blocks(file.path)) as blocks:
+        for block in blocks:
+            digest.update(block)
+    return digest.hexdigest() == file.checksum
+
+
+def copy_segment(sources: Iterable[LogDir], target: LogDir, file: SegmentFile, pace: Pace) -> None:
+    """Put the file into `target`, durably and in place of whatever lies there, from the first source that has it whole.
+
+    Nothing is seen of a copy that fails. CorruptRecordError if no source has it, StorageUnavailableError if the target
+    cannot be written; what `pace` raises goes through.
+    """
+    refused: list[str] = []
+    for source in sources:
+        try:
+            _copy(source, target, file, pace)
+            return
+        except _BadSourceError as error:
+            refused.append(redact(str(error)))
+    raise CorruptRecordError(f"{file.path}: no other replica has it whole{': ' if refused else ''}{'; '.join(refused)}")
+
+
+class _BadSourceError(Exception):
+    pass
+
+
+def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
+    digest, copied = xxhash.xxh3_128(), 0
+    with contextlib.closing(source.read_blocks(file.path)) as blocks:
+        block = _next(blocks)  # before anything is made in the target: most bad sources lack the file
+        copy = target.replace(file.path)
+        try:
+            while block is not None:
+                copied += len(block)
+                if copied > file.bytes:
+                    break
+                digest.update(block)
+                pace(len(block))
+                copy.write(block)
+                block = _next(blocks)
+            if (copied, digest.hexdigest()) != (file.bytes, file.checksum):
+                raise _BadSourceError(f"{source.location(file.path)} is not what was written ({copied} bytes)")
+            copy.commit()
+        except BaseException:
+            copy.abort()
+            raise
+
+
+def _next(blocks: Iterable[memoryview]) -> memoryview | None:
+    try:
+        return next(iter(blocks), None)
+    except SparkLogError as error:
+        raise _BadSourceError(str(error)) from error
