@@ -19,7 +19,9 @@ SparkLogError
     ├── CommitFailedError, IllegalStateError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
-    ├── DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError, InvalidReplicationAssignmentError
+    ├── DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError, InvalidReplicationAssignmentError,
+    │   NoReassignmentInProgressError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+    │   EligibleLeadersNotAvailableError
     ├── UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError, InconsistentGroupProtocolError,
     │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
@@ -182,6 +184,22 @@ class BrokerIdNotRegisteredError(FatalError):
 
 class InvalidReplicationAssignmentError(FatalError):
     """The replicas asked for a partition are not distinct brokers of the cluster."""
+
+
+class NoReassignmentInProgressError(FatalError):
+    """There is no reassignment of the partition to cancel."""
+
+
+class ElectionNotNeededError(FatalError):
+    """The partition has the leader that the election would give it."""
+
+
+class PreferredLeaderNotAvailableError(FatalError):
+    """The first of AR is not alive, not in sync, or has not every record."""
+
+
+class EligibleLeadersNotAvailableError(FatalError):
+    """No replica of the partition is alive."""
 
 
 class CheckpointMismatchError(FatalError):

@@ -1,0 +1,321 @@
+"""Reassignment: begun, cancelled, finished, and what it leaves behind; on both stores."""
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.reassigning import begin_reassignments, finish_reassignments
+from spark_log.cluster.reassignment_rows import list_reassignments
+from spark_log.cluster.retired_replicas import delete_retired_replicas
+from spark_log.cluster.topics import alter_configs, create_topic, delete_topic
+from spark_log.errors import (
+    InvalidConfigurationError,
+    InvalidReplicationAssignmentError,
+    NoReassignmentInProgressError,
+    NotControllerError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.ids import TopicPartition
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Records
+from spark_log.metadata import tables as t
+from tests.support.producing import change
+from tests.support.records import read_all, table
+from tests.support.replicas import add_brokers, assigned, topic_on
+
+T0 = TopicPartition("t", 0)
+FILES = {"inline_max_bytes": "0"}
+
+
+@pytest.fixture
+def brokers(cluster, tmp_path):
+    """Brokers 1 to 4."""
+    add_brokers(cluster, tmp_path, 2, 3, 4)
+    return cluster
+
+
+def write(log, topic, *values, partition=0, acks="all"):
+    [outcome] = log.append(topic, [Records(partition, table(*values))], acks=acks)
+    return outcome
+
+
+def partition_of(cluster, name="t", number=0):
+    return describe_topics(cluster, [name])[0].partitions[number]
+
+
+def copy(cluster, topic, *broker_ids, partition=0):
+    for broker_id in broker_ids:
+        catch_up(cluster, topic, partition, broker_id)
+
+
+def finish(cluster):
+    return finish_reassignments(cluster.store, nobody_forbids)
+
+
+def rows(cluster, table_):
+    return cluster.store.read(lambda connection: connection.execute(sa.select(table_)).all())
+
+
+def files(tmp_path, broker_id):
+    return sorted(path.name for path in (tmp_path / f"broker-{broker_id}").rglob("_segments/*/*.parquet"))
+
+
+def test_a_partition_moves(brokers, log, tmp_path):
+    topic = topic_on(brokers, "t", [[1, 2]], **FILES)
+    write(log, topic, "a", "b")
+    write(log, topic, "c")
+    before = partition_of(brokers)
+    begin_reassignments(brokers, {T0: [2, 3]}, throttle_bytes_per_s=10_000_000)
+
+    status = list_reassignments(brokers.store)[T0]
+    assert (status.reassignment.target, status.reassignment.original) == ((2, 3), (1, 2))
+    assert (status.replicas, status.in_sync, status.adding, status.removing) == ((1, 2, 3), (1, 2), (3,), (1,))
+    assert status.throttle_bytes_per_s == 10_000_000
+    assert status.bytes_left == sum(f.stat().st_size for f in (tmp_path / "broker-2").rglob("_segments/*/*.parquet"))
+    assert finish(brokers) == [], "not before it is in sync"
+    assert assigned(brokers, "t") == [[1, 2, 3]]
+
+    copy(brokers, topic, 3)
+    assert list_reassignments(brokers.store)[T0].bytes_left == 0
+    assert finish(brokers) == [(topic.topic_id, 0)]
+    after = partition_of(brokers)
+    assert (assigned(brokers, "t"), after.isr, after.leader) == ([[2, 3]], (2, 3), 2)
+    assert after.leader_epoch > before.leader_epoch
+    assert (after.high_watermark, after.log_end_offset) == (3, 3)
+    assert list_reassignments(brokers.store) == {}
+    assert finish(brokers) == []
+    assert files(tmp_path, 3) == files(tmp_path, 2)
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+    write(log, topic, "d")
+    assert len(files(tmp_path, 3)) == 3
+
+
+def test_another_factor_is_the_topics_factor(brokers, log):
+    topic = topic_on(brokers, "t", [[1], [2]], **FILES)
+    for partition, target in ((1, [2, 3]), (0, [1, 3])):
+        begin_reassignments(brokers, {TopicPartition("t", partition): target})
+        copy(brokers, topic, 3, partition=partition)
+        finish(brokers)
+        factor = describe_topics(brokers, ["t"])[0].topic.replication_factor
+        assert factor == (1 if partition else 2), "it follows partition 0"
+
+
+def test_another_order_makes_another_preferred_leader(brokers):
+    topic_on(brokers, "t", [[1, 2]])
+    begin_reassignments(brokers, {T0: [2, 1]})
+    finish(brokers)
+    assert (assigned(brokers, "t"), partition_of(brokers).leader) == ([[2, 1]], 1)
+
+
+def test_cancelled_half_way(brokers, log, tmp_path):
+    topic = topic_on(brokers, "t", [[1, 2]], **FILES)
+    write(log, topic, "a")
+    begin_reassignments(brokers, {T0: [3, 4]})
+    copy(brokers, topic, 3)
+    write(log, topic, "b")
+    begin_reassignments(brokers, {T0: None})
+    assert (assigned(brokers, "t"), list_reassignments(brokers.store)) == ([[1, 2]], {})
+    write(log, topic, "c")
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+    assert {row.log_dir_id for row in rows(brokers, t.retired_replica)} == log_dirs_of(brokers, 3, 4)
+    with pytest.raises(NoReassignmentInProgressError, match="t-0"):
+        begin_reassignments(brokers, {T0: None})
+
+
+def log_dirs_of(cluster, *broker_ids):
+    return {info.log_dir_id for info in cluster.log_dirs().values() if info.broker_id in broker_ids}
+
+
+def test_another_target_replaces_the_one_under_way(brokers, log):
+    topic = topic_on(brokers, "t", [[1, 2]], **FILES)
+    write(log, topic, "a")
+    begin_reassignments(brokers, {T0: [2, 3]})
+    begin_reassignments(brokers, {T0: [2, 4]})
+    status = list_reassignments(brokers.store)[T0]
+    assert (status.reassignment.target, status.reassignment.original) == ((2, 4), (1, 2))
+    copy(brokers, topic, 4)
+    finish(brokers)
+    assert assigned(brokers, "t") == [[2, 4]]
+
+
+def test_what_is_refused_changes_nothing(brokers, log):
+    topic_on(brokers, "t", [[1, 2], [1, 2]], min_insync_replicas="2")
+    change(brokers, t.log_dir.update().where(t.log_dir.c.broker_id == 4).values(online=False))
+    before = (rows(brokers, t.replica), rows(brokers, t.partition), rows(brokers, t.retired_replica))
+    for target, message in (
+        ([2, 9], r"t-0: replicas: there is no broker 9 in this cluster; there are 1, 2, 3, 4"),
+        ([2, 4], r"t-0: replicas: broker 4 is not alive"),
+        ([3, 3], r"t-0: replicas: .*\[3, 3\]"),
+        ([], r"t-0: replicas: .*\[\]"),
+        ([3], r"t-0: replicas: \[3\] are fewer than min\.insync\.replicas"),
+        (["3", 1], r"t-0: replicas: '3' is not a broker id"),
+        ([True, 2], r"True"),
+        ([-1, 2], r"-1"),
+        ("12", r"'12'"),
+        (3, r"expected a list of broker ids, got 3"),
+    ):
+        with pytest.raises(InvalidReplicationAssignmentError, match=message):
+            begin_reassignments(brokers, {TopicPartition("t", 1): [2, 3], T0: target})
+    for partition in (TopicPartition("nope", 0), TopicPartition("t", 2), TopicPartition("t", -1)):
+        with pytest.raises(UnknownTopicOrPartitionError, match=partition.topic):
+            begin_reassignments(brokers, {partition: [1, 2]})
+    with pytest.raises(PolicyViolationError, match="__consumer_offsets"):
+        begin_reassignments(brokers, {TopicPartition("__consumer_offsets", 0): [1]})
+    for throttle in (0, -1, True, "50MB", 2**63):
+        with pytest.raises(InvalidConfigurationError, match="throttle_bytes_per_s"):
+            begin_reassignments(brokers, {T0: [2, 3]}, throttle)
+    assert list_reassignments(brokers.store) == {}
+    assert (rows(brokers, t.replica), rows(brokers, t.partition), rows(brokers, t.retired_replica)) == before
+
+
+def test_a_replica_goes_to_the_log_dir_with_the_fewest(brokers, tmp_path):
+    first = log_dirs_of(brokers, 3)
+    brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
+    second = log_dirs_of(brokers, 3) - first
+    topic_on(brokers, "t", [[3], [1], [1], [1]])
+    assert {r.log_dir_id for r in partition_of(brokers).replicas} == first
+    begin_reassignments(brokers, {TopicPartition("t", number): [3] for number in (1, 2, 3)})
+    counts = [
+        sum(replica.log_dir_id in dirs for row in range(4) for replica in partition_of(brokers, "t", row).replicas)
+        for dirs in (first, second)
+    ]
+    assert counts == [2, 2]
+
+
+def test_a_broker_that_dies_in_the_midst(brokers, log):
+    topic = topic_on(brokers, "t", [[1, 2]], **FILES)
+    write(log, topic, "a")
+    begin_reassignments(brokers, {T0: [2, 3]})
+    copy(brokers, topic, 3)
+    dies = t.log_dir.update().where(t.log_dir.c.broker_id == 3)
+    change(brokers, dies.values(online=False))
+    assert finish(brokers) == [], "in sync by the rows, but dead"
+    elect_leaders(brokers.store, nobody_forbids)
+    write(log, topic, "b")
+    change(brokers, dies.values(online=True))
+    assert finish(brokers) == []
+    copy(brokers, topic, 3)
+    finish(brokers)
+    assert assigned(brokers, "t") == [[2, 3]]
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
+
+
+def test_the_leader_that_leaves_dies_in_the_midst(brokers, log):
+    topic = topic_on(brokers, "t", [[1, 2]], **FILES)
+    write(log, topic, "a")
+    begin_reassignments(brokers, {T0: [2, 3]})
+    change(brokers, t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
+    elect_leaders(brokers.store, nobody_forbids)
+    write(log, topic, "b")
+    copy(brokers, topic, 3)
+    finish(brokers)
+    assert (assigned(brokers, "t"), partition_of(brokers).isr) == ([[2, 3]], (2, 3))
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
+
+
+def test_a_stale_controller_switches_nothing(brokers):
+    def refuses(_connection):
+        raise NotControllerError("over")
+
+    topic = topic_on(brokers, "t", [[1]])
+    begin_reassignments(brokers, {T0: [2]})
+    copy(brokers, topic, 2)
+    with pytest.raises(NotControllerError):
+        finish_reassignments(brokers.store, refuses)
+    assert assigned(brokers, "t") == [[1, 2]]
+    finish(brokers)
+    alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    with pytest.raises(NotControllerError):
+        delete_retired_replicas(brokers, refuses)
+    assert [row.deleting for row in rows(brokers, t.retired_replica)] == [False]
+
+
+# what is left behind --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def moved(brokers, log):
+    """Topic t moved from broker 3 to broker 4, with a file; a second partition stays at broker 3."""
+    topic = topic_on(brokers, "t", [[3], [3]], **FILES)
+    write(log, topic, "a")
+    write(log, topic, "stays", partition=1)
+    begin_reassignments(brokers, {T0: [4]})
+    copy(brokers, topic, 4)
+    finish(brokers)
+    return topic
+
+
+def test_files_stay_for_readers_and_are_deleted_later(brokers, moved, tmp_path):
+    assert len(files(tmp_path, 3)) == 2
+    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+    alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    assert delete_retired_replicas(brokers, nobody_forbids) == 1
+    assert rows(brokers, t.retired_replica) == []
+    [kept] = (tmp_path / "broker-3").rglob("_segments/*/*.parquet")
+    assert kept.parent.name == "1", "the other partition's"
+    assert not (kept.parents[1] / "0").exists()
+    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+
+
+def test_a_replica_that_comes_back_takes_its_files_over(brokers, moved, log, tmp_path):
+    begin_reassignments(brokers, {T0: [3]})
+    assert rows(brokers, t.retired_replica) == []
+    alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+    copied = catch_up(brokers, moved, 0, 3)
+    assert copied.in_sync
+    finish(brokers)
+    assert assigned(brokers, "t") == [[3], [3]]
+    assert sorted(value for _, _, value in read_all(log, moved)) == ["a", "stays"]
+
+
+def test_none_is_placed_where_files_are_being_deleted(brokers, moved, tmp_path):
+    change(brokers, t.retired_replica.update().values(deleting=True))
+    with pytest.raises(InvalidReplicationAssignmentError, match="broker 3 is deleting"):
+        begin_reassignments(brokers, {T0: [3]})
+    brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
+    begin_reassignments(brokers, {T0: [3]})
+    assert len(rows(brokers, t.retired_replica)) == 1
+    assert delete_retired_replicas(brokers, nobody_forbids) == 1, "whoever claimed it died: the next one goes on"
+    assert len(files(tmp_path, 3)) == 1
+
+
+def test_a_log_dir_that_is_away_keeps_no_other_from_being_cleaned(brokers, moved, log, tmp_path, caplog):
+    begin_reassignments(brokers, {TopicPartition("t", 1): [4], T0: [1]})
+    copy(brokers, moved, 4, partition=1)
+    copy(brokers, moved, 1)
+    assert len(finish(brokers)) == 2
+    alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    (tmp_path / "broker-3").rename(tmp_path / "away")
+    assert delete_retired_replicas(brokers, nobody_forbids) == 1
+    assert "broker-3" in caplog.text
+    (tmp_path / "away").rename(tmp_path / "broker-3")
+    assert delete_retired_replicas(brokers, nobody_forbids) == 2
+    assert files(tmp_path, 3) == []
+
+
+def test_a_topic_deleted_in_the_midst_is_gone(brokers, log, moved):
+    begin_reassignments(brokers, {T0: [1, 2]})
+    delete_topic(brokers, "t")
+    assert finish(brokers) == []
+    assert list_reassignments(brokers.store) == {}
+    assert rows(brokers, t.retired_replica) == rows(brokers, t.reassignment) == rows(brokers, t.replica) == []
+    create_topic(brokers, "t")
+    with pytest.raises(NoReassignmentInProgressError):
+        begin_reassignments(brokers, {T0: None})
+
+
+def test_a_thousand_partitions(brokers):
+    create_topic(brokers, "t", 1_000)
+    targets = {TopicPartition("t", number): [1 + number % 4] for number in range(1_000)}
+    begin_reassignments(brokers, targets)
+    change(
+        brokers,
+        t.replica.update().values(in_sync=True),  # they are empty: nothing to copy
+    )
+    assert len(finish(brokers)) == 1_000
+    assert assigned(brokers, "t") == [[1 + number % 4] for number in range(1_000)]
+    assert list_reassignments(brokers.store) == {}

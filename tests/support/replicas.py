@@ -1,0 +1,33 @@
+"""Clusters of several embedded brokers for the tests, and what is known of their replicas."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.topics import Topic, insert_topic
+
+
+def add_brokers(cluster: Cluster, folder: Path, *broker_ids: int, racks: dict[int, str] | None = None) -> None:
+    """Embedded brokers, each with one log dir `folder/broker-N`."""
+    for broker_id in broker_ids:
+        add_broker(cluster, broker_id, [str(folder / f"broker-{broker_id}")], (racks or {}).get(broker_id))
+
+
+def topic_on(cluster: Cluster, name: str, assignments: Sequence[Sequence[int]], **configs: str) -> Topic:
+    """A topic whose partition N has its replicas at `assignments[N]`. Configs have `_` for `.` in their names."""
+    first = {info.broker_id: info.log_dir_id for info in reversed(cluster.log_dirs().values())}
+    placement = [[(broker_id, first[broker_id]) for broker_id in replicas] for replicas in assignments]  # type: ignore[index]
+    named = {key.replace("_", "."): value for key, value in configs.items()}
+    return cluster.store.transact(
+        lambda connection, _: insert_topic(
+            connection, name, placement, len(assignments[0]), named, cluster.store.clock(connection)
+        )
+    )
+
+
+def assigned(cluster: Cluster, name: str) -> list[list[int]]:
+    """AR of each partition."""
+    [described] = describe_topics(cluster, [name])
+    return [[replica.broker_id for replica in partition.replicas] for partition in described.partitions]
