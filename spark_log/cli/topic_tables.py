@@ -75,8 +75,13 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
                     "partition": part.partition,
                     "leader": part.leader,
                     "leader_epoch": part.leader_epoch,
+                    "preferred_leader": part.preferred_leader,
+                    "offline": part.offline,
                     "replicas": [replica.broker_id for replica in part.replicas],
                     "isr": list(part.isr),
+                    "osr": list(part.osr),
+                    "dead": list(part.dead),
+                    "lag": {str(replica.broker_id): replica.lag for replica in part.replicas},
                     "log_start_offset": part.log_start_offset,
                     "high_watermark": part.high_watermark,
                     "log_end_offset": part.log_end_offset,
@@ -93,14 +98,20 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    names = ("partition", "leader", "leader_epoch", "replicas", "isr", "log_start_offset", "high_watermark",
-             "log_end_offset", "records", "bytes", "segments")  # fmt: skip
+    names = ("partition", "leader", "leader_epoch", "replicas", "isr", "osr", "lag", "log_start_offset",
+             "high_watermark", "log_end_offset", "records", "bytes", "segments")  # fmt: skip
     for row in rows:
         say(f"{row['topic']}  id {row['topic_id']}  configs: {configs_of(row['configs']) or 'the defaults'}")
+        offline = [part["partition"] for part in row["partitions"] if part["offline"]]
+        if offline:
+            say(f"OFFLINE, no in-sync replica is alive: {_cell('partitions', offline)}")
         print_table(
             None,
             [name.replace("_", " ") for name in names],
-            [[_cell(name, part[name]) for name in names] for part in row["partitions"]],
+            [
+                [_leader(part) if name == "leader" else _cell(name, part[name]) for name in names]
+                for part in row["partitions"]
+            ],
         )
 
 
@@ -129,7 +140,18 @@ def configs_of(overrides: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(overrides.items()))
 
 
+def _leader(part: Mapping[str, Any]) -> Any:
+    """The leader, and the preferred one where that is another."""
+    if part["offline"]:
+        return "OFFLINE"
+    if part["leader"] == part["preferred_leader"]:
+        return part["leader"]
+    return f"{part['leader']} (preferred {part['preferred_leader']})"
+
+
 def _cell(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
+    if isinstance(value, Mapping):  # who lags, and by how many records
+        return " ".join(f"{broker}:{lag}" for broker, lag in value.items() if lag)
     return bytes_of(value) if name == "bytes" else value

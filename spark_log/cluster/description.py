@@ -1,10 +1,11 @@
 """What topics look like: their partitions, replicas, leaders and in-sync replicas."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import UnknownTopicOrPartitionError
@@ -14,15 +15,22 @@ from spark_log.metadata import tables as t
 
 @dataclass(frozen=True)
 class ReplicaInfo:
+    """`lag`: records behind the log end offset of the partition. `alive`: its broker and its log dir are."""
+
     broker_id: int
     log_dir_id: int
     log_end_offset: int
     in_sync: bool
+    alive: bool
+    lag: int
 
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader first."""
+    """log_start_offset <= high_watermark <= log_end_offset; `replicas` in AR order, the preferred leader first.
+
+    `leader` is None while the partition is offline (or, of an internal topic, because the store itself keeps it).
+    """
 
     partition: int
     leader: int | None
@@ -35,6 +43,24 @@ class PartitionInfo:
     @property
     def isr(self) -> tuple[int, ...]:
         return tuple(replica.broker_id for replica in self.replicas if replica.in_sync)
+
+    @property
+    def osr(self) -> tuple[int, ...]:
+        return tuple(replica.broker_id for replica in self.replicas if not replica.in_sync)
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """Kafka's offline replicas: brokers of AR that are not alive, or whose log dir is not."""
+        return tuple(replica.broker_id for replica in self.replicas if not replica.alive)
+
+    @property
+    def preferred_leader(self) -> int | None:
+        return self.replicas[0].broker_id if self.replicas else None
+
+    @property
+    def offline(self) -> bool:
+        """Nobody can write to it: none of its ISR is alive."""
+        return self.leader is None and bool(self.replicas)
 
 
 @dataclass(frozen=True)
@@ -53,22 +79,24 @@ def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescrip
         for name in names:
             if name not in found:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-        return [TopicDescription(found[name], _partitions(connection, found[name].topic_id)) for name in names]
+        alive = alive_log_dirs(connection, cluster.store.clock(connection))
+        return [TopicDescription(found[name], _partitions(connection, found[name].topic_id, alive)) for name in names]
 
     return cluster.store.read(describe)
 
 
-def _partitions(connection: sa.Connection, topic_id: TopicId) -> tuple[PartitionInfo, ...]:
+def _partitions(connection: sa.Connection, topic_id: TopicId, alive: Collection[int]) -> tuple[PartitionInfo, ...]:
+    p, r = t.partition.c, t.replica.c
     replicas: dict[int, list[ReplicaInfo]] = {}
-    r = t.replica.c
     query = (
-        sa.select(r.partition, r.broker_id, r.log_dir_id, r.log_end_offset, r.in_sync)
+        sa.select(r.partition, r.broker_id, r.log_dir_id, r.log_end_offset, r.in_sync, p.log_end_offset.label("end"))
+        .join(t.partition, (p.topic_id == r.topic_id) & (p.partition == r.partition))
         .where(r.topic_id == topic_id)
         .order_by(r.partition, r.preference)
     )
-    for partition, *facts in connection.execute(query):
-        replicas.setdefault(partition, []).append(ReplicaInfo(*facts))
-    p = t.partition.c
+    for partition, broker_id, log_dir_id, log_end_offset, in_sync, end in connection.execute(query):
+        facts = ReplicaInfo(broker_id, log_dir_id, log_end_offset, in_sync, log_dir_id in alive, end - log_end_offset)
+        replicas.setdefault(partition, []).append(facts)
     rows = connection.execute(
         sa.select(p.partition, p.leader, p.leader_epoch, p.log_start_offset, p.high_watermark, p.log_end_offset)
         .where(p.topic_id == topic_id)
