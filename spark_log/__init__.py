@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_log.admin.client import Admin as Admin
+    from spark_log.broker import Broker as Broker
     from spark_log.cluster.cluster import Cluster as Cluster
     from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.consume.consumer import Consumer as Consumer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Admin": "spark_log.admin.client",
+    "Broker": "spark_log.broker",
     "Cluster": "spark_log.cluster.cluster",
     "Consumer": "spark_log.consume.consumer",
     "Producer": "spark_log.produce.producer",
@@ -27,7 +29,7 @@ _HOME = {
     "read_topic": "spark_log.datasource.native",
 }
 
-__all__ = ["Admin", "Cluster", "Consumer", "Coordinator", "Producer", "create_topic", "read_topic"]
+__all__ = ["Admin", "Broker", "Cluster", "Consumer", "Coordinator", "Producer", "create_topic", "read_topic"]
 
 
 def __getattr__(name: str) -> Any:

@@ -366,12 +366,44 @@ class ClusterSettings:
     """Largest session.timeout.ms of a member (Kafka's group.max.session.timeout.ms)."""
 
     replica_lag_time_max_ms: int = 30_000
-    """A replica whose oldest segment not copied is older leaves the ISR (Kafka's replica.lag.time.max.ms)."""
+    """A replica that has not come to where its leader was so long ago leaves the ISR (Kafka's
+    replica.lag.time.max.ms)."""
+
+    auto_leader_rebalance_enable: bool = True
+    """Whether the controller gives leadership back to preferred leaders (Kafka's auto.leader.rebalance.enable)."""
+
+    leader_imbalance_per_broker_percentage: int = 10
+    """Share of the partitions that prefer a broker and are led by another, above which the controller gives leadership
+    back (Kafka's leader.imbalance.per.broker.percentage)."""
+
+    leader_imbalance_check_interval_ms: int = 300_000
+    """How often it looks (Kafka's leader.imbalance.check.interval.seconds)."""
+
+    @classmethod
+    def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
+        """From dotted names and text. InvalidConfigurationError names the setting and the value."""
+        known = {entry.name: entry for entry in fields(cls)}
+        values: dict[str, Any] = {}
+        for dotted, text in pairs.items():
+            name = dotted.replace(".", "_")
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+                hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(known)}"
+                raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
+            words = {"true": True, "false": False} if isinstance(known[name].default, bool) else {}
+            digits = text.isascii() and text.isdigit()
+            values[name] = words.get(text.lower(), int(text) if digits and not words else text)
+        return cls(**values)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
+            if isinstance(entry.default, bool):
+                if not isinstance(value, bool):
+                    raise InvalidConfigurationError(
+                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected true or false"
+                    )
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
                 raise InvalidConfigurationError(
                     f"Invalid value {value!r} for cluster setting {entry.name!r}: "
                     f"expected a whole number from 1 to {INT64_MAX}"

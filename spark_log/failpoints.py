@@ -24,6 +24,7 @@ POINTS = {
     "controller.lease-taken": "the controller's lease is durable; it has done nothing yet",
     "reassignment.begun": "the new replicas of a reassignment are in the metadata; nothing has been copied",
     "reassignment.switched": "a reassignment is done in the metadata; what it leaves behind has not been deleted",
+    "broker.registered": "a served broker's lease is durable; it has done nothing yet",
     "coordinator.lease-taken": "the coordinator's lease is durable; it has done nothing yet",
     "publish.before-commit": "the difference is known; the Delta log has not been written",
     "publish.committed": "the Delta commit is done; the metadata store has not recorded it",

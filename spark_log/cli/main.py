@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.cli import cluster, consume, coordinator, group, produce, topic
+from spark_log.cli import broker, cluster, consume, coordinator, group, produce, topic
 from spark_log.errors import SparkLogError, redact
 
 
@@ -38,6 +38,7 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(broker.app, name="broker")
 app.command("coordinator")(coordinator.coordinator)
 
 

@@ -153,7 +153,7 @@ def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogD
 def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]:
     """How many rows have each value of the column."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
-    return dict(rows.tuples().all())
+    return {int(value): count for (value, count) in rows if value is not None}
 
 
 def _left_ms(row: Any, now: StoreClock) -> int | None:

@@ -188,13 +188,18 @@ def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatc
         )
 
 
-def _check_in_sync(state: PartitionState, batch: Batch) -> None:
-    in_sync = [replica.broker_id for replica in state.replicas if replica.in_sync]
-    if len(in_sync) < state.min_insync_replicas:
+def check_enough_in_sync(state: PartitionState, partition: int) -> None:
+    """NotEnoughReplicasError while the ISR is smaller than min.insync.replicas."""
+    if len(state.isr) < state.min_insync_replicas:
         raise NotEnoughReplicasError(
-            f"partition {batch.partition}: {len(in_sync)} replica(s) in sync,"
+            f"partition {partition}: {len(state.isr)} replica(s) in sync,"
             f" min.insync.replicas is {state.min_insync_replicas}"
         )
+
+
+def _check_in_sync(state: PartitionState, batch: Batch) -> None:
+    in_sync = [replica.broker_id for replica in state.replicas if replica.in_sync]
+    check_enough_in_sync(state, batch.partition)
     missing = [] if batch.inline else [broker for broker in in_sync if broker not in batch.written_to]
     if missing:
         raise NotEnoughReplicasError(

@@ -11,7 +11,12 @@ import pyarrow as pa
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
 from spark_log.config import TopicConfig
-from spark_log.errors import LogDirMismatchError, SparkLogError, StorageUnavailableError
+from spark_log.errors import (
+    LogDirMismatchError,
+    NotLeaderForPartitionError,
+    SparkLogError,
+    StorageUnavailableError,
+)
 from spark_log.ids import LogDirId
 from spark_log.log.append import Batch, ProducerSequence
 from spark_log.records import inline
@@ -66,6 +71,9 @@ class Target:
     log_dirs: Mapping[int, LogDirId]
 
     def choose(self, infos: Mapping[LogDirId, LogDirInfo]) -> dict[int, LogDirInfo]:
+        """The log dirs to write to, by broker. NotLeaderForPartitionError for a partition that is offline."""
+        if not self.log_dirs:
+            raise NotLeaderForPartitionError(f"partition {self.partition} has no leader: no in-sync replica is alive")
         return {broker_id: infos[log_dir_id] for broker_id, log_dir_id in self.log_dirs.items()}
 
 

@@ -10,14 +10,18 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import sqlalchemy as sa
 
+from spark_log.cluster.at_hand import AtHand
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.inspection import report_failure
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.partition_rows import Key
+from spark_log.cluster.replication import PartitionState
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     DataLossError,
+    NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     SparkLogError,
     UnknownTopicOrPartitionError,
@@ -27,10 +31,21 @@ from spark_log.errors import (
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition, WriteId
 from spark_log.log import plan as planner
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
-from spark_log.log.appender import AppendRequest, AppendResult, append, force
+from spark_log.log.appender import AppendRequest, AppendResult, force
 from spark_log.log.delta import try_publish
-from spark_log.log.encode import Encoding, SegmentFiles, Target, blob_batch, encode_inline, prepare, segment_batch
+from spark_log.log.encode import (
+    LOG_DIR_FAILURES,
+    Encoding,
+    SegmentFiles,
+    Target,
+    blob_batch,
+    encode_inline,
+    prepare,
+    segment_batch,
+)
 from spark_log.log.fetch import Fetcher
+from spark_log.log.followers import Followers
+from spark_log.log.reach import append_reaching
 from spark_log.log.seal import seal
 from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
 from spark_log.log.write_ids import Writer
@@ -39,6 +54,8 @@ from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.records.schema import read_schema
 
 logger = logging.getLogger(__name__)
+
+_DRAIN_S = 10.0
 
 _ALL_TIMES = TimestampBounds()
 
@@ -71,8 +88,15 @@ class Log:
         self.cluster = cluster
         self.settings = settings or ClusterSettings()
         self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
+        self._at_hand = AtHand(cluster, self.settings)
+        self._followers = Followers(cluster)
+        self._left_behind = False
 
     def close(self) -> None:
+        """Let the replicas that our appends left behind get what they lack, for some seconds at most."""
+        if self._left_behind:
+            self._followers.drain(_DRAIN_S)
+            self._followers.close(_DRAIN_S)
         self._writer.close()
 
     def append(
@@ -119,7 +143,7 @@ class Log:
             batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
             blobs[name] = blob.data
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
-        write_id, files = self._write_files(large, encodings, acks, timeout_ms) if large else (None, [])
+        write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
         complete = [batch or next(rest) for batch in batches]
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
@@ -129,6 +153,18 @@ class Log:
         except WriteIdExpiredError:
             self._writer.forget()
             raise
+
+    def _write_somewhere(
+        self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
+    ) -> tuple[WriteId, list[Batch]]:
+        """Files for the items; where no log dir of a partition takes one, once more after the controller has looked."""
+        try:
+            return self._write_files(items, encodings, acks, timeout_ms)
+        except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
+            if all(topic.replication_factor == 1 for topic, _ in items):
+                raise  # nobody else could lead
+            self._at_hand.look()
+            return self._write_files(items, encodings, acks, timeout_ms)
 
     def _write_files(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
@@ -150,12 +186,17 @@ class Log:
             topic, records = item
             encoding, target = encodings[topic.topic_id], targets[topic.topic_id][records.partition]
             path = segment_path(topic.folder, records.partition, name)
-            files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
             try:
-                files.append(records.table)
-                facts = files.commit()
-            except BaseException:
-                files.abort()
+                files = SegmentFiles(target.choose(infos), self.cluster.log_dir, path, encoding)
+                try:
+                    files.append(records.table)
+                    facts = files.commit()
+                except BaseException:
+                    files.abort()
+                    raise
+            except LOG_DIR_FAILURES:
+                for log_dir_id in target.log_dirs.values():
+                    report_failure(self.cluster.store, log_dir_id, records.table.nbytes)
                 raise
             return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
 
@@ -169,7 +210,10 @@ class Log:
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
         """The append transaction, and then what it makes due: forcing to disk, sealing full tails, publication."""
-        result = append(self.cluster.store, request, timeout_ms=timeout_ms)
+        result = append_reaching(self.cluster, self._at_hand, request, topics, timeout_ms)
+        if any(_somebody_is_behind(state) for state in result.partitions.values()):
+            self._left_behind = True
+            self._followers.wake()  # of embedded brokers: there is nobody else to do their work
         if not request.durable:
             self._force_what_is_due(topics, result)
         touched = {
@@ -291,24 +335,30 @@ class Log:
         return chosen
 
 
+def _somebody_is_behind(state: PartitionState) -> bool:
+    return any(replica.log_end_offset < state.log_end_offset for replica in state.replicas)
+
+
 def targets_of(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
 ) -> dict[int, Target]:
     """Where files of the partitions (all for None) go: the leader's log dir, and with acks=all those of the ISR."""
     p, r = t.partition.c, t.replica.c
     query = (
-        sa.select(p.partition, p.leader_epoch, r.broker_id, r.log_dir_id)
+        sa.select(p.partition, p.leader, p.leader_epoch, r.broker_id, r.log_dir_id, r.in_sync)
         .join(t.replica, (r.topic_id == p.topic_id) & (r.partition == p.partition))
         .where(p.topic_id == topic.topic_id)
-        .where((r.broker_id == p.leader) | (r.in_sync if acks == "all" else sa.false()))
         .order_by(p.partition, r.preference)
     )
     if partitions is not None and len(partitions) < 1_000:
         query = query.where(p.partition.in_(partitions))
     found: dict[int, Target] = {}
-    for partition, leader_epoch, broker_id, log_dir_id in connection.execute(query):
-        before = found.get(partition, Target(topic.topic_id, topic.folder, partition, leader_epoch, {}))
-        found[partition] = replace(before, log_dirs={**before.log_dirs, broker_id: LogDirId(log_dir_id)})
+    for partition, leader, leader_epoch, broker_id, log_dir_id, in_sync in connection.execute(query):
+        if partition not in found:
+            found[partition] = Target(topic.topic_id, topic.folder, partition, leader_epoch, {})
+        if leader is not None and (broker_id == leader or (in_sync and acks == "all")):
+            target = found[partition]
+            found[partition] = replace(target, log_dirs={**target.log_dirs, broker_id: LogDirId(log_dir_id)})
     return found
 
 

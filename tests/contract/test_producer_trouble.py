@@ -19,16 +19,27 @@ from tests.support.producing import change, rows, stored
 QUICK = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "retry_backoff_ms": 5}
 
 
+def take_offline(cluster, *partitions):
+    """No leader, and nobody in sync who could become it: of these partitions, or of all."""
+    for table, values in ((t.partition, {"leader": None}), (t.replica, {"in_sync": False})):
+        here = table.c.partition.in_(partitions) if partitions else sa.true()
+        change(cluster, table.update().where(here).values(values))
+
+
+def bring_online(cluster):
+    change(cluster, t.replica.update().values(in_sync=True))
+    change(cluster, t.partition.update().values(leader=1))
+
+
 def test_a_partition_in_trouble_holds_back_itself_only(produce, cluster, log):
     create_topic(cluster, "t", 2)
-    here = (t.partition.c.partition == 0, t.partition.c.topic_id > 0)
-    change(cluster, t.partition.update().where(*here).values(leader=None))
+    take_offline(cluster, 0)
     producer = produce(retry_backoff_ms=500)
     held = [producer.send("t", b"0", partition=0)]
     assert [producer.send("t", b"x", partition=1).get(timeout=30).offset for _ in range(3)] == [0, 1, 2]
     wait_until(lambda: producer.metrics(raw=True)["record-retry-total"] > 0)
     assert not held[0].is_done
-    change(cluster, t.partition.update().where(*here).values(leader=1))
+    bring_online(cluster)
     held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could go at once
     assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
@@ -43,19 +54,19 @@ def wait_until(condition):
 
 def test_records_expire(produce, cluster, log):
     create_topic(cluster, "t")
-    change(cluster, t.partition.update().values(leader=None))
+    take_offline(cluster)
     producer = produce(**QUICK)
     future = producer.send("t", b"late")
     with pytest.raises(kafka.errors.KafkaTimeoutError, match=r"has passed since send.*no leader"):
         future.get(timeout=30)
-    change(cluster, t.partition.update().values(leader=1))
+    bring_online(cluster)
     assert producer.send("t", b"in time").get(timeout=30).offset == 0
     assert stored(log, "t") == {0: [b"in time"]}
 
 
 def test_retries_are_counted(produce, cluster):
     create_topic(cluster, "t")
-    change(cluster, t.partition.update().values(leader=None))
+    take_offline(cluster)
     with pytest.raises(kafka.errors.NotLeaderForPartitionError) as raised:
         produce(retries=2, retry_backoff_ms=1).send("t", b"v").get(timeout=30)
     assert isinstance(raised.value, spark_log.errors.NotLeaderForPartitionError)
@@ -175,7 +186,7 @@ def test_close_sends_what_is_left(produce, log):
 
 def test_close_gives_up_in_time(produce, cluster, log):
     create_topic(cluster, "t")
-    change(cluster, t.partition.update().values(leader=None))
+    take_offline(cluster)
     producer = produce(retry_backoff_ms=5)
     with pytest.raises(ValueError, match="Invalid timeout"):
         producer.close(timeout=-1)
@@ -186,7 +197,7 @@ def test_close_gives_up_in_time(produce, cluster, log):
     with pytest.raises(kafka.errors.IllegalStateError, match="closed before the record was stored"):
         future.get(timeout=1)
     producer._sender.join(timeout=30)
-    change(cluster, t.partition.update().values(leader=1))
+    bring_online(cluster)
     assert rows(log, "t") == [] and not producer._sender.is_alive()
 
 

@@ -1,0 +1,153 @@
+"""`spark-log broker …`: add, show, serve and remove brokers."""
+
+import signal
+import threading
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from spark_log.cli.options import Cluster_, Json, parse_pairs
+from spark_log.cli.output import note, print_json, print_table, say
+from spark_log.errors import redact
+
+app = typer.Typer(no_args_is_help=True, help="Add, show, serve and remove brokers.")
+
+BrokerId_ = Annotated[int, typer.Option("--id", metavar="N", help="Id of the broker, from 1.", show_default=False)]
+
+
+@app.command()
+def add(
+    broker_id: BrokerId_,
+    log_dir: Annotated[
+        list[str],
+        typer.Option(
+            "--log-dir",
+            metavar="FOLDER-OR-URI",
+            help="Where it keeps its replicas; repeatable. A folder on the disk, not its mount point.",
+            show_default=False,
+        ),
+    ],
+    cluster: Cluster_,
+    rack: Annotated[str | None, typer.Option(help="Failure domain: replicas are spread over racks.")] = None,
+) -> None:
+    """Add a broker: a place for replicas.
+
+    It is *embedded*: it needs no process, whoever appends or coordinates does its work. `broker start` serves it.
+
+    **Examples**
+
+    - `spark-log broker add --id 2 --log-dir /disk2/log`
+    - `spark-log broker add --id 3 --rack b --log-dir /disk3/log --log-dir /disk4/log`
+    """
+    from spark_log.cluster.brokers import add_broker
+    from spark_log.cluster.cluster import Cluster
+
+    with Cluster.open(cluster) as opened:
+        add_broker(opened, broker_id, log_dir, rack)
+    say(f"Added broker {broker_id} with {', '.join(redact(one) for one in log_dir)}.")
+
+
+@app.command("list")
+def list_(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the brokers: alive or not, who serves them, their log dirs, replicas and leaders."""
+    from spark_log.cluster.brokers import list_brokers
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.coordinator import controller_status
+
+    with Cluster.open(cluster) as opened:
+        brokers = list_brokers(opened)
+        controller = controller_status(opened)
+    if as_json:
+        found = [{**asdict(broker), "alive": broker.alive, "log_dirs": _log_dirs(broker)} for broker in brokers]
+        print_json({"brokers": found, "controller": {"holder": controller.holder, "epoch": controller.epoch}})
+        return
+    rows = [
+        (
+            str(broker.broker_id),
+            broker.rack,
+            broker.alive,
+            f"{broker.holder}, lease {broker.lease_left_ms} ms" if broker.served else "embedded",
+            broker.leaders,
+            log_dir["log_dir"],
+            log_dir["replicas"],
+            log_dir["failure"] or "online",
+        )
+        for broker in brokers
+        for log_dir in _log_dirs(broker)
+    ]
+    print_table(None, ("broker", "rack", "alive", "served by", "leaders", "log dir", "replicas", "state"), rows)
+    acting = controller.holder if controller.left_ms else "nobody: whoever meets a failure acts"
+    say(f"Controller: {acting} (epoch {controller.epoch})")
+
+
+def _log_dirs(broker: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "log_dir": redact(log_dir.uri),
+            "online": log_dir.online,
+            "failure": None if log_dir.online else redact(log_dir.failure or "offline"),
+            "replicas": log_dir.replicas,
+        }
+        for log_dir in broker.log_dirs
+    ]
+
+
+@app.command()
+def start(
+    broker_id: BrokerId_,
+    cluster: Cluster_,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="NAME=VALUE",
+            help="A cluster setting for this process, as broker.session.timeout.ms=9000; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Serve a broker until stopped: keep its replicas up to date, stand for controller and coordinator.
+
+    SIGTERM or Ctrl-C ends it and lets others lead at once. Killed, it counts as dead when its lease has run out
+    (broker.session.timeout.ms).
+    """
+    from spark_log.broker import Broker
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.config import ClusterSettings
+
+    settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Cluster.open(cluster) as opened, Broker(opened, broker_id, settings=settings) as broker:
+        say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
+        acting = False
+        while not stop.wait(0.1) and broker.failure is None:
+            if broker.coordinator.controller.acting != acting:
+                acting = not acting
+                note("It is the controller." if acting else "Another broker is the controller.")
+    if broker.failure is not None:
+        raise broker.failure
+    say("Stopped.")
+
+
+@app.command()
+def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
+    """Make a broker that was served embedded again: alive without a process."""
+    from spark_log.cluster.brokers import embed_broker
+    from spark_log.cluster.cluster import Cluster
+
+    with Cluster.open(cluster) as opened:
+        embed_broker(opened, broker_id)
+    say(f"Broker {broker_id} is embedded.")
+
+
+@app.command()
+def remove(broker_id: BrokerId_, cluster: Cluster_) -> None:
+    """Forget a broker that has no replicas any more. Its files stay where they are."""
+    from spark_log.cluster.brokers import remove_broker
+    from spark_log.cluster.cluster import Cluster
+
+    with Cluster.open(cluster) as opened:
+        remove_broker(opened, broker_id)
+    say(f"Removed broker {broker_id}.")

@@ -1,0 +1,292 @@
+"""Log dirs and brokers that fail and come back: who leads, who is in sync, what is cut, on both stores."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import at_hand, elect_leaders
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.inspection import inspect_log_dirs, report_failure
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import create_topic
+from spark_log.config import ClusterSettings
+from spark_log.errors import NotControllerError, NotEnoughReplicasError, NotLeaderForPartitionError
+from spark_log.log.append import Appended, Rejected
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from tests.support.records import read_all, table
+
+FILES = {"inline.max.bytes": "0"}
+"""Every append is a file."""
+
+
+@pytest.fixture
+def cluster(cluster_address, tmp_path):
+    """A cluster of three embedded brokers, each with its log dir `<tmp>/d<id>`."""
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        for broker in (2, 3):
+            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
+        yield cluster
+
+
+def partition(cluster, topic, number=0):
+    return describe_topics(cluster, [topic.name])[0].partitions[number]
+
+
+def look(cluster):
+    inspect_log_dirs(cluster, nobody_forbids)
+    return elect_leaders(cluster.store, nobody_forbids)
+
+
+def append(log, topic, *values, acks="all"):
+    (outcome,) = log.append(topic, [Records(0, table(*values))], acks=acks)
+    return outcome
+
+
+def lose(cluster, broker, tmp_path) -> Path:
+    gone = tmp_path / f"away{broker}"
+    (tmp_path / f"d{broker}").rename(gone)
+    return gone
+
+
+def test_acks_all_puts_a_file_in_every_log_dir_and_moves_every_replica(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    assert append(log, topic, "a", "b") == Appended(0, 2)
+    state = partition(cluster, topic)
+    assert [replica.log_end_offset for replica in state.replicas] == [2, 2, 2]
+    assert state.high_watermark == 2
+    files = [sorted(p.read_bytes() for p in (tmp_path / f"d{n}").rglob("*.parquet")) for n in (1, 2, 3)]
+    assert len(files[0]) == 1 and files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize("broker", [1, 2, 3])
+def test_a_writer_outlives_a_lost_log_dir_without_any_process(cluster, log, tmp_path, broker):
+    topic = create_topic(cluster, "t", 3, replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    lose(cluster, broker, tmp_path)
+    for value in "bcd":
+        assert isinstance(append(log, topic, value), Appended)
+    assert [value for _, _, value in read_all(log, topic)] == list("abcd")
+    for number in range(3):
+        state = partition(cluster, topic, number)
+        assert broker not in state.isr and len(state.isr) == 2 and state.leader in state.isr
+    (lost,) = [status for status in list_brokers(cluster) if not status.alive]
+    assert lost.broker_id == broker and "has no spark_log_dir.json" in (lost.log_dirs[0].failure or "")
+
+
+def test_a_topic_of_factor_3_survives_the_loss_of_any_two_log_dirs(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    lose(cluster, 1, tmp_path)
+    append(log, topic, "b")
+    lose(cluster, 3, tmp_path)
+    append(log, topic, "c")
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+    assert partition(cluster, topic).isr == (2,)
+
+
+def test_with_min_insync_replicas_2_writers_are_refused_until_a_second_replica_is_back(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "min.insync.replicas": "2"})
+    append(log, topic, "a")
+    first, second = lose(cluster, 1, tmp_path), lose(cluster, 2, tmp_path)
+    outcome = append(log, topic, "refused")
+    assert isinstance(outcome, Rejected) and isinstance(outcome.error, NotEnoughReplicasError)
+    assert "min.insync.replicas is 2" in str(outcome.error)
+    assert isinstance(append(log, topic, "b", acks=1), Appended), "acks=1 does not ask"
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
+    second.rename(tmp_path / "d2")
+    look(cluster)
+    catch_up(cluster, topic, 0, 2)
+    assert isinstance(append(log, topic, "c"), Appended)
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+    assert first.exists()
+
+
+def test_a_log_dir_that_comes_back_as_it_was_catches_up_and_joins(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    away = lose(cluster, 2, tmp_path)
+    append(log, topic, "b")
+    away.rename(tmp_path / "d2")
+    look(cluster)
+    state = partition(cluster, topic)
+    assert 2 not in state.isr and state.replicas[[r.broker_id for r in state.replicas].index(2)].log_end_offset == 1
+    assert catch_up(cluster, topic, 0, 2).in_sync
+    assert set(partition(cluster, topic).isr) == {1, 2, 3}
+
+
+def test_a_log_dir_that_comes_back_empty_is_not_trusted(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a", "b")
+    append(log, topic, "c")
+    before = cluster.log_dirs()
+    shutil.rmtree(tmp_path / "d1")
+    (tmp_path / "d1").mkdir()
+    look(cluster)
+    state = partition(cluster, topic)
+    assert state.leader in (2, 3) and set(state.isr) == {2, 3}
+    assert min(replica.log_end_offset for replica in state.replicas) == 0
+    changed = [i for i, info in cluster.log_dirs().items() if info.uuid != before[i].uuid]
+    assert len(changed) == 1, "it is another log dir now"
+    assert catch_up(cluster, topic, 0, 1).segments_copied == 2
+    assert set(partition(cluster, topic).isr) == {1, 2, 3}
+    shutil.rmtree(tmp_path / "d2")
+    shutil.rmtree(tmp_path / "d3")
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+
+
+def test_a_log_dir_that_comes_back_in_an_older_state_is_listed(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    shutil.copytree(tmp_path / "d2", tmp_path / "snapshot")
+    away = lose(cluster, 2, tmp_path)
+    look(cluster)
+    away.rename(tmp_path / "d2")
+    look(cluster)  # its counter grows
+    append(log, topic, "b")
+    catch_up(cluster, topic, 0, 2)
+    append(log, topic, "c")
+    shutil.rmtree(tmp_path / "d2")
+    (tmp_path / "snapshot").rename(tmp_path / "d2")
+    look(cluster)
+    state = partition(cluster, topic)
+    assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
+    assert set(state.isr) == {1, 3}
+    with cluster.store.snapshot() as connection:
+        counters = dict(connection.execute(sa.select(t.log_dir.c.broker_id, t.log_dir.c.counter)).all())
+    assert counters[2] > counters[1]
+
+
+def test_a_log_dir_swapped_for_another_ones_is_not_taken_back(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    lose(cluster, 2, tmp_path)
+    shutil.copytree(tmp_path / "d3", tmp_path / "d2")
+    look(cluster)
+    (lost,) = [status for status in list_brokers(cluster) if not status.alive]
+    assert lost.broker_id == 2 and "swapped?" in (lost.log_dirs[0].failure or "")
+    assert isinstance(append(log, topic, "b"), Appended)
+
+
+def test_nobody_is_declared_dead_from_a_host_where_no_log_dir_answers(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    for broker in (1, 2, 3):
+        lose(cluster, broker, tmp_path)
+    assert not look(cluster)
+    assert all(status.alive for status in list_brokers(cluster))
+
+
+def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    infos = {info.broker_id: log_dir_id for log_dir_id, info in cluster.log_dirs().items()}
+    report_failure(cluster.store, infos[2], 1)
+    look(cluster)
+    assert set(partition(cluster, topic).isr) == {1, 2, 3}, "the controller could write there"
+    with cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(t.log_dir.c.suspect_bytes)).scalars().all() == [None] * 3
+
+
+def test_only_the_replicas_of_the_failed_log_dir_of_a_broker_go(cluster_address, tmp_path):
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        add_broker(cluster, 2, [str(tmp_path / "d2"), str(tmp_path / "d3")])
+        log = Log(cluster)
+        topic = create_topic(cluster, "t", 4, replication_factor=2, configs=FILES)
+        for number in range(4):
+            log.append(topic, [Records(number, table("a"))])
+        dirs = {n: {r.broker_id: r.log_dir_id for r in partition(cluster, topic, n).replicas}[2] for n in range(4)}
+        assert len(set(dirs.values())) == 2
+        lose(cluster, 3, tmp_path)
+        look(cluster)
+        (gone,) = [i for i, info in cluster.log_dirs().items() if info.uri.endswith("d3")]
+        for number in range(4):
+            expected = {1} if dirs[number] == gone else {1, 2}
+            assert set(partition(cluster, topic, number).isr) == expected
+        log.close()
+
+
+def test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_recorded(cluster, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    log = Log(cluster)
+    append(log, topic, "a")
+    leader = partition(cluster, topic).leader
+    cluster.store.transact(
+        lambda c, _: c.execute(t.broker.update().values(served=True, lease_until_ms=0, lease_era=""))
+    )
+    cluster.store.transact(
+        lambda c, _: c.execute(t.broker.update().where(t.broker.c.broker_id == leader).values(served=False))
+    )
+    append(log, topic, "lost 1", "lost 2", acks=1)
+    assert partition(cluster, topic).high_watermark == 1, "nobody brings it to the followers: they are served, and dead"
+    cluster.store.transact(lambda c, _: c.execute(t.broker.update().values(served=False)))
+    lose(cluster, leader, tmp_path)
+    done = look(cluster)
+    assert len(done.cuts) == 1
+    state = partition(cluster, topic)
+    assert state.leader != leader and (state.log_end_offset, state.high_watermark) == (1, 1)
+    with cluster.store.snapshot() as connection:
+        (row,) = connection.execute(sa.select(t.truncation)).all()
+    assert (row.start_offset, row.end_offset, row.record_count, row.unclean) == (1, 3, 2, False)
+    assert append(log, topic, "b") == Appended(1, 2)
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
+    log.close()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_only_an_unclean_election_may_lose_what_was_acknowledged(cluster, log, tmp_path, allowed):
+    configs = {**FILES, "unclean.leader.election.enable": str(allowed).lower()}
+    topic = create_topic(cluster, "t", replication_factor=2, configs=configs)
+    append(log, topic, "a")
+    first, second = (replica.broker_id for replica in partition(cluster, topic).replicas)
+    away = lose(cluster, second, tmp_path)
+    append(log, topic, "b")
+    lose(cluster, first, tmp_path)
+    away.rename(tmp_path / f"d{second}")
+    done = look(cluster)
+    state = partition(cluster, topic)
+    if allowed:
+        assert state.leader == second and (state.log_end_offset, state.high_watermark) == (1, 1)
+        assert done.cuts[0][1].unclean and done.cuts[0][1].high_watermark == 2
+        assert append(log, topic, "c") == Appended(1, 2)
+        assert [value for _, _, value in read_all(log, topic)] == ["a", "c"]
+    else:
+        assert state.leader is None and state.isr == (first,)
+        with pytest.raises(NotLeaderForPartitionError, match="no leader"):
+            append(log, topic, "c")
+        (tmp_path / f"away{first}").rename(tmp_path / f"d{first}")
+        look(cluster)
+        assert isinstance(append(log, topic, "c"), Appended)
+        assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+
+
+def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log):
+    topic = create_topic(cluster, "t", 6, replication_factor=3, configs=FILES)
+    session = BrokerSession(cluster.store, 2, 3_600_000)
+    session.register()
+    assert not elect_leaders(cluster.store, nobody_forbids)
+    session.end()
+    done = elect_leaders(cluster.store, nobody_forbids)
+    assert len(done.elected) == 2 and len(done.shrunk) == 4
+    assert all(part.leader != 2 and 2 not in part.isr for part in describe_topics(cluster, ["t"])[0].partitions)
+    assert isinstance(append(log, topic, "a"), Appended)
+
+
+def test_a_controller_whose_term_has_ended_changes_nothing(cluster, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3)
+    settings = ClusterSettings()
+    with at_hand(cluster.store, settings) as stale:
+        assert stale is not None
+        cluster.store.transact(lambda c, _: c.execute(t.lease.update().values(epoch=t.lease.c.epoch + 1, holder="new")))
+        lose(cluster, 1, tmp_path)
+        with pytest.raises(NotControllerError):
+            inspect_log_dirs(cluster, stale)
+        cluster.store.transact(lambda c, _: c.execute(t.log_dir.update().values(online=False)))
+        with pytest.raises(NotControllerError):
+            elect_leaders(cluster.store, stale)
+    assert set(partition(cluster, topic).isr) == {1, 2, 3}
