@@ -11,7 +11,7 @@ from kafka.errors import KafkaConfigurationError, KafkaTimeoutError, Unsupported
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
 from spark_log import clock
-from spark_log.admin import configs, groups
+from spark_log.admin import configs, groups, partitions
 from spark_log.admin import topics as on_topics
 from spark_log.client_settings import check_number, parse_settings
 from spark_log.cluster.cluster import Cluster
@@ -29,13 +29,8 @@ _NOT_HERE = {
         ("api_versions", "describe_features", "update_features", "get_broker_version_data", "describe_metadata_quorum"),
         "there is no broker protocol and no quorum",
     ),
-    **dict.fromkeys(
-        (
-            "alter_partition_reassignments", "alter_replica_log_dirs", "elect_leaders", "list_partition_reassignments",
-            "describe_log_dirs",
-        ),
-        "not yet",
-    ),
+    "alter_replica_log_dirs": "a replica goes to its broker's log dir with the fewest; alter_partition_reassignments"
+    " moves it to another broker and back",
     **dict.fromkeys(
         (
             "abort_transaction", "describe_producers", "describe_transactions", "find_hanging_transactions",
@@ -229,13 +224,42 @@ class Admin:
 
     @kafka_errors()
     def describe_cluster(self) -> dict[str, Any]:
-        """Cluster id and brokers; embedded brokers have no host and port."""
-        brokers = sorted({info.broker_id for info in self._cluster.log_dirs().values()})
-        return {
-            "cluster_id": self._cluster.cluster_id,
-            "controller_id": -1,
-            "brokers": [{"broker_id": broker, "host": "", "port": -1, "rack": None} for broker in brokers],
-        }
+        """Cluster id, controller (-1 if it is no broker) and brokers; embedded brokers have no host and port."""
+        return partitions.describe_cluster(self._cluster)
+
+    @kafka_errors()
+    def describe_log_dirs(
+        self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Of each broker its log dirs, with the size and lag of each replica there."""
+        return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
+
+    @kafka_errors()
+    def elect_leaders(
+        self, election_type: Any, topic_partitions: Any = None, timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> Any:
+        """ElectionType.PREFERRED or UNCLEAN for {topic: partitions}, a list of topics, or all: ElectLeadersResponse."""
+        _check_timeout(timeout_ms)
+        return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)
+
+    @kafka_errors()
+    def alter_partition_reassignments(
+        self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
+    ) -> dict[Any, Any]:
+        """{TopicPartition: broker ids, or None to cancel}; the error class of each, None if it was accepted.
+
+        It begins them; a controller and served brokers, or `spark-log partition reassign`, carry them out.
+        """
+        _check_timeout(timeout_ms)
+        return partitions.alter_partition_reassignments(self._cluster, reassignments)
+
+    @kafka_errors()
+    def list_partition_reassignments(
+        self, topic_partitions: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, dict[str, list[int]]]:
+        """Those under way, of {topic: partitions}, a list of TopicPartition, or all."""
+        _check_timeout(timeout_ms)
+        return partitions.list_partition_reassignments(self._cluster, topic_partitions)
 
     # groups ------------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
                 "leader_epoch": partition.leader_epoch,
                 "replica_nodes": [replica.broker_id for replica in partition.replicas],
                 "isr_nodes": list(partition.isr),
-                "offline_replicas": [],
+                "offline_replicas": list(partition.dead),
             }
             for partition in (found.partitions if found else ())
         ],

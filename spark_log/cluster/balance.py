@@ -26,7 +26,10 @@ _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
 class ReplicaFacts(NamedTuple):
-    """A replica and what it has: `bytes` of the files in its log dir, `records` of them and of the blobs."""
+    """A replica and what it has: `bytes` of the files in its log dir, `records` of them and of the blobs.
+
+    `offset_lag`: what it lacks below the high watermark.
+    """
 
     tp: TopicPartition
     broker_id: int
@@ -35,6 +38,7 @@ class ReplicaFacts(NamedTuple):
     leads: bool
     bytes: int
     records: int
+    offset_lag: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ def _deviation_percent(value: int, mean: float) -> float:
 def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
     """The facts of every replica, as of the snapshot."""
     here = (_S.topic_id == _R.topic_id) & (_S.partition == _R.partition) & (_S.end_offset <= _R.log_end_offset)
-    columns = (t.topic.c.name, _R.partition, _R.broker_id, _R.log_dir_id, _R.preference, _P.leader)
+    columns = (t.topic.c.name, _R.partition, _R.broker_id, _R.log_dir_id, _R.preference, _R.log_end_offset,
+               _P.leader, _P.high_watermark)  # fmt: skip
     query = (
         sa.select(
             *columns,
@@ -178,6 +183,7 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
         ReplicaFacts(
             TopicPartition(row.name, row.partition), row.broker_id, row.log_dir_id, row.preference == 0,
             row.leader == row.broker_id, int(row.bytes or 0), int(row.records or 0),
+            max(0, row.high_watermark - row.log_end_offset),
         )
         for row in connection.execute(query)
     )  # fmt: skip

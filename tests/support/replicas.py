@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.description import describe_topics
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import Topic, insert_topic
 
 
@@ -31,3 +35,24 @@ def assigned(cluster: Cluster, name: str) -> list[list[int]]:
     """AR of each partition."""
     [described] = describe_topics(cluster, [name])
     return [[replica.broker_id for replica in partition.replicas] for partition in described.partitions]
+
+
+def folder_of(cluster: Cluster, broker_id: int) -> Path:
+    """The log dir of a broker that has one."""
+    [uri] = [info.uri for info in cluster.log_dirs().values() if info.broker_id == broker_id]
+    return Path(unquote(urlsplit(uri).path))
+
+
+def take_away(cluster: Cluster, broker_id: int) -> None:
+    """Its log dir goes away; the controller notices, and elects."""
+    folder = folder_of(cluster, broker_id)
+    folder.rename(folder.with_name(f"{folder.name}-away"))
+    inspect_log_dirs(cluster, nobody_forbids)
+    elect_leaders(cluster.store, nobody_forbids)
+
+
+def bring_back(cluster: Cluster, broker_id: int) -> None:
+    """It comes back with all its files; the controller notices."""
+    folder = folder_of(cluster, broker_id)
+    folder.with_name(f"{folder.name}-away").rename(folder)
+    inspect_log_dirs(cluster, nobody_forbids)
