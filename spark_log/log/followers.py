@@ -70,6 +70,7 @@ class Followers:
     def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
         self._cluster = cluster
         self._broker_id = broker_id
+        self._name = "spark-log-followers" if broker_id is None else f"spark-log-followers-{broker_id}"
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,7 +96,7 @@ class Followers:
                 return
             self._woken += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="spark-log-followers", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -175,7 +176,7 @@ class Followers:
                 with self._changed:
                     self._copies.discard(thread)
 
-        thread = threading.Thread(target=run, name="spark-log-follower", daemon=True)
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._copies.add(thread)
         thread.start()
 

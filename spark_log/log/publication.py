@@ -116,11 +116,11 @@ def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int
     """Partitions that were published but have no replica in this log dir any more."""
     replica = (_R.topic_id == _C.topic_id) & (_R.partition == _C.partition) & (_R.log_dir_id == _C.log_dir_id)
     query = (
-        sa.select(_C.partition, _C.seen_offset)
-        .where(_C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id, _C.change > 0)
+        sa.select(_C.partition, _C.change, _C.seen_offset)
+        .where(_C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id, _C.high_watermark > 0)
         .where(~sa.exists().where(replica))
     )
-    return {partition: Cursor(seen_offset=seen) for partition, seen in connection.execute(query)}
+    return {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(query)}
 
 
 def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:

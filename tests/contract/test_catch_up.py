@@ -1,0 +1,569 @@
+"""Followers catch up: whole segments, in order, verified; whatever comes between, no LEO covers what is not there."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import BrokerSession
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.errors import (
+    CorruptRecordError,
+    NotLeaderForPartitionError,
+    StorageUnavailableError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.log import catch_up as catch_up_module
+from spark_log.log import followers as followers_module
+from spark_log.log.append import Appended
+from spark_log.log.catch_up import Copying, catch_up
+from spark_log.log.followers import Followers
+from spark_log.log.lagging import lagging
+from spark_log.log.log import Log, Records
+from spark_log.log.throttle import Throttle
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.records import read_all, table
+from tests.support.replicas import add_brokers
+from tests.support.subprocess_python import REPOSITORY
+
+CONFIGS = {"inline.max.bytes": "1500"}
+"""What `large` makes goes into files, short values into the tail."""
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def large(text):
+    return text + os.urandom(2_000).hex()
+
+
+class Replicated:
+    """A topic with replicas on brokers 1, 2 and 3; broker 1 leads every partition.
+
+    2 and 3 are served, but by nobody: they catch up when they are told to.
+    """
+
+    def __init__(self, cluster, log, folder, partitions=1):
+        add_brokers(cluster, folder, 2, 3)
+        for broker in (2, 3):
+            BrokerSession(cluster.store, broker, 3_600_000).register()
+        self.cluster, self.log, self.folder = cluster, log, folder
+        self.topic = create_topic(cluster, "t", partitions, 3, CONFIGS)
+        self.sql(t.partition.update().values(leader=1))
+        self.sql(t.replica.update().where(t.replica.c.broker_id == 1).values(preference=-1))
+        self.values = []
+
+    def sql(self, *statements):
+        self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
+
+    def append(self, *values, acks=1, partition=0):
+        [outcome] = self.log.append(self.topic, [Records(partition, table(*values))], acks=acks)
+        assert isinstance(outcome, Appended), outcome
+        self.values += values
+
+    def leave(self, *brokers):
+        """They are out of sync, as after having lagged for too long."""
+        gone = t.replica.c.broker_id.in_(brokers)
+        self.sql(
+            t.replica.update().where(gone).values(in_sync=False),
+            t.partition.update().values(partition_epoch=t.partition.c.partition_epoch + 1),
+        )
+
+    def catch_up(self, broker, partition=0, **options):
+        return catch_up(self.cluster, self.topic, partition, broker, **options)
+
+    def copying(self, broker, **options):
+        return Copying(self.cluster, self.topic, 0, broker, **options)
+
+    def partition(self, number=0):
+        [described] = describe_topics(self.cluster, ["t"])
+        return described.partitions[number]
+
+    def ends(self, number=0):
+        return {replica.broker_id: replica.log_end_offset for replica in self.partition(number).replicas}
+
+    def isr(self):
+        return sorted(self.partition().isr)
+
+    def files(self, broker):
+        """Of the log dir of a broker, by offset; whether they are there or not."""
+        [info] = [info for info in self.cluster.log_dirs().values() if info.broker_id == broker]
+        s = t.segment.c
+        query = sa.select(s.name).where(~s.inline).order_by(s.base_offset)
+        names = self.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+        folder = Path(info.uri.removeprefix("file://"), self.topic.folder, "_segments", "0")
+        return [folder / name for name in names]
+
+    def embed(self):
+        self.sql(t.broker.update().values(served=False, lease_until_ms=None, lease_era=None))
+
+    def is_whole(self):
+        assert_replicas_are_whole(self.cluster)
+        assert_delta_is_the_log(self.cluster)
+        position = self.log.positions(self.topic)
+        for tp, limits in position.items():
+            assert limits.high_watermark == min(
+                r.log_end_offset for r in self.partition(tp.partition).replicas if r.in_sync
+            )
+
+
+@pytest.fixture
+def replicated(cluster, log, tmp_path):
+    return Replicated(cluster, log, tmp_path)
+
+
+def damage(path, *, same_size=True):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content) if same_size else bytes(content[:-7]))
+
+
+def test_followers_get_what_acks_1_left_them_and_the_high_watermark_moves(replicated):
+    replicated.append(large("a"), large("b"))
+    replicated.append(large("c"))
+    assert replicated.ends() == {1: 3, 2: 0, 3: 0}
+    assert replicated.partition().high_watermark == 0
+    sizes = []
+    done = replicated.catch_up(2, progress=sizes.append)
+    assert (done.log_end_offset, done.in_sync, done.segments_copied, done.segments_verified) == (3, True, 2, 0)
+    assert done.bytes_copied == sum(sizes) == sum(path.stat().st_size for path in replicated.files(1))
+    assert replicated.partition().high_watermark == 0, "broker 3 has nothing yet, and is in sync"
+    replicated.is_whole()
+    replicated.catch_up(3)
+    assert replicated.ends() == {1: 3, 2: 3, 3: 3}
+    assert replicated.partition().high_watermark == 3
+    replicated.is_whole()
+    assert [value for _, _, value in read_all(replicated.log, replicated.topic)] == replicated.values
+    again = replicated.catch_up(3)
+    assert (again.segments_copied, again.segments_verified, again.log_end_offset) == (0, 0, 3)
+    replicated.append(large("d"), acks="all")
+
+
+def test_one_out_of_sync_joins_with_everything_and_not_before(replicated, monkeypatch):
+    replicated.leave(2, 3)
+    for letter in "abc":
+        replicated.append(large(letter))
+    assert replicated.partition().high_watermark == 3
+    monkeypatch.setattr(catch_up_module, "RUN_FILES_MAX", 1)
+    epoch = replicated.partition()
+    step = replicated.copying(3)
+    state, replica, pieces = step.look()
+    assert len(pieces) == 1
+    assert step.copy(replica, pieces).error is None
+    after = step.commit(state, replica, pieces)
+    assert (after.replica(3).log_end_offset, after.replica(3).in_sync) == (1, False)
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.in_sync, done.segments_copied) == (3, True, 2)
+    assert replicated.isr() == [1, 3]
+    assert replicated.partition().leader_epoch == epoch.leader_epoch
+    replicated.is_whole()
+    replicated.append(large("d"), acks="all")
+    assert replicated.ends() == {1: 4, 2: 0, 3: 4}
+
+
+def test_blobs_need_no_copy_but_wait_for_the_files_before_them(replicated):
+    replicated.append("blob")
+    replicated.append(large("file"))
+    replicated.append("blob", "blob")
+    replicated.append(large("file"))
+    replicated.append("blob")
+    assert replicated.ends() == {1: 6, 2: 1, 3: 1}
+    done = replicated.catch_up(2)
+    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (6, 2, True)
+    for path in replicated.files(1)[1:]:
+        damage(path)
+    replicated.files(2)[1].unlink()
+    with pytest.raises(CorruptRecordError):
+        replicated.catch_up(3)
+    assert replicated.ends()[3] == 4, "up to the file that nobody has"
+
+
+def test_a_damaged_source_is_passed_over(replicated):
+    replicated.append(large("a"))
+    replicated.append(large("b"))
+    replicated.catch_up(2)
+    damage(replicated.files(1)[0])
+    replicated.files(1)[1].unlink()
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.in_sync) == (2, True)
+    assert [p.read_bytes() for p in replicated.files(3)] == [p.read_bytes() for p in replicated.files(2)]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_where_every_source_is_damaged_nothing_is_taken(replicated, same_size):
+    replicated.append(large("a"))
+    replicated.append(large("b"))
+    replicated.catch_up(2)
+    for broker in (1, 2):
+        damage(replicated.files(broker)[1], same_size=same_size)
+    with pytest.raises(
+        CorruptRecordError, match=r"it whole: .* not what was written .*broker-2.* not what was written "
+    ):
+        replicated.catch_up(3)
+    assert replicated.ends()[3] == 1, "what came before it is kept"
+    assert replicated.isr() == [1, 2, 3]
+    first, second = replicated.files(3)
+    assert first.exists() and not second.exists()
+    assert [path.name for path in second.parent.iterdir()] == [first.name], "no half-copied file stays"
+
+
+@pytest.mark.parametrize("wrong", ["bytes", "size"])
+def test_a_wrong_file_that_lies_there_is_replaced_a_right_one_verified(replicated, wrong):
+    replicated.append(large("a"))
+    replicated.append(large("b"))
+    for source, target in zip(replicated.files(1), replicated.files(3), strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    damage(replicated.files(3)[0], same_size=wrong == "bytes")
+    done = replicated.catch_up(3)
+    assert (done.segments_copied, done.segments_verified, done.log_end_offset) == (1, 1, 2)
+    assert_replicas_are_whole(replicated.cluster)
+
+
+def test_a_log_dir_that_cannot_be_written_stops_the_copy_with_its_error(replicated):
+    replicated.append(large("a"))
+    folder = replicated.files(3)[0].parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_bytes(b"a file where the partition's folder is to be")
+    with pytest.raises(StorageUnavailableError, match="broker-3"):
+        replicated.catch_up(3)
+    assert replicated.ends()[3] == 0
+    folder.unlink()
+    assert replicated.catch_up(3).in_sync
+
+
+def test_a_dead_log_dir_catches_up_but_does_not_join(replicated):
+    replicated.leave(3)
+    replicated.append(large("a"))
+    replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.in_sync) == (1, False)
+    replicated.sql(t.log_dir.update().values(online=True))
+    assert replicated.catch_up(3).in_sync
+
+
+def test_what_retention_has_deleted_is_jumped_over(replicated):
+    replicated.leave(3)
+    for letter in "abcd":
+        replicated.append(large(letter))
+    s = t.segment.c
+    replicated.sql(t.segment.delete().where(s.base_offset < 2), t.partition.update().values(log_start_offset=2))
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 2, True)
+    replicated.leave(3)
+    replicated.sql(
+        t.replica.update().where(t.replica.c.broker_id == 3).values(log_end_offset=0),
+        t.segment.delete(),
+        t.partition.update().values(log_start_offset=4),
+    )
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 0, True)
+
+
+# What happens between the copy and its transaction
+
+
+def copied(step):
+    state, replica, pieces = step.look()
+    assert step.copy(replica, pieces).error is None
+    return state, replica, pieces
+
+
+def overtaken(step, *run):
+    before = describe_topics(step.cluster, ["t"])
+    with pytest.raises(NotLeaderForPartitionError):
+        step.commit(*run)
+    assert describe_topics(step.cluster, ["t"]) == before, "nothing has moved"
+
+
+def test_an_election_in_between_moves_nothing(replicated):
+    replicated.append(large("a"))
+    step = replicated.copying(3)
+    run = copied(step)
+    replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
+    elections = elect_leaders(replicated.cluster.store, nobody_forbids)
+    assert [cut.start for _, cut in elections.cuts] == [0], "broker 2 leads, and has nothing"
+    overtaken(step, *run)
+    assert replicated.ends() == {1: 0, 2: 0, 3: 0}
+    assert replicated.catch_up(3).log_end_offset == 0
+    replicated.sql(t.log_dir.update().values(online=True))
+    replicated.append(large("b"))
+    assert replicated.catch_up(3).log_end_offset == 1
+    assert_replicas_are_whole(replicated.cluster)
+
+
+def test_a_seal_in_between_moves_nothing_and_the_next_look_sees_it(replicated):
+    replicated.append(large("a"))
+    replicated.append("blob", "blob")
+    replicated.append(large("b"))
+    replicated.catch_up(2)
+    replicated.leave(3)
+    replicated.catch_up(2)
+    replicated.append(large("c"))  # ISR {1, 2}: the watermark is at 4
+    replicated.catch_up(2)
+    step = replicated.copying(3)
+    run = copied(step)
+    assert replicated.log.seal(replicated.topic, [0]) == 1
+    overtaken(step, *run)
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.in_sync) == (5, True)
+    assert (done.segments_copied, done.segments_verified) == (1, 3)
+    replicated.is_whole()
+
+
+def test_a_replica_that_was_moved_to_another_log_dir_in_between_moves_nothing(replicated, tmp_path):
+    replicated.append(large("a"))
+    step = replicated.copying(3)
+    run = copied(step)
+    other = replicated.cluster.add_log_dir(3, str(tmp_path / "other"))
+    replicated.sql(t.replica.update().where(t.replica.c.broker_id == 3).values(log_dir_id=other))
+    overtaken(step, *run)
+    assert replicated.catch_up(3).segments_copied == 1
+    assert_replicas_are_whole(replicated.cluster)
+
+
+def test_another_who_was_faster_costs_a_copy_at_most(replicated):
+    replicated.append(large("a"))
+    slow = replicated.copying(3)
+    run = copied(slow)
+    assert replicated.catch_up(3).segments_verified == 1
+    overtaken(slow, *run)
+    assert slow.run().segments_copied == 0
+
+
+def test_a_partition_that_is_gone_is_not_caught_up(replicated):
+    replicated.append(large("a"))
+    step = replicated.copying(3)
+    run = copied(step)
+    with pytest.raises(UnknownTopicOrPartitionError, match="t-0: broker 7"):
+        replicated.catch_up(7)
+    delete_topic(replicated.cluster, "t")
+    with pytest.raises(UnknownTopicOrPartitionError):
+        step.commit(*run)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        replicated.catch_up(3)
+
+
+def test_told_to_stop_it_keeps_what_it_has(replicated):
+    for letter in "abc":
+        replicated.append(large(letter))
+    stop, sizes = threading.Event(), []
+
+    def progress(size):
+        sizes.append(size)
+        if len(sizes) == 2:
+            stop.set()
+
+    done = replicated.catch_up(3, progress=progress, stop=stop)
+    assert done.log_end_offset in (1, 2) and done.segments_copied == done.log_end_offset
+    assert replicated.catch_up(3).log_end_offset == 3
+    assert_replicas_are_whole(replicated.cluster)
+
+
+class FakeTime(threading.Event):
+    """A stop that never comes; waiting for it passes the time."""
+
+    now_s = 0.0
+
+    def wait(self, timeout=None):
+        self.now_s += timeout
+        return False
+
+
+def test_a_throttled_copy_keeps_to_its_rate(replicated):
+    for letter in "abcdef":
+        replicated.append(large(letter))
+    time, sent = FakeTime(), []
+    throttle = Throttle(1_000, now_s=lambda: time.now_s)
+    total = 0
+
+    def progress(size):
+        nonlocal total
+        total += size
+        sent.append((time.now_s, total))
+
+    for broker in (2, 3):  # they share the rate
+        replicated.catch_up(broker, throttle=throttle, progress=progress, stop=time)
+    assert total == 2 * sum(path.stat().st_size for path in replicated.files(1)) > 10_000
+    assert all(so_far <= 1_000 * (at_s + 1) + 1e-3 for at_s, so_far in sent)
+    assert time.now_s <= total / 1_000, "and is no slower than it must be"
+
+
+# Processes
+
+PROGRAM = """
+import sys
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Log
+cluster = Cluster.open(sys.argv[1])
+catch_up(cluster, Log(cluster).find_topic("t"), 0, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    ["copy.file-written", "copy.file-written:2", "copy.committed", "file.temporary-written", "publish.committed"],
+)
+def test_killed_in_the_midst_it_is_done_by_the_next(replicated, cluster_address, failpoint):
+    for letter in "abc":
+        replicated.append(large(letter))
+    replicated.leave(3)
+    replicated.catch_up(2)
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint}
+    command = [sys.executable, "-c", PROGRAM, cluster_address]
+    code = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False).returncode
+    assert code == -signal.SIGKILL
+    assert replicated.ends()[3] == (3 if failpoint in ("copy.committed", "publish.committed") else 0)
+    assert_replicas_are_whole(replicated.cluster)
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.in_sync) == (3, True)
+    assert done.segments_verified == {"copy.file-written": 1, "copy.file-written:2": 2}.get(failpoint, 0)
+    replicated.append(large("d"))
+    replicated.catch_up(3)
+    replicated.catch_up(2)
+    replicated.is_whole()
+
+
+def catch_up_in_a_process(address, start, runs):
+    with Cluster.open(address) as cluster:
+        topic = Log(cluster).find_topic("t")
+        start.wait(timeout=60)
+        for _ in range(runs):
+            catch_up(cluster, topic, 0, 3)
+
+
+def test_three_processes_at_the_same_replica_do_no_harm(replicated, cluster_address):
+    for _ in range(20):
+        replicated.append(large("x"))
+    start = spawn.Barrier(4)
+    processes = [spawn.Process(target=catch_up_in_a_process, args=(cluster_address, start, 20)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    start.wait(timeout=60)
+    for _ in range(15):
+        replicated.append(large("y"))
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    replicated.catch_up(3)
+    assert replicated.ends() == {1: 35, 2: 0, 3: 35}
+    replicated.catch_up(2)
+    replicated.is_whole()
+    assert [value for _, _, value in read_all(replicated.log, replicated.topic)] == replicated.values
+    assert not list(replicated.folder.rglob("*.tmp"))
+
+
+# In the background
+
+
+def behind(cluster, broker=None):
+    with cluster.store.snapshot() as connection:
+        found = lagging(connection, cluster.store.clock(connection), broker)
+    return [(one.partition, one.broker_id, one.behind, one.in_sync, one.throttle_bytes_per_s) for one in found]
+
+
+def test_who_is_behind(cluster, log, tmp_path):
+    replicated = Replicated(cluster, log, tmp_path, partitions=2)
+    assert behind(cluster, 2) == behind(cluster, 3) == []
+    replicated.append(large("a"), large("b"), partition=1)
+    assert behind(cluster) == [], "no embedded broker's"
+    assert behind(cluster, 3) == [(1, 3, 2, True, None)]
+    replicated.leave(3)
+    values = {"target": "[1, 3]", "original": "[1, 2, 3]", "throttle_bytes_per_s": 5, "began_ms": 0}
+    replicated.sql(t.reassignment.insert().values(topic_id=replicated.topic.topic_id, partition=1, **values))
+    replicated.sql(t.broker.update().where(t.broker.c.broker_id == 2).values(lease_until_ms=0))
+    assert behind(cluster, 2) == [], "its process is dead"
+    replicated.embed()
+    assert behind(cluster) == [(0, 3, 0, False, None), (1, 2, 2, True, None), (1, 3, 2, False, 5)]
+    assert behind(cluster, 2) == [(1, 2, 2, True, None)]
+    replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))
+    assert behind(cluster) == [(1, 2, 2, True, None)]
+
+
+@pytest.fixture
+def followers(cluster):
+    """Of broker 3."""
+    followers = Followers(cluster, broker_id=3)
+    yield followers
+    followers.close(30)
+    assert not [thread for thread in threading.enumerate() if thread.name == "spark-log-followers-3"]
+
+
+def test_the_background_worker_catches_up_its_broker(cluster, log, tmp_path, followers):
+    replicated = Replicated(cluster, log, tmp_path, partitions=6)
+    assert followers.drain(60)
+    for number in range(30):
+        replicated.append(large("x"), partition=number % 6)
+        followers.wake()
+    assert followers.drain(60)
+    assert behind(cluster, 3) == []
+    assert [replicated.ends(number) for number in range(6)] == [{1: 5, 2: 0, 3: 5}] * 6
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+
+
+def test_without_a_broker_it_works_for_all_embedded_ones(cluster, log, tmp_path):
+    replicated = Replicated(cluster, log, tmp_path, partitions=3)
+    for number in range(12):
+        replicated.append(large("x"), partition=number % 3)
+    replicated.embed()
+    everybody = Followers(cluster)
+    assert everybody.drain(60)
+    everybody.close(30)
+    assert [replicated.ends(number) for number in range(3)] == [{1: 4, 2: 4, 3: 4}] * 3
+    replicated.is_whole()
+
+
+def test_one_that_fails_keeps_nobody_waiting_and_is_told_once(cluster, log, tmp_path, followers, caplog):
+    replicated = Replicated(cluster, log, tmp_path, partitions=3)
+    folder = tmp_path / "broker-3" / replicated.topic.folder / "_segments" / "1"
+    folder.parent.mkdir(parents=True)
+    folder.write_bytes(b"in the way")
+    with caplog.at_level(logging.WARNING):
+        for partition in range(3):
+            replicated.append(large("x"), partition=partition)
+        assert not followers.drain(2)
+        for partition in range(3):
+            replicated.append(large("x"), partition=partition)
+        assert not followers.drain(2)
+    assert behind(cluster, 3) == [(1, 3, 2, True, None)]
+    assert [record for record in caplog.records if "t-1 on broker 3 does not catch up" in record.message]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(set(told)), "each error once"
+    folder.unlink()
+    assert followers.drain(60)
+    assert behind(cluster, 3) == []
+
+
+def test_closing_gives_a_throttled_copy_up(cluster, log, tmp_path, monkeypatch):
+    replicated = Replicated(cluster, log, tmp_path)
+    replicated.leave(3)
+    replicated.append(large("a"), large("b"), acks=1)
+    values = {"target": "[1, 3]", "original": "[1, 2, 3]", "throttle_bytes_per_s": 1, "began_ms": 0}
+    replicated.sql(t.reassignment.insert().values(topic_id=replicated.topic.topic_id, partition=0, **values))
+    begun = threading.Event()
+
+    class Watched(Throttle):
+        def take(self, size):
+            begun.set()
+            return super().take(size)
+
+    monkeypatch.setattr(followers_module, "Throttle", Watched)
+    slow = Followers(cluster, broker_id=3)
+    slow.wake()
+    assert begun.wait(60)
+    slow.close(60)
+    assert replicated.ends()[3] == 0
+    assert not list((tmp_path / "broker-3").rglob("*.tmp"))

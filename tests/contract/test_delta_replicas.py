@@ -1,0 +1,372 @@
+"""Each log dir's Delta table of a topic follows the replicas in that log dir, whatever becomes of the others."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable
+
+from spark_log.cluster.brokers import BrokerSession
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import SparkLogError
+from spark_log.log import catch_up as catch_up_module
+from spark_log.log.append import Appended
+from spark_log.log.catch_up import Copying, catch_up
+from spark_log.log.delta import delta_tables, publish, publish_all, try_publish
+from spark_log.log.log import Records
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.records import table
+from tests.support.replicas import add_brokers
+
+
+class Tables:
+    """A topic of files only on brokers 1 (which leads), 2 and 3; 2 and 3 catch up when they are told to."""
+
+    def __init__(self, cluster, log, folder, partitions=1, **configs):
+        add_brokers(cluster, folder, 2, 3)
+        for broker in (2, 3):
+            BrokerSession(cluster.store, broker, 3_600_000).register()
+        self.cluster, self.log, self.folder = cluster, log, folder
+        self.topic = create_topic(cluster, "t", partitions, 3, configs or {"inline.max.bytes": "0"})
+        self.sql(t.partition.update().values(leader=1))
+
+    def sql(self, *statements):
+        self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
+
+    def append(self, *values, acks="all", partition=0):
+        [outcome] = self.log.append(self.topic, [Records(partition, table(*values))], acks=acks)
+        assert isinstance(outcome, Appended), outcome
+
+    def leave(self, *brokers):
+        gone = t.replica.c.broker_id.in_(brokers)
+        epoch = t.partition.c.partition_epoch + 1
+        self.sql(
+            t.replica.update().where(gone).values(in_sync=False), t.partition.update().values(partition_epoch=epoch)
+        )
+
+    def fall(self, broker, end):
+        """The replica's LEO is lowered, as when files of it are missing."""
+        here = (t.replica.c.broker_id == broker) & (t.replica.c.log_end_offset > end)
+        self.sql(
+            t.replica.update().where(here).values(log_end_offset=end, in_sync=False),
+            t.partition.update().values(
+                change=t.partition.c.change + 1, partition_epoch=t.partition.c.partition_epoch + 1
+            ),
+        )
+
+    def catch_up(self, broker, partition=0):
+        return catch_up(self.cluster, self.topic, partition, broker)
+
+    def publish(self):
+        publish(self.cluster, self.topic)
+
+    def location(self, broker):
+        [info] = [info for info in self.cluster.log_dirs().values() if info.broker_id == broker]
+        return Path(info.uri.removeprefix("file://"), self.topic.folder)
+
+    def delta(self, broker):
+        return DeltaTable(str(self.location(broker)))
+
+    def records(self, broker):
+        rows = self.delta(broker).to_pyarrow_table().to_pylist()
+        return sorted((r["partition"], r["base_offset"] + r["offset_delta"], r["value"].decode()) for r in rows)
+
+    def values(self, broker):
+        return "".join(value for _, _, value in self.records(broker))
+
+    def changes(self, broker, since=0):
+        """(base offset, dataChange) of each file that was added from a version of the table on."""
+        found = []
+        for version in range(since, self.delta(broker).version() + 1):
+            commit = self.location(broker) / "_delta_log" / f"{version:020d}.json"
+            actions = [json.loads(line) for line in commit.read_text().splitlines()]
+            assert not any(action["remove"]["dataChange"] for action in actions if "remove" in action)
+            adds = [action["add"] for action in actions if "add" in action]
+            found += [(int(add["partitionValues"]["base_offset"]), add["dataChange"]) for add in adds]
+        return found
+
+    def is_the_log(self):
+        assert_delta_is_the_log(self.cluster)
+        assert_replicas_are_whole(self.cluster)
+
+
+@pytest.fixture
+def tables(cluster, log, tmp_path):
+    return Tables(cluster, log, tmp_path)
+
+
+def test_all_in_sync_all_tables_are_the_same(tables):
+    tables.append("a", "b")
+    tables.append("c")
+    assert {tables.values(broker) for broker in (1, 2, 3)} == {"abc"}
+    assert all(tables.changes(broker) == [(0, True), (2, True)] for broker in (1, 2, 3))
+    assert len(delta_tables(tables.cluster, tables.topic)) == 3
+    tables.is_the_log()
+
+
+def test_a_table_shows_what_its_replica_has_below_the_high_watermark(tables):
+    tables.append("a")
+    tables.append("b", acks=1)
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["a"] * 3, "b may still be lost"
+    tables.is_the_log()
+    tables.leave(3)
+    tables.catch_up(2)
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["ab", "ab", "a"]
+    tables.is_the_log()
+    tables.append("c")
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "abc", "a"]
+    tables.catch_up(3)
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc"] * 3
+    assert all(tables.changes(broker) == [(0, True), (1, True), (2, True)] for broker in (1, 2, 3)), "came once to each"
+    tables.is_the_log()
+
+
+def test_a_replica_that_advances_is_published_though_the_high_watermark_stays(tables, monkeypatch):
+    tables.leave(3)
+    for value in "abc":
+        tables.append(value)
+    monkeypatch.setattr(catch_up_module, "RUN_FILES_MAX", 1)
+    for seen in ("a", "ab"):
+        step = Copying(tables.cluster, tables.topic, 0, 3)
+        state, replica, pieces = step.look()
+        assert step.copy(replica, pieces).error is None
+        step.commit(state, replica, pieces)
+        tables.publish()
+        assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "abc", seen]
+        tables.is_the_log()
+    assert tables.changes(3) == [(0, True), (1, True)]
+
+
+def test_one_that_fails_keeps_no_other_from_being_published(tables, caplog):
+    tables.append("a")
+    home = tables.folder / "broker-2"
+    away = home.rename(tables.folder / "away")
+    tables.leave(2)
+    tables.append("b")
+    assert "Delta table not updated" in caplog.text and "broker-2" in caplog.text
+    assert [tables.values(broker) for broker in (1, 3)] == ["ab", "ab"]
+    with pytest.raises(SparkLogError, match="broker-2"):
+        tables.publish()
+    home.mkdir()
+    with pytest.raises(SparkLogError, match="broker-2"):
+        tables.publish()
+    assert not list(home.iterdir()), "a folder without our marker is not ours to write to"
+    tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=False))
+    caplog.clear()
+    tables.append("c")
+    tables.publish()
+    publish_all(tables.cluster)
+    assert not caplog.records
+    home.rmdir()
+    away.rename(home)
+    tables.sql(t.log_dir.update().values(online=True))
+    tables.catch_up(2)
+    assert tables.values(2) == "abc"
+    tables.is_the_log()
+
+
+def test_a_replica_whose_leo_falls_loses_just_the_files_above_and_gets_them_back_quietly(tables):
+    for value in "abcd":
+        tables.append(value)
+    version = tables.delta(3).version()
+    tables.fall(3, 1)
+    tables.publish()
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["abcd", "abcd", "a"]
+    tables.append("e")
+    assert tables.values(3) == "a"
+    tables.catch_up(3)
+    assert tables.values(3) == "abcde"
+    assert sorted(tables.changes(3, version + 1)) == [(1, False), (2, False), (3, False), (4, True)]
+    tables.append("f")
+    assert tables.changes(3, version + 1)[-1] == (5, True)
+    tables.is_the_log()
+
+
+def test_it_falls_and_comes_back_between_two_publications(tables):
+    for value in "abc":
+        tables.append(value)
+    version = tables.delta(3).version()
+    tables.fall(3, 0)
+    Copying(tables.cluster, tables.topic, 0, 3).run()
+    tables.publish()
+    assert tables.changes(3, version + 1) == []
+    tables.is_the_log()
+
+
+def test_what_was_sealed_while_a_replica_lagged_is_new_to_its_table(cluster, log, tmp_path):
+    """The blobs lay below its LEO, but not in its table: a stream that reads it has not seen them."""
+    tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500"})
+    large = "x" + os.urandom(2_000).hex()
+    tables.append(large)
+    tables.append("blob")
+    tables.append("blob")
+    tables.publish()
+    tables.leave(3)
+    assert log.seal(tables.topic, [0]) == 1
+    tables.publish()
+    assert len(tables.records(1)) == 3 and len(tables.records(3)) == 1
+    tables.append(large)
+    tables.catch_up(3)
+    for broker in (1, 2, 3):
+        assert tables.changes(broker) == [(0, True), (1, True), (3, True)]
+    tables.is_the_log()
+
+
+def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were_not(tables):
+    """No merge yet: a row for a file of the same records takes the place of two, as one will."""
+    tables.append("a")
+    tables.leave(3)
+    tables.append("b")
+    tables.append("c")
+    s, p = t.segment.c, t.partition.c
+    with tables.cluster.store.snapshot() as connection:
+        rows = connection.execute(sa.select(t.segment).order_by(s.base_offset)).mappings().all()
+    merged = tables.folder / "merged.parquet"
+    tables.append("a", "b")  # gives the bytes; then the log is put back
+    with tables.cluster.store.snapshot() as connection:
+        donor = connection.execute(sa.select(t.segment).where(s.base_offset == 3)).mappings().one()
+    name = "0123456789abcdef0123456789abcdef-0.parquet"
+    for broker in (1, 2):
+        folder = tables.location(broker) / "_segments" / "0"
+        shutil.copy(folder / donor["name"], folder / name)
+    retired = [{"path": f"{tables.topic.folder}/_segments/0/{row['name']}", "retired_ms": 0} for row in rows[:2]]
+    with tables.cluster.store.snapshot() as connection:
+        change = connection.execute(sa.select(p.change)).scalar_one() + 1
+    new = {**donor, "base_offset": 0, "end_offset": 2, "name": name, "change": change, "rewritten": True}
+    versions = {broker: tables.delta(broker).version() for broker in (1, 2)}
+    tables.sql(
+        t.segment.delete().where(s.base_offset < 2),
+        t.retired_file.insert().values(retired),
+        t.segment.insert().values(new),
+        t.partition.update().values(change=change),
+        t.replica.update().where(t.replica.c.broker_id == 3).values(log_end_offset=0),
+    )
+    tables.publish()
+    assert [len(tables.records(broker)) for broker in (1, 2, 3)] == [5, 5, 0]
+    tables.catch_up(3)
+    for broker in (1, 2):
+        assert tables.changes(broker, versions[broker] + 1) == [(0, False)]
+    assert tables.changes(3) == [(0, True), (0, True), (2, True), (3, True)], (
+        "b was never in this table: rather a twice"
+    )
+    assert not merged.exists()
+    tables.is_the_log()
+
+
+def test_after_a_cut_the_table_has_no_record_that_is_lost(tables):
+    tables.append("a")
+    tables.append("b", acks=1)
+    tables.leave(2, 3)
+    tables.append("c", acks=1)
+    tables.publish()
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "a", "a"]
+    tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
+    [cut] = elect_leaders(tables.cluster.store, nobody_forbids, unclean=[(tables.topic.topic_id, 0)]).cuts
+    assert (cut[1].start, cut[1].end) == (1, 3)
+    tables.append("B")
+    tables.append("C")
+    tables.sql(t.log_dir.update().values(online=True))
+    version = tables.delta(1).version()
+    tables.publish()
+    assert tables.values(1) == "a"
+    for broker in (1, 3):
+        tables.catch_up(broker)
+    assert [tables.values(broker) for broker in (1, 2, 3)] == ["aBC"] * 3
+    assert tables.changes(1, version + 1) == [(1, True), (2, True)], "other records at the offsets of lost ones"
+    tables.is_the_log()
+
+
+def test_a_replica_that_went_elsewhere_leaves_the_table(cluster, log, tmp_path):
+    tables = Tables(cluster, log, tmp_path, partitions=2)
+    for partition in (0, 1):
+        tables.append("a", partition=partition)
+    r, p = t.replica.c, t.partition.c
+    gone = t.partition.update().where(p.partition == 1).values(change=p.change + 1)
+    tables.sql(t.replica.delete().where(r.broker_id == 3, r.partition == 1), gone)
+    tables.publish()
+    assert tables.records(3) == [(0, 0, "a")]
+    version = tables.delta(3).version()
+    tables.append("b", partition=1)
+    tables.publish()
+    assert tables.delta(3).version() == version, "and is not looked at again"
+    tables.sql(t.replica.delete().where(r.broker_id == 3))
+    tables.publish()
+    assert tables.records(3) == []
+    assert len(delta_tables(cluster, tables.topic)) == 2
+    publications = sa.select(sa.func.count()).select_from(t.publication)
+    assert cluster.store.read(lambda connection: connection.execute(publications).scalar()) == 2
+    tables.is_the_log()
+    shutil.rmtree(tables.location(3))
+    tables.append("c")
+    tables.publish()
+    assert not tables.location(3).exists(), "it is not made again for nothing"
+
+
+def test_a_replica_that_comes_back_to_a_log_dir_is_quiet_about_what_was_there(cluster, log, tmp_path):
+    tables = Tables(cluster, log, tmp_path)
+    tables.append("a")
+    [info] = [info for info in cluster.log_dirs().values() if info.broker_id == 3]
+    keys = {"topic_id": tables.topic.topic_id, "partition": 0, "broker_id": 3, "log_dir_id": info.log_dir_id}
+    p = t.partition.c
+    changed = t.partition.update().values(change=p.change + 1)
+    tables.sql(t.replica.delete().where(t.replica.c.broker_id == 3), changed)
+    tables.append("b")
+    assert tables.records(3) == []
+    version = tables.delta(3).version()
+    tables.sql(t.replica.insert().values(**keys, log_end_offset=0, in_sync=False, preference=9), changed)
+    tables.catch_up(3)
+    assert tables.values(3) == "ab"
+    assert tables.changes(3, version + 1) == [(0, False), (1, True)]
+    tables.is_the_log()
+
+
+def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):
+    tables.append("a")
+    tables.append("b")
+    home = tables.folder / "broker-2"
+    away = home.rename(tables.folder / "away")
+    inspect_log_dirs(tables.cluster, nobody_forbids)
+    elect_leaders(tables.cluster.store, nobody_forbids)
+    tables.append("c")
+    home.mkdir()
+    inspect_log_dirs(tables.cluster, nobody_forbids)
+    try_publish(tables.cluster, [tables.topic])
+    assert tables.values(2) == ""
+    tables.catch_up(2)
+    assert tables.values(2) == "abc"
+    assert tables.changes(2) == [(0, True), (1, True), (2, True)], "its streams have seen nothing"
+    tables.append("d")
+    tables.is_the_log()
+    assert away.exists()
+
+
+def test_a_log_dir_that_comes_back_without_some_files_goes_on_with_its_table(tables):
+    for value in "abc":
+        tables.append(value)
+    version = tables.delta(2).version()
+    home = tables.folder / "broker-2"
+    away = home.rename(tables.folder / "away")
+    inspect_log_dirs(tables.cluster, nobody_forbids)
+    elect_leaders(tables.cluster.store, nobody_forbids)
+    tables.append("d")
+    s = t.segment.c
+    [name] = tables.cluster.store.read(
+        lambda connection: connection.execute(sa.select(s.name).where(s.base_offset == 1)).scalars().all()
+    )
+    next(away.rglob(name)).unlink()
+    away.rename(home)
+    inspect_log_dirs(tables.cluster, nobody_forbids)
+    tables.publish()
+    assert tables.values(2) == "a"
+    done = tables.catch_up(2)
+    assert (done.segments_copied, done.segments_verified, done.in_sync) == (2, 1, True)
+    assert tables.values(2) == "abcd"
+    assert sorted(tables.changes(2, version + 1)) == [(1, False), (2, False), (3, True)]
+    tables.is_the_log()
