@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.cli import broker, cluster, consume, coordinator, group, produce, topic
+from spark_log.cli import broker, cluster, consume, coordinator, group, partition, produce, topic
 from spark_log.errors import SparkLogError, redact
 
 
@@ -39,6 +39,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(broker.app, name="broker")
+app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
 
 

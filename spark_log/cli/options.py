@@ -3,6 +3,7 @@
 Text becomes types here; what is wrong is a usage error (exit code 2) that names the option and the value.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -46,6 +47,21 @@ def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
             raise typer.BadParameter(f"expected name=text, got {text!r}", param_hint=option)
         headers.append((name, value.encode()))
     return headers
+
+
+_BYTES = re.compile(r"([0-9]{1,15})\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`1000`, `50MB` (millions) or `50MiB` (2^20 each) in bytes, at least 1."""
+    match = _BYTES.fullmatch(text.strip())
+    size = 0
+    if match is not None:
+        unit = 1024 if match[3] else 1000
+        size = int(match[1]) * unit ** (" KMGT".index((match[2] or " ").upper()))
+    if size < 1:
+        raise typer.BadParameter(f"expected bytes such as 50MB or 64MiB, got {text!r}", param_hint=option)
+    return size
 
 
 def parse_before(texts: Iterable[str], partitions: int, option: str) -> dict[int, int]:
