@@ -11,18 +11,21 @@ have caught up.
 import logging
 import threading
 
+from spark_log import clock
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.log.followers import Followers
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-"""How often to look for replicas that lag although nothing was committed: the disk may have come back."""
+"""How often to look for replicas that lag although nothing was committed: a log dir may have come back."""
+_LOOK_S_MIN = 0.01
+"""How long to leave between two looks, however much is committed."""
 
 
 class Broker:
@@ -36,6 +39,7 @@ class Broker:
         self.coordinator = Coordinator(cluster, settings=self._settings)
         self.failure: SparkLogError | None = None
         """Why it serves no longer: another process serves the broker, or the broker was removed."""
+        self._told = False
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -56,9 +60,11 @@ class Broker:
         self.close()
 
     def start(self) -> None:
-        """Register, and begin. DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError."""
+        """Register, and begin. BrokerIdNotRegisteredError; DuplicateBrokerRegistrationError if another process goes on
+        serving the broker: one that was killed holds its lease for a while, which is waited for.
+        """
         assert not self._threads, "a broker starts once"
-        self._session.register()
+        self._register(self._settings.initial_broker_registration_timeout_ms)
         failpoint("broker.registered")
         for name, work in (("lease", self._keep_lease), ("replicas", self._keep_up)):
             thread = threading.Thread(target=work, name=f"spark-log-broker-{self.broker_id}-{name}", daemon=True)
@@ -77,6 +83,19 @@ class Broker:
         except SparkLogError as error:
             logger.warning("broker %s: its lease was not given back, and runs out: %s", self.broker_id, _text(error))
         self.coordinator.close()
+
+    def _register(self, timeout_ms: int) -> None:
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            try:
+                return self._session.register()
+            except DuplicateBrokerRegistrationError as error:
+                if clock.monotonic_s() >= deadline_s:
+                    raise
+                if not self._told:
+                    logger.warning("waiting: %s", _text(error))
+                    self._told = True
+                self._stop.wait(0.1)
 
     def _keep_lease(self) -> None:
         every_s = self._settings.broker_session_timeout_ms / 3000
@@ -99,6 +118,7 @@ class Broker:
             seen = changes.current()
             self._followers.wake()
             changes.wait(seen, _LOOK_S)
+            self._stop.wait(_LOOK_S_MIN)
 
 
 def _text(error: SparkLogError) -> str:

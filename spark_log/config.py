@@ -349,6 +349,10 @@ class ClusterSettings:
     broker_session_timeout_ms: int = 9_000
     """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
 
+    initial_broker_registration_timeout_ms: int = 60_000
+    """How long a broker that starts waits for the lease of its predecessor, which was killed, to run out (Kafka's
+    initial.broker.registration.timeout.ms)."""
+
     controller_lease_ms: int = 9_000
     """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock."""
 

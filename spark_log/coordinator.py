@@ -17,21 +17,30 @@ from dataclasses import dataclass
 
 from spark_log import clock
 from spark_log.cluster import controller
+from spark_log.cluster.balance import auto_rebalance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.inspection import inspect_log_dirs, suspects
 from spark_log.cluster.lag import LagWatch, members_behind
 from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
+from spark_log.cluster.reassigning import finish_reassignments
+from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.offsets import expire_offsets
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
+from spark_log.log.followers import Followers
 from spark_log.log.producer_expiry import expire_producers
 
 logger = logging.getLogger(__name__)
 
 LEASE = "coordinator"
+
+_LOOK_S = 0.5
+"""How often to look for replicas that lag although nothing was committed: a log dir may have come back."""
+_LOOK_S_MIN = 0.02
+"""How long to leave between two looks, however much is committed."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,19 @@ def _shrink(watch: LagWatch, term: Term) -> None:
     controller.shrink_isrs(term.cluster.store, term.guard, late)
 
 
+def _finish_reassignments(term: Term) -> None:
+    finish_reassignments(term.cluster.store, term.guard)
+
+
+def _delete_retired_replicas(term: Term) -> None:
+    delete_retired_replicas(term.cluster, term.guard)
+
+
+def _rebalance(term: Term) -> None:
+    if term.settings.auto_leader_rebalance_enable:
+        auto_rebalance(term.cluster.store, term.guard, term.settings.leader_imbalance_per_broker_percentage)
+
+
 def controller_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
     """What the holder of `controller` does."""
     watch = LagWatch(settings.replica_lag_time_max_ms / 1000)
@@ -118,6 +140,9 @@ def controller_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
         Duty("look at all log dirs", 2_000, _inspect),
         Duty("look at log dirs that were complained of", 200, _inspect_suspects),
         Duty("take replicas that lag out of ISRs", lag_every_ms, lambda term: _shrink(watch, term)),
+        Duty("finish reassignments", 500, _finish_reassignments),
+        Duty("give leadership back", settings.leader_imbalance_check_interval_ms, _rebalance),
+        Duty("delete what reassignments left behind", 600_000, _delete_retired_replicas),
     )
 
 
@@ -138,6 +163,10 @@ class Coordinator:
         self, cluster: Cluster, *, settings: ClusterSettings | None = None, duties: Sequence[Duty] = DUTIES
     ) -> None:
         settings = settings or ClusterSettings()
+        self._cluster = cluster
+        self._followers = Followers(cluster)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="spark-log-embedded-replicas", daemon=True)
         self.controller = Standing(cluster, controller.LEASE, settings, controller_duties(settings))
         self.coordinator = Standing(cluster, LEASE, settings, duties)
 
@@ -156,11 +185,28 @@ class Coordinator:
     def start(self) -> None:
         for standing in (self.controller, self.coordinator):
             standing.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Finish the duties at hand and give the leases back."""
+        self._stop.set()
+        self._thread.join()
+        self._followers.close()
         for standing in (self.coordinator, self.controller):
             standing.close()
+
+    def _keep_up(self) -> None:
+        """Bring the replicas of embedded brokers up to date; those of served ones are for their own processes.
+
+        Only while we are the controller: of several coordinators one copies.
+        """
+        changes = self._cluster.store.changes
+        while not self._stop.is_set():
+            seen = changes.current()
+            if self.controller.acting:
+                self._followers.wake()
+            changes.wait(seen, _LOOK_S)
+            self._stop.wait(_LOOK_S_MIN)
 
 
 class Standing:

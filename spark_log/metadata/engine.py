@@ -20,6 +20,9 @@ from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file
 _BUSY_TIMEOUT_MS = 60_000
 _WRITES = "spark_log_writes"
 
+_POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
+"""A process that was stopped in the midst of a transaction does not hold its locks for longer than 10 s."""
+
 
 def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
     """An engine whose every connection is set up for `address`; `create` allows a SQLite file to come into being."""
@@ -96,7 +99,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
     engine = sa.create_engine(
         address.url,
         pool_pre_ping=False,  # a lost connection is met and retried where it is used, which costs no round trip
-        connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": "-c timezone=UTC"},
+        connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
     )
 
     @event.listens_for(engine, "connect")

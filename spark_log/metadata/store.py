@@ -314,6 +314,9 @@ def _back_off(number: int, deadline: float, cause: BaseException | None = None) 
 _TABLE_EXISTS = ("23505", "42P07", "42710")
 """Unique violation (in PostgreSQL's catalogue), duplicate table, duplicate object: two creators at once."""
 
+_IDLE_IN_TRANSACTION = "25P03"
+"""We were stopped inside the transaction for so long that the server has ended it."""
+
 _POSTGRESQL_RETRIABLE = ("40001", "40P01", "55P03", "08", "57P0", "53300")
 """Serialisation failure, deadlock, lock not available, connection exceptions, shutdown, too many connections."""
 
@@ -324,11 +327,14 @@ def _translate(error: sa.exc.DBAPIError, address: Address) -> Exception:
     state = _sqlstate(error)
     if "disk is full" in str(error.orig) or state == "53100" or "disk I/O error" in str(error.orig):
         return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
-    if isinstance(error, sa.exc.OperationalError) and (
-        error.connection_invalidated
-        or (state is None and not _is_sqlite_error(error))
-        or (state is not None and state.startswith(_POSTGRESQL_RETRIABLE))
-        or "database is locked" in str(error.orig)
+    if state == _IDLE_IN_TRANSACTION or (
+        isinstance(error, sa.exc.OperationalError)
+        and (
+            error.connection_invalidated
+            or (state is None and not _is_sqlite_error(error))
+            or (state is not None and state.startswith(_POSTGRESQL_RETRIABLE))
+            or "database is locked" in str(error.orig)
+        )
     ):
         return MetadataStoreUnavailableError(message)
     return error

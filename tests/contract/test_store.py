@@ -614,6 +614,28 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
     assert changes == [2, 2]
 
 
+def test_a_process_stopped_inside_a_transaction_does_not_hold_its_locks_for_ever(postgres_cluster):
+    """The server ends its transaction; here after 50 ms rather than after the 10 s of every connection of ours."""
+    store = postgres_cluster.store
+    topic = create_topic(postgres_cluster, "t")
+    setting = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
+    assert store.read(lambda connection: connection.execute(setting).scalar_one()) == "10s"
+    here = t.partition.c.topic_id == topic.topic_id
+    change = t.partition.update().where(here).values(change=t.partition.c.change + 1)
+    other = threading.Thread(target=lambda: store.transact(lambda connection, _: connection.execute(change)))
+
+    def stopped(connection, attempt):
+        connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+        connection.execute(change)
+        if attempt.number == 0:
+            other.start()
+            other.join(timeout=60)  # it gets the lock only when the server has ended our transaction
+        return connection.execute(change).rowcount, attempt.number
+
+    assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
+    assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 3
+
+
 def test_a_body_that_fails_leaves_nothing(cluster):
     before = rows_of(cluster)
 

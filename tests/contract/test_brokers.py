@@ -1,0 +1,251 @@
+"""Three served brokers, producers and consumers in processes of their own; and what kills, stops and loses them."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import add_broker, list_brokers
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import create_topic
+from spark_log.coordinator import controller_status
+from spark_log.log.segment_copy import SegmentFile, is_whole
+from spark_log.metadata import tables as t
+from tests.support.broker_process import BrokerProcess
+from tests.support.numbered_producer import value
+from tests.support.producing import stored
+
+REPOSITORY = Path(__file__).parents[2]
+PARTITIONS = 3
+CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
+"""Every tenth record of a steady producer is a file, and the tails between are sealed now and then."""
+
+
+def wait_until(condition, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Steady:
+    """A producer, or a consumer, at work until it is told to end. It writes to a file."""
+
+    def __init__(self, folder, name, module, *arguments):
+        self._out = folder / f"{name}.out"
+        command = [sys.executable, "-m", f"tests.support.{module}", *arguments]
+        with self._out.open("w") as out:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=out)
+
+    def lines(self, word):
+        whole = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line[1:] for line in whole if line[0] == word]
+
+    def acked(self):
+        return {int(number): (int(partition), int(offset)) for number, partition, offset in self.lines("acked")}
+
+    def end(self):
+        self.process.stdin.close()
+        assert self.process.wait(timeout=120) == 0
+
+
+class World:
+    """The cluster, its brokers' processes, and questions about it."""
+
+    def __init__(self, folder, address, cluster):
+        self.folder, self.address, self.cluster = folder, address, cluster
+        self.topic = create_topic(self.cluster, "t", PARTITIONS, replication_factor=3, configs=CONFIGS)
+        self.brokers = {broker: BrokerProcess(folder, address, broker) for broker in (1, 2, 3)}
+        self.steady = []
+
+    def start(self):
+        for broker in self.brokers.values():
+            broker.start()
+        wait_until(lambda: all(status.lease_left_ms for status in list_brokers(self.cluster)), "three brokers serve")
+        wait_until(lambda: self.controller() is not None, "one of them is the controller")
+
+    def close(self):
+        for one in self.steady:
+            one.process.kill()
+            one.process.wait(timeout=60)
+        for broker in self.brokers.values():
+            broker.kill()
+
+    def produce(self, name, acks="all"):
+        self.steady.append(Steady(self.folder, name, "steady_producer", self.address, "t", name, acks))
+        return self.steady[-1]
+
+    def consume(self, name):
+        self.steady.append(Steady(self.folder, name, "numbered_consumer", self.address, "t", name, "1"))
+        return self.steady[-1]
+
+    def partitions(self):
+        return describe_topics(self.cluster, ["t"])[0].partitions
+
+    def controller(self):
+        """The broker that is the controller; None while nobody is."""
+        status = controller_status(self.cluster)
+        if not status.left_ms:
+            return None
+        process = status.holder.split("-")[-2]
+        return next((b for b, one in self.brokers.items() if one.running and str(one.pid) == process), None)
+
+    def in_sync(self, *brokers):
+        return all(set(part.isr) == set(brokers) and part.leader in brokers for part in self.partitions())
+
+    def leader(self):
+        return self.partitions()[0].leader
+
+    def work_goes_on(self, producers):
+        before = [len(one.acked()) for one in producers]
+        wait_until(
+            lambda: all(len(one.acked()) > count + 50 for one, count in zip(producers, before, strict=True)),
+            "writers go on",
+        )
+
+    def every_replica_is_whole(self):
+        """Invariant 10: each segment below a replica's LEO lies in its log dir, byte for byte."""
+        infos = self.cluster.log_dirs()
+        with self.cluster.store.snapshot() as connection:
+            segments = connection.execute(sa.select(t.segment).where(~t.segment.c.inline)).all()
+            replicas = connection.execute(sa.select(t.replica)).all()
+        for replica in replicas:
+            log_dir = self.cluster.log_dir(infos[replica.log_dir_id])
+            for row in segments:
+                if row.partition == replica.partition and row.end_offset <= replica.log_end_offset:
+                    path = segment_path(self.topic.folder, row.partition, row.name)
+                    assert is_whole(log_dir, SegmentFile(path, row.bytes, row.checksum))
+
+
+@pytest.fixture
+def cluster(cluster_address, tmp_path):
+    """Three brokers, each with its log dir `<tmp>/d<id>`."""
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        for broker in (2, 3):
+            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
+        yield cluster
+
+
+@pytest.fixture
+def world(cluster, cluster_address, tmp_path):
+    world = World(tmp_path, cluster_address, cluster)
+    yield world
+    world.close()
+
+
+def check(world, log, producers, consumer):
+    """Every acknowledged record is there once, in order, at its offset; the consumer has processed each once."""
+    for one in producers.values():
+        one.end()
+        assert not one.lines("failed")
+    found = stored(log, "t")
+    everything = [text for values in found.values() for text in values]
+    assert max(Counter(everything).values()) == 1, "nothing twice"
+    for name, one in producers.items():
+        acked = one.acked()
+        ((sent,),) = one.lines("sent")
+        assert len(acked) == int(sent), "every record was acknowledged"
+        for number, (partition, offset) in acked.items():
+            assert found[partition][offset] == value(name, number)
+        for values in found.values():
+            mine = [int(text.split(b"-")[1]) for text in values if text.startswith(name.encode() + b"-")]
+            assert mine == sorted(mine), "a producer's records keep their order in a partition"
+    wait_until(lambda: len(consumer.lines("processed")) >= len(everything), "the consumer comes to the end")
+    processed = [(int(p), int(offset), text.encode()) for p, offset, text in consumer.lines("processed")]
+    expected = {(p, offset, text) for p, values in found.items() for offset, text in enumerate(values)}
+    assert len(processed) == len(expected) and set(processed) == expected
+    for partition in found:
+        offsets = [offset for p, offset, _ in processed if p == partition]
+        assert offsets == sorted(offsets)
+    world.every_replica_is_whole()
+
+
+def test_leaders_followers_and_controllers_are_killed(world, log):
+    world.start()
+    producers = {name: world.produce(name) for name in ("a", "b")}
+    consumer = world.consume("g")
+    world.work_goes_on(producers.values())
+    for who in ("leader", "controller", "follower"):
+        victim = {
+            "leader": world.leader,
+            "controller": world.controller,
+            "follower": lambda: next(b for b in (1, 2, 3) if b not in (world.leader(), world.controller())),
+        }[who]()
+        world.brokers[victim].kill()
+        survivors = {1, 2, 3} - {victim}
+        wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"{who} {victim} is taken out")
+        wait_until(lambda survivors=survivors: world.controller() in survivors, "there is a controller")
+        world.work_goes_on(producers.values())
+        world.brokers[victim].start()
+        wait_until(lambda: world.in_sync(1, 2, 3), f"{who} {victim} comes back in")
+    wait_until(lambda: len({part.leader for part in world.partitions()}) == 3, "preferred leaders lead again")
+    check(world, log, producers, consumer)
+
+
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
+def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
+    """On SQLite a process that is stopped inside a transaction holds everybody up, as the file's lock is its."""
+    world.start()
+    producers = {"a": world.produce("a")}
+    consumer = world.consume("g")
+    world.work_goes_on(producers.values())
+    for who in (world.leader, world.controller):
+        victim = who()
+        world.brokers[victim].signal(signal.SIGSTOP)
+        survivors = {1, 2, 3} - {victim}
+        wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"broker {victim} is taken out")
+        wait_until(lambda survivors=survivors: world.controller() in survivors, "there is a controller")
+        world.work_goes_on(producers.values())
+        world.brokers[victim].signal(signal.SIGCONT)
+        wait_until(lambda: world.in_sync(1, 2, 3), f"broker {victim} comes back in")
+    check(world, log, producers, consumer)
+
+
+def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
+    world.start()
+    producers = {name: world.produce(name) for name in ("a", "b")}
+    consumer = world.consume("g")
+    world.work_goes_on(producers.values())
+    for victim in (world.leader(), 2):
+        survivors = {1, 2, 3} - {victim}
+        (tmp_path / f"d{victim}").rename(tmp_path / "away")
+        wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"log dir {victim} is taken out")
+        world.work_goes_on(producers.values())
+        shutil.rmtree(tmp_path / "away")
+        (tmp_path / f"d{victim}").mkdir()
+        wait_until(lambda: world.in_sync(1, 2, 3), f"log dir {victim} has caught up")
+        world.work_goes_on(producers.values())
+    check(world, log, producers, consumer)
+
+
+def test_what_acks_1_may_lose_is_reported(world, log, tmp_path):
+    """The first of the three classic ways to lose a message."""
+    create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
+    world.start()
+    for broker in world.brokers.values():
+        broker.kill()  # at once: nobody is left to take anybody out of the ISR, or to copy
+    world.cluster.store.transact(lambda c, _: c.execute(t.partition.update().values(leader=1)))
+    producer = Steady(tmp_path, "a", "steady_producer", world.address, "files", "a", "1")
+    world.steady.append(producer)
+    wait_until(lambda: len(producer.acked()) >= 20, "acknowledged by the leader alone")
+    producer.end()
+    acked = producer.acked()
+    assert stored(log, "files") == {}, "readers wait for the ISR"
+    shutil.rmtree(tmp_path / "d1")
+    for broker in (2, 3):
+        world.brokers[broker].start()
+    wait_until(lambda: describe_topics(world.cluster, ["files"])[0].partitions[0].leader in (2, 3), "a new leader")
+    assert stored(log, "files") == {}
+    with world.cluster.store.snapshot() as connection:
+        (loss,) = connection.execute(sa.select(t.truncation)).all()
+    lost = sorted(offset for _, offset in acked.values())
+    assert list(range(loss.start_offset, loss.end_offset)) == lost
+    assert (loss.record_count, loss.unclean, loss.high_watermark) == (len(lost), False, 0)

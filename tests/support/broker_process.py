@@ -1,0 +1,69 @@
+"""Served brokers in processes of their own, to be killed, stopped and started again."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+QUICK = {
+    "broker.session.timeout.ms": 1_000,
+    "controller.lease.ms": 1_000,
+    "replica.lag.time.max.ms": 5_000,
+    "leader.imbalance.check.interval.ms": 1_000,
+}
+
+
+class BrokerProcess:
+    """`spark-log broker start`; its output goes to `<folder>/broker-<id>.log`."""
+
+    def __init__(self, folder: Path, address: str, broker_id: int, settings: dict[str, int] = QUICK) -> None:
+        self.broker_id = broker_id
+        self._log = folder / f"broker-{broker_id}.log"
+        self._command = [sys.executable, "-c", "from spark_log.cli.main import app; app()", "broker", "start"]
+        self._command += ["--id", str(broker_id), "--cluster", address]
+        for name, value in settings.items():
+            self._command += ["--setting", f"{name}={value}"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, failpoint: str | None = None) -> None:
+        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, also to one that was stopped; nothing if it has ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=60)
+
+    def end(self) -> int:
+        """SIGTERM; its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=60)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=60)
