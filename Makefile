@@ -15,7 +15,7 @@ export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients clean
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -65,6 +65,9 @@ bench: venv java postgres delta  ## how fast the log is
 
 bench-clients: venv postgres  ## how fast producer, consumer and groups are
 	$(PYTHON) -m benchmarks clients
+
+bench-replication: venv postgres  ## what replicas cost, and how fast failed ones are made good
+	$(PYTHON) -m benchmarks replication
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

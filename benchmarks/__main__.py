@@ -1,4 +1,6 @@
-"""`make bench`, `make bench-clients`: sets of benchmarks, on a PostgreSQL of their own too where it is installed."""
+"""`make bench`, `make bench-clients`, `make bench-replication`: on a PostgreSQL of their own too where it is
+installed.
+"""
 
 import argparse
 import subprocess
@@ -8,6 +10,7 @@ from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETS = {
     "log": ("benchmarks.throughput", "benchmarks.planning"),
+    "replication": ("benchmarks.replication", "benchmarks.catch_up"),
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
 }
 
