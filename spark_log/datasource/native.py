@@ -61,7 +61,7 @@ def read_topic(
     try:
         found = log.find_topic(topic)
         ranges = {tp: OffsetRange(start, end) for tp, (start, end) in log.positions(found).items()}
-        plan = log.plan(ranges, topics={topic: found}, rack=client_rack)
+        plan = log.plan(ranges, topics={topic: found}, rack=client_rack or None)
     finally:
         log.close()
         if opened is not cluster:

@@ -135,7 +135,7 @@ class ReadOptions:
             max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
             group_id=given.word("group.id", "kafka.group.id"),
             group_id_prefix=given.word("groupIdPrefix"),
-            client_rack=given.word("kafka.client.rack"),
+            client_rack=(given.text("kafka.client.rack") or "").strip() or None,
         )
 
     def __repr__(self) -> str:

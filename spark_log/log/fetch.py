@@ -1,5 +1,6 @@
 """Reading slices: on executors, in consumers, wherever. Needs log dirs, not the metadata store."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -95,16 +96,14 @@ class Fetcher:
                     return int(batch.column("offset")[int(hits[0])].as_py())
             return None
 
-        def look(parquet: pq.ParquetFile) -> Iterator[int | None]:
-            yield segment_file.first_offset_at_or_after(
-                parquet, piece.base_offset, timestamp_ms, piece.start, piece.name
-            )
+        def look(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
+            yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
 
         (offset,) = self._from_a_good_replica(piece, look)
         return offset if offset is not None and offset < piece.end else None
 
     def _read_file(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
-        def decode(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
             return segment_file.read_slice(
                 parquet,
                 topic=piece.topic,
@@ -116,12 +115,12 @@ class Fetcher:
                 schema=schema,
                 min_timestamp_ms=times.min_ms,
                 max_timestamp_ms=times.max_ms,
-                path=_path(piece),
+                path=location,
             )
 
         return self._from_a_good_replica(piece, decode)
 
-    def _from_a_good_replica(self, piece: Slice, read: Callable[[pq.ParquetFile], Iterator[T]]) -> Iterator[T]:
+    def _from_a_good_replica(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
         """What `read` finds in the segment, each once and in order, however many replicas turn out bad on the way.
 
         Replicas are equal to the byte, so `read` finds the same in each: the next one goes on behind what was good.
@@ -131,7 +130,8 @@ class Fetcher:
         for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
             try:
                 log_dir = self._log_dir(log_dir_id)
-                for found in islice(read(_open_segment(piece, log_dir)), given, None):
+                location = log_dir.location(_path(piece))
+                for found in islice(read(_open_segment(piece, log_dir), location), given, None):
                     given += 1
                     held = [found]
                     del found  # a reader that pauses here holds only what it was given
@@ -139,6 +139,7 @@ class Fetcher:
             except BAD_REPLICA as error:
                 bad[log_dir_id] = error
             else:
+                self.passed_over += len(bad)
                 for bad_id, why in bad.items():
                     self._put_right(piece, bad_id, why, log_dir)
                 return
@@ -150,33 +151,34 @@ class Fetcher:
         return self._open[log_dir_id]
 
     def _verified(self, log_dir_id: LogDirId) -> LogDir:
-        if log_dir_id not in self._infos:
-            raise LogDirMismatchError(f"log dir {log_dir_id} was removed or added while the read was planned")
-        return open_log_dir(self._infos[log_dir_id])
+        try:
+            if log_dir_id not in self._infos:
+                raise LogDirMismatchError(f"log dir {log_dir_id} was added or removed while the read was planned")
+            return open_log_dir(self._infos[log_dir_id])
+        except BAD_REPLICA as error:
+            self._open.pop(log_dir_id, None)
+            if log_dir_id not in self._away:
+                logger.warning("log dir %s is away, other replicas are read: %s", log_dir_id, redact(str(error)))
+                self._away.add(log_dir_id)
+            self._away_since_s = self._away_since_s or clock.monotonic_s()
+            raise
 
     def _put_right(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
         """After the slice has been read from the good one: repair the bad one, unless its whole log dir is bad."""
-        self.passed_over += 1
-        segment = f"{piece.topic}-{piece.partition}: segment {piece.name}"
-        reason = redact(str(why))
-        try:
-            target = self._open[bad_id] = self._verified(bad_id)  # once more: it may not be there any longer
-        except BAD_REPLICA as error:
-            self._open.pop(bad_id, None)
-            if bad_id not in self._away:
-                logger.warning("%s is read from another replica than %s: %s", segment, bad_id, redact(str(error)))
-            self._away.add(bad_id)
-            self._away_since_s = self._away_since_s or clock.monotonic_s()
+        if bad_id not in self._open or bad_id in self._unrepairable:
             return
-        if bad_id in self._unrepairable:
-            return
-        path = _path(piece)
-        if repair(target, good, path, piece.size, piece.checksum):
-            self.repaired += 1
-            logger.warning("%s was bad and is repaired from %s: %s", segment, good.location(path), reason)
-        else:
-            self._unrepairable.add(bad_id)
-            logger.warning("%s is bad and was read from %s: %s", segment, good.location(path), reason)
+        with contextlib.suppress(*BAD_REPLICA):
+            target = self._open[bad_id] = self._verified(bad_id)  # once more: who knows what is mounted there by now
+            path = _path(piece)
+            whole = repair(target, good, path, piece.size, piece.checksum)
+            self.repaired += whole
+            if not whole:
+                self._unrepairable.add(bad_id)
+            logger.warning(
+                "%s-%s: segment %s was bad and %s %s: %s",
+                piece.topic, piece.partition, piece.name, "is repaired from" if whole else "was read from",
+                good.location(path), redact(str(why)),
+            )  # fmt: skip
 
 
 def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:

@@ -11,10 +11,9 @@ holds its checksum knows what belongs there.
 
 import logging
 
-import xxhash
-
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, SparkLogError, redact
+from spark_log.log.segment_copy import SegmentFile, copy_segment, is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -22,45 +21,30 @@ logger = logging.getLogger(__name__)
 def repair(bad: LogDir, good: LogDir, path: str, size: int, checksum: str) -> bool:
     """Whether the file of `size` bytes and xxh3_128 `checksum` (hex) is whole in `bad` now; else it is logged why not.
 
-    `bad` has been verified just before: a log dir that is not the one that is meant gets nothing. Nothing is written
+    `bad` has shown its id just before: a log dir that is not the one that is meant gets nothing. Nothing is written
     that does not have the checksum.
     """
+    file = SegmentFile(path, size, checksum)
     try:
-        if _is_whole(bad, path, size, checksum):  # another reader was faster, or it could not be read for a moment
+        if _can_be_read(bad, file):  # another reader was faster, or it could not be read for a moment
             return True
         # Before, not only on the way: an object store's upload, once begun, ends with an object, right or wrong.
-        if not _is_whole(good, path, size, checksum):
+        if not is_whole(good, file):
             raise CorruptRecordError(f"segment {good.location(path)} is not whole itself")
-        _copy(good, bad, path, checksum)
+        copy_segment([good], bad, file, _at_full_speed)
     except SparkLogError as error:
         logger.warning("segment %s is not repaired: %s", bad.location(path), redact(str(error)))
         return False
     return True
 
 
-def _is_whole(log_dir: LogDir, path: str, size: int, checksum: str) -> bool:
-    """Errors of a file that cannot be read count as damage: writing tells whether the log dir is to blame."""
+def _can_be_read(log_dir: LogDir, file: SegmentFile) -> bool:
+    """Whole, and no error on the way: a bad sector, or a file without permissions, is replaced like any damage."""
     try:
-        if log_dir.sizes([path]) != [size]:
-            return False
-        content = xxhash.xxh3_128()
-        for block in log_dir.read_blocks(path):
-            content.update(block)
+        return is_whole(log_dir, file)
     except SparkLogError:
         return False
-    return content.hexdigest() == checksum
 
 
-def _copy(source: LogDir, target: LogDir, path: str, checksum: str) -> None:
-    file = target.replace(path)
-    try:
-        content = xxhash.xxh3_128()
-        for block in source.read_blocks(path):
-            content.update(block)
-            file.write(block)
-        if content.hexdigest() != checksum:
-            raise CorruptRecordError(f"segment {source.location(path)} has changed while it was copied")
-    except BaseException:
-        file.abort()
-        raise
-    file.commit()
+def _at_full_speed(_bytes: int) -> None:
+    pass

@@ -308,6 +308,13 @@ def test_options_of_kafka_that_are_refused(option: str, streaming: bool) -> None
     refused({**BASE, f"Kafka.{option}": "x"}, f"Kafka option '{option}' is not supported", streaming)
 
 
+def test_rack() -> None:
+    assert read(**{"Kafka.Client.Rack": " r1 "}).client_rack == "r1"
+    assert stream(**{"kafka.client.rack": "r1"}).client_rack == "r1"
+    assert read().client_rack is None
+    assert read(**{"kafka.client.rack": ""}).client_rack is None, "Kafka's default"
+
+
 def test_isolation_level() -> None:
     assert read(**{"kafka.isolation.level": "read_committed"}) == read(**{"kafka.isolation.level": "read_uncommitted"})
     refused({**BASE, "kafka.isolation.level": "serializable"}, "'kafka.isolation.level' must be read_committed or")

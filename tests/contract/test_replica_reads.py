@@ -1,0 +1,560 @@
+"""Reads of a topic with three replicas: whatever is wrong with two of them, every record comes once and in order, what
+was damaged is put right from what is good, and a reader's own rack comes first.
+"""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import kafka
+import pytest
+
+from spark_log import Consumer
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import CorruptRecordError, StorageUnavailableError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import fetch
+from spark_log.log.append import Appended
+from spark_log.log.fetch import Fetcher
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from spark_log.records.schema import read_schema
+from tests.support.damage import DAMAGES, replicas_of
+from tests.support.producing import change
+from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.subprocess_python import REPOSITORY
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system, which takes root")
+
+SEGMENTS, RECORDS = 3, 100
+RACKS = {2: "near", 3: "far"}
+ROWS = read_schema(columns=["partition", "offset", "value"])
+
+
+class Replicated:
+    """Topic t: one partition of some segments, whole in the log dirs of brokers 1, 2 (rack near) and 3 (rack far)."""
+
+    def __init__(self, address, uris):
+        self.address = address
+        self.uris = uris
+        self.cluster = Cluster.init(address, log_dir=uris[1])
+        for broker_id in (2, 3):
+            add_broker(self.cluster, broker_id, [uris[broker_id]], RACKS[broker_id])
+        self.log = Log(self.cluster)
+        self.topic = create_topic(self.cluster, "t", 1, 3, configs={"inline.max.bytes": "0"})
+        self.expected = []
+        for segment in range(SEGMENTS):
+            numbers = range(segment * RECORDS, (segment + 1) * RECORDS)
+            values = [f"{number}-{uuid4().hex}" for number in numbers]
+            (outcome,) = self.log.append(self.topic, [Records(0, table(*values, timestamp_ms=NOON_MS + segment))])
+            assert isinstance(outcome, Appended), outcome
+            self.expected += [(0, number, value) for number, value in zip(numbers, values, strict=True)]
+
+    def close(self):
+        self.log.close()
+        self.cluster.close()
+
+    def replicas(self, rack=None):
+        """Of each segment, its files in reading order."""
+        return replicas_of(self.cluster, self.log, self.topic, rack)
+
+    def files(self, *broker_ids):
+        return [file for files in self.replicas() for file in files if file.broker_id in broker_ids]
+
+    def put_last(self, broker_id):
+        """Readers try this replica after the others: it is not in sync, as far as the metadata say."""
+        change(self.cluster, t.replica.update().where(t.replica.c.broker_id == broker_id).values(in_sync=False))
+
+    def assert_whole(self):
+        for files in self.replicas():
+            assert len(files) == 3 and files[0].read() is not None
+            assert all(file.read() == files[0].read() for file in files)
+
+    def read(self, rack=None):
+        batches = self.log.read(ranges_of(self.log, self.topic), ROWS, rack)
+        return [(r["partition"], r["offset"], r["value"].decode()) for batch in batches for r in batch.to_pylist()]
+
+    def consume(self, rack=""):
+        consumer = Consumer(cluster=self.address, auto_offset_reset="earliest", client_rack=rack)
+        consumer.assign([kafka.TopicPartition("t", 0)])
+        rows, deadline = [], time.monotonic() + 60
+        while len(rows) < len(self.expected):
+            assert time.monotonic() < deadline, rows
+            for records in consumer.poll(1_000).values():
+                rows += [(record.partition, record.offset, record.value.decode()) for record in records]
+        consumer.close()
+        return rows
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {broker_id: tmp_path / "log-dirs" / f"broker-{broker_id}" for broker_id in (1, 2, 3)}
+
+
+@pytest.fixture
+def local(cluster_address, folders):
+    """In three folders, on both stores."""
+    made = Replicated(cluster_address, {broker_id: str(folder) for broker_id, folder in folders.items()})
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["local", "s3"])
+def stored(request, cluster_address, folders):
+    """In three folders, and in three places of object storage, on both stores."""
+    uris = {broker_id: str(folder) for broker_id, folder in folders.items()}
+    if request.param == "s3":
+        server, prefix = request.getfixturevalue("s3_server"), uuid4().hex
+        uris = {broker_id: server.uri(f"{prefix}/broker-{broker_id}") for broker_id in (1, 2, 3)}
+    made = Replicated(cluster_address, uris)
+    yield made
+    made.close()
+
+
+def contents(replicas):
+    return [[file.read() for file in files] for files in replicas]
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_two_damaged_replicas_are_passed_over_and_repaired(stored, kind):
+    replicas = stored.replicas()
+    whole = contents(replicas)
+    assert all(files == [files[0]] * 3 for files in whole), "replicas are equal to the byte"
+    for read in (stored.read, stored.consume):
+        for files in replicas:
+            files[0].damage(kind)
+            files[1].damage(kind)
+        assert contents(replicas) != whole
+        assert read() == stored.expected
+        assert contents(replicas) == whole
+
+
+@pytest.mark.parametrize("kind", ["missing", "zeroed", "bit in the footer"])
+def test_looking_for_a_time_passes_over_and_repairs_too(stored, kind):
+    replicas = stored.replicas()
+    whole = contents(replicas)
+    for files in replicas:
+        files[0].damage(kind)
+        files[1].damage(kind)
+    found = {at: stored.log.offsets_for_times(stored.topic, {0: NOON_MS + at})[0] for at in range(SEGMENTS + 1)}
+    assert found == {**{at: at * RECORDS for at in range(SEGMENTS)}, SEGMENTS: None}
+    assert contents(replicas) == whole
+
+
+def test_a_replica_that_turns_bad_in_the_middle(cluster_address, folders):
+    """What the first row groups gave is not given again, and nothing is left out."""
+    stored = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
+    values = [f"{number}" for number in range(200_000)]  # four row groups
+    stored.log.append(stored.topic, [Records(0, table(*values))])
+    first = SEGMENTS * RECORDS
+    here = {TopicPartition("t", 0): OffsetRange(first + 7, first + 200_000)}
+    files = stored.replicas()[-1]
+    whole = [file.read() for file in files]
+    for file in files[:2]:
+        file.damage("bit in a page")
+    plan = stored.log.plan(here)
+    fetcher = Fetcher(plan.log_dirs)
+    batches = fetcher.read(plan.slices, ROWS)
+    rows = next(batches).to_pylist()
+    assert fetcher.passed_over == 0, "the first row group is good"
+    assert files[0].read() != whole[0]
+    rows += [row for batch in batches for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(first + 7, first + 200_000))
+    assert [row["value"].decode() for row in rows] == values[7:]
+    assert (fetcher.passed_over, fetcher.repaired) == (2, 2)
+    assert [file.read() for file in files] == whole
+    stored.close()
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_no_good_replica_is_an_error_that_names_the_segment(stored, kind):
+    files = stored.replicas()[1]
+    for file in files:
+        file.damage(kind)
+    damaged = [file.read() for file in files]
+    batches = stored.log.read(ranges_of(stored.log, stored.topic), ROWS)
+    rows = next(batches).to_pylist()
+    with pytest.raises(CorruptRecordError, match=rf"t-0: no replica has segment {files[0].name}.*broker-1.*") as raised:
+        next(batches)
+    assert "broker-2" in str(raised.value) and "broker-3" in str(raised.value)
+    assert "test-secret-key" not in str(raised.value)
+    assert [row["offset"] for row in rows] == list(range(RECORDS)), "what came before"
+    assert [file.read() for file in files] == damaged, "nothing was made of what is not whole"
+    files[2].write(None)
+    with pytest.raises(CorruptRecordError):
+        stored.consume()
+
+
+def test_a_source_that_is_damaged_elsewhere_repairs_nothing(stored, caplog):
+    """The second replica reads well, but not all of it was read: its bytes are not those of the checksum."""
+    first, second, third = stored.replicas()[0]
+    first.damage("missing")
+    second.damage("bit in a page")
+    third.damage("missing")
+    here = {TopicPartition("t", 0): OffsetRange(0, RECORDS)}
+    keys = read_schema(columns=["offset", "key"])
+    with caplog.at_level(logging.WARNING):
+        offsets = [offset for batch in stored.log.read(here, keys) for offset in batch.column("offset").to_pylist()]
+    assert offsets == list(range(RECORDS))
+    assert first.read() is None and third.read() is None
+    assert "not repaired" in caplog.text and "not whole itself" in caplog.text
+
+
+def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
+    replicas = stored.replicas()
+    replicas[0][0].damage("truncated")
+    consumer = Consumer(cluster=stored.address, auto_offset_reset="earliest")
+    consumer.assign([kafka.TopicPartition("t", 0)])
+    with caplog.at_level(logging.WARNING):
+        while consumer.position(kafka.TopicPartition("t", 0)) < len(stored.expected):
+            consumer.poll(1_000)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "spark_log.log.fetch"]
+    assert replicas[0][0].name in message and "repaired from" in message and "expected" in message
+    assert "test-secret-key" not in message
+    counts = consumer.metrics()["consumer-fetch-manager-metrics"]
+    assert (counts["replicas-passed-over-total"], counts["replicas-repaired-total"]) == (1, 1)
+    consumer.close()
+
+
+def test_where_all_is_well_nothing_is_passed_over_and_nothing_read_twice(stored, monkeypatch):
+    opened = []
+    original = fetch.segment_file.open_segment
+    monkeypatch.setattr(
+        fetch.segment_file,
+        "open_segment",
+        lambda file, expected: opened.append(expected.path) or original(file, expected),
+    )
+    plan = stored.log.plan(ranges_of(stored.log, stored.topic))
+    fetcher = Fetcher(plan.log_dirs)
+    assert sum(batch.num_rows for batch in fetcher.read(plan.slices, ROWS)) == len(stored.expected)
+    assert len(opened) == SEGMENTS
+    assert (fetcher.passed_over, fetcher.repaired) == (0, 0)
+
+
+def test_many_readers_repair_at_once(stored):
+    replicas = stored.replicas()
+    whole = contents(replicas)
+    for files in replicas:
+        files[0].damage("zeroed")
+        files[1].damage("missing")
+    rows = {}
+    started = threading.Barrier(6)
+
+    def read(number):
+        started.wait()
+        rows[number] = stored.read()
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rows == dict.fromkeys(range(6), stored.expected)
+    assert contents(replicas) == whole
+    if "://" not in stored.uris[1]:
+        assert not list(Path(stored.uris[1]).parent.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("point", ["file.temporary-written", "file.renamed"])
+def test_a_reader_killed_in_a_repair(local, point):
+    replicas = local.replicas()
+    whole = contents(replicas)
+    replicas[0][0].damage("truncated")
+    damaged = replicas[0][0].read()
+    program = """if True:
+        import sys
+        from spark_log.cluster.cluster import Cluster
+        from spark_log.log.log import Log
+        from tests.support.records import read_all
+        log = Log(Cluster.open(sys.argv[1]))
+        read_all(log, log.find_topic("t"))
+        """
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
+    command = [sys.executable, "-c", program, local.address]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert replicas[0][0].read() == (damaged if point == "file.temporary-written" else whole[0][0])
+    assert local.read() == local.expected
+    assert contents(replicas) == whole
+
+
+# Whole log dirs
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def swap(one, two):
+    one.rename(one.with_name("swapped"))
+    two.rename(one)
+    one.with_name("swapped").rename(two)
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """The folder mounted over itself, so that nothing in it can be changed."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_log_dir_that_is_not_there(local, folders):
+    """Moved away, and an empty folder in its place: it is passed over, and nothing is put there."""
+    for broker_id in (1, 2):
+        folders[broker_id].rename(folders[broker_id].with_name(f"away-{broker_id}"))
+    folders[2].mkdir()
+    for read in (local.read, local.consume):
+        assert read() == local.expected
+    assert not folders[1].exists() and tree(folders[2]) == {}
+    folders[2].rmdir()
+    for broker_id in (1, 2):
+        folders[broker_id].with_name(f"away-{broker_id}").rename(folders[broker_id])
+    assert local.read() == local.expected
+
+
+def test_swapped_log_dirs_are_not_written_to(local, folders):
+    """Each has the files of the other one, some of them gone: neither shows the id that is meant."""
+    local.put_last(3)
+    for file in local.files(1, 2):
+        file.damage("missing")
+    swap(folders[1], folders[2])
+    before = {number: tree(folders[number]) for number in (1, 2)}
+    for read in (local.read, local.consume):
+        assert read() == local.expected
+    assert {number: tree(folders[number]) for number in (1, 2)} == before
+    swap(folders[1], folders[2])
+    assert local.read() == local.expected
+    local.assert_whole()
+
+
+def test_log_dirs_swapped_under_a_reader_that_has_them_open(local, folders):
+    """What it finds missing then is not put into the wrong one."""
+    plan = local.log.plan(ranges_of(local.log, local.topic))
+    fetcher = Fetcher(plan.log_dirs)
+    slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]  # log dirs are numbered as their brokers
+    assert sum(batch.num_rows for batch in fetcher.read(slices[:1], ROWS)) == RECORDS
+    for file in local.files(1, 2):
+        file.damage("missing")
+    swap(folders[1], folders[2])
+    before = {number: tree(folders[number]) for number in (1, 2)}
+    rows = [row["value"].decode() for batch in fetcher.read(slices[1:], ROWS) for row in batch.to_pylist()]
+    assert rows == [value for _, _, value in local.expected[RECORDS:]]
+    assert {number: tree(folders[number]) for number in (1, 2)} == before
+    assert fetcher.repaired == 0
+
+
+def test_a_log_dir_that_was_away_is_tried_again(local, folders, monkeypatch):
+    """First only after all others, so that its absence costs little; once it may be back, as before."""
+    plan = local.log.plan(ranges_of(local.log, local.topic))
+    fetcher = Fetcher(plan.log_dirs)
+    slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]
+
+    def read():
+        return sum(batch.num_rows for batch in fetcher.read(slices, ROWS))
+
+    away = folders[1].with_name("away")
+    folders[1].rename(away)
+    assert not fetcher.renewal_due(slices)
+    assert read() == read() == len(local.expected)
+    assert fetcher.passed_over == 1, "once, not for each segment"
+    away.rename(folders[1])
+    for file in local.files(1):
+        file.damage("missing")
+    assert read() == len(local.expected)
+    assert fetcher.passed_over == 1
+    assert not fetcher.renewal_due(slices)
+    monkeypatch.setattr(fetch, "_AWAY_S", 0.0)
+    assert fetcher.renewal_due(slices)
+    fetcher.renew(plan.log_dirs)
+    assert not fetcher.renewal_due(slices)
+    assert read() == len(local.expected)
+    assert (fetcher.passed_over, fetcher.repaired) == (1 + SEGMENTS, SEGMENTS)
+    local.assert_whole()
+
+
+def test_a_fetcher_is_renewed_for_log_dirs_that_are_new(local):
+    plan = local.log.plan(ranges_of(local.log, local.topic))
+    two = {number: info for number, info in plan.log_dirs.items() if number != 2}
+    fetcher = Fetcher(two)
+    assert fetcher.renewal_due(plan.slices)
+    slices = [piece._replace(log_dir_ids=(2, 1, 3)) for piece in plan.slices]
+    assert sum(batch.num_rows for batch in fetcher.read(slices, ROWS)) == len(local.expected)
+    fetcher.renew(plan.log_dirs)
+    assert not fetcher.renewal_due(plan.slices)
+
+
+def test_every_log_dir_away_is_an_error_that_names_the_segment(local, folders):
+    for folder in folders.values():
+        folder.rename(folder.with_name(f"{folder.name}-away"))
+    with pytest.raises(CorruptRecordError, match=r"t-0: no replica has segment .*not mounted"):
+        local.read()
+
+
+def test_object_storage_that_is_away(tmp_path, folders, s3_server):
+    """A log dir there is passed over, once for all segments; an error that may pass if no other has them."""
+    uris = {1: str(folders[1]), 2: str(folders[2]), 3: s3_server.uri(uuid4().hex)}
+    mixed = Replicated(str(tmp_path / "cluster"), uris)
+    for broker_id in (1, 2):
+        mixed.put_last(broker_id)
+    nowhere = uris[3].replace(s3_server.host.replace(":", "%3A"), "127.0.0.1%3A1")
+    change(mixed.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(uri=nowhere))
+    plan = mixed.log.plan(ranges_of(mixed.log, mixed.topic))
+    assert {piece.log_dir_ids[0] for piece in plan.slices} == {3}
+    fetcher = Fetcher(plan.log_dirs)
+    assert sum(batch.num_rows for batch in fetcher.read(plan.slices, ROWS)) == len(mixed.expected)
+    assert (fetcher.passed_over, fetcher.repaired) == (1, 0)
+    for broker_id in (1, 2):
+        folders[broker_id].rename(folders[broker_id].with_name(f"away-{broker_id}"))
+    with pytest.raises(StorageUnavailableError, match="t-0: no replica has segment") as raised:
+        mixed.read()
+    assert "test-secret-key" not in str(raised.value)
+    mixed.close()
+
+
+# A repair that cannot be done
+
+
+@needs_root
+def test_a_read_only_log_dir(local, folders, caplog):
+    local.put_last(3)
+    for file in local.files(1, 2):
+        file.damage("bit in a page")
+    damaged = {number: tree(folders[number]) for number in (1, 2)}
+    with contextlib.ExitStack() as mounts, caplog.at_level(logging.WARNING):
+        for number in (1, 2):
+            mounts.enter_context(read_only(folders[number]))
+        for read in (local.read, local.consume):
+            assert read() == local.expected
+            said = [record.getMessage() for record in caplog.records if "not repaired" in record.getMessage()]
+            assert len(said) == 2, "once for each log dir"
+            assert all("Read-only file system" in message for message in said)
+            caplog.clear()
+    assert {number: tree(folders[number]) for number in (1, 2)} == damaged
+    assert local.read() == local.expected
+    local.assert_whole()
+
+
+def test_no_room_for_a_repair(cluster_address, folders, caplog):
+    """The kernel refuses what is written, as a full disk does: reading goes on, and nothing half-written stays."""
+    local = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
+    values = [os.urandom(50_000).hex() for _ in range(20)]
+    local.log.append(local.topic, [Records(0, table(*values))])
+    local.expected += [(0, SEGMENTS * RECORDS + number, value) for number, value in enumerate(values)]
+    large = local.replicas()[-1]
+    large[0].damage("truncated")
+    damaged = large[0].read()
+    ranges, limits = ranges_of(local.log, local.topic), resource.getrlimit(resource.RLIMIT_FSIZE)
+    plan = local.log.plan(ranges)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        fetcher = Fetcher(plan.log_dirs)
+        with caplog.at_level(logging.WARNING):
+            rows = [row["value"].decode() for batch in fetcher.read(plan.slices, ROWS) for row in batch.to_pylist()]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert rows == [value for _, _, value in local.expected]
+    assert (fetcher.passed_over, fetcher.repaired) == (1, 0)
+    assert "not repaired" in caplog.text and "too large" in caplog.text
+    assert large[0].read() == damaged
+    assert not list(folders[1].parent.rglob("*.tmp"))
+    assert local.read() == local.expected
+    local.assert_whole()
+    local.close()
+
+
+def test_a_symbolic_link_is_not_followed_into_or_out_of_a_log_dir(local, tmp_path):
+    """Its replica is passed over; what it points to is neither read nor written."""
+    first = local.replicas()[0][0]
+    (elsewhere := tmp_path / "elsewhere").write_bytes(b"not ours")
+    (path,) = Path(local.uris[first.broker_id]).rglob(first.name)
+    path.unlink()
+    path.symlink_to(elsewhere)
+    assert local.read() == local.expected
+    assert path.is_symlink() and elsewhere.read_bytes() == b"not ours"
+
+
+# Which replica is read
+
+
+def only_in(stored, broker_id):
+    """The topic's files are left in one broker's log dir alone: whoever looks into another one notices, and repairs."""
+    missing = [file for file in stored.files(1, 2, 3) if file.broker_id != broker_id]
+    for file in missing:
+        file.damage("missing")
+    return missing
+
+
+def untouched(files):
+    return [file.read() for file in files] == [None] * len(files)
+
+
+@pytest.mark.parametrize("broker_id", RACKS)
+def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
+    rack = RACKS[broker_id]
+    missing = only_in(stored, broker_id)
+    assert stored.read(rack) == stored.consume(rack) == stored.expected
+    found = {at: stored.log.offsets_for_times(stored.topic, {0: NOON_MS + at}, rack)[0] for at in range(SEGMENTS)}
+    assert found == {at: at * RECORDS for at in range(SEGMENTS)}
+    consumer = Consumer(cluster=stored.address, client_rack=rack)
+    tp = kafka.TopicPartition("t", 0)
+    assert consumer.offsets_for_times({tp: NOON_MS + 1})[tp].offset == RECORDS
+    consumer.close()
+    assert untouched(missing)
+    assert stored.read("nowhere") == stored.expected
+    assert not untouched(missing), "without a replica in its rack a reader takes any"
+
+
+def test_readers_without_a_rack_spread_over_the_log_dirs(local):
+    for number in range(30):
+        local.log.append(local.topic, [Records(0, table(f"{number}"))])
+    first = [files[0].broker_id for files in local.replicas()]
+    assert {first.count(broker_id) > 0 for broker_id in (1, 2, 3)} == {True}
+    assert first == [files[0].broker_id for files in local.replicas()], "each segment is read from one place"
+
+
+def test_a_log_dir_that_has_been_declared_failed_is_the_last_resort(local):
+    change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=False))
+    gone = local.files(2)
+    for file in gone:
+        file.damage("missing")
+    assert local.read("near") == local.consume("near") == local.expected
+    assert untouched(gone), "it was not even looked at"
+    local.read()
+    change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=True))
+    assert local.read("near") == local.expected
+    assert not untouched(gone)
+    change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=False))
+    for file in local.files(1, 3):
+        file.damage("missing")
+    assert local.read() == local.expected
+    local.assert_whole()
+
+
+def test_a_replica_outside_the_isr_comes_after_those_inside_and_a_shorter_one_not_at_all(local):
+    local.put_last(1)
+    assert {files[2].broker_id for files in local.replicas()} == {1}
+    assert {files[0].broker_id for files in local.replicas("near")} == {2}
+    change(local.cluster, t.replica.update().where(t.replica.c.broker_id == 1).values(log_end_offset=RECORDS))
+    assert [sorted(file.broker_id for file in files) for files in local.replicas()] == [[1, 2, 3], [2, 3], [2, 3]]
+    missing = [file for file in local.files(1) if file.name != local.replicas()[0][0].name]
+    for file in missing:
+        file.damage("missing")
+    assert local.read() == local.expected
+    assert untouched(missing), "what a replica does not claim to have is not copied by readers"

@@ -1,0 +1,189 @@
+"""Spark reads with three replicas: tasks pass over what is damaged, repair it, and read in their own rack."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_log import read_topic
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, create_topic
+from spark_log.log.log import Log
+from spark_log.metadata import tables as t
+from tests.support.damage import DAMAGES, StoredFile, replicas_of
+from tests.support.producing import change
+from tests.support.s3 import S3Server
+from tests.support.topics import append, fails, read, read_stream, values
+
+PARTITIONS, SEGMENTS = 2, 2
+RACKS = {2: "near", 3: "far"}
+
+
+class Replicated:
+    """Topic t: two partitions of two segments each, whole in the log dirs of brokers 1, 2 (rack near), 3 (rack far)."""
+
+    def __init__(self, address: Path, log_dirs: dict[int, str]) -> None:
+        self.cluster = Cluster.init(str(address), log_dir=log_dirs[1])
+        for broker_id in (2, 3):
+            add_broker(self.cluster, broker_id, [log_dirs[broker_id]], RACKS[broker_id])
+        self.log = Log(self.cluster)
+        topic = create_topic(self.cluster, "t", PARTITIONS, 3, configs={"inline.max.bytes": "0"})
+        assert topic is not None
+        self.topic: Topic = topic
+        self.expected: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
+        for _ in range(SEGMENTS):
+            for partition in range(PARTITIONS):
+                new = [uuid4().hex for _ in range(50)]
+                append(self.log, self.topic, *new, partition=partition)
+                self.expected[partition] += new
+
+    def close(self) -> None:
+        self.log.close()
+        self.cluster.close()
+
+    def replicas(self) -> list[list[StoredFile]]:
+        return replicas_of(self.cluster, self.log, self.topic)
+
+    def remove_all_but(self, broker_id: int) -> list[StoredFile]:
+        missing = [file for files in self.replicas() for file in files if file.broker_id != broker_id]
+        for file in missing:
+            file.damage("missing")
+        return missing
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[int, Path]:
+    return {broker_id: tmp_path / "log-dirs" / f"broker-{broker_id}" for broker_id in (1, 2, 3)}
+
+
+@pytest.fixture
+def local(tmp_path: Path, folders: dict[int, Path]) -> Iterator[Replicated]:
+    made = Replicated(tmp_path / "cluster", {broker_id: str(folder) for broker_id, folder in folders.items()})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def remote(tmp_path: Path, s3_server: S3Server) -> Iterator[Replicated]:
+    prefix = uuid4().hex
+    uris = {broker_id: s3_server.uri(f"{prefix}/broker-{broker_id}") for broker_id in (1, 2, 3)}
+    made = Replicated(tmp_path / "cluster", uris)
+    yield made
+    made.close()
+
+
+def streamed(frame: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
+    """What a streaming query finds until it has read all that is there."""
+    found: dict[int, list[str]] = {}
+
+    def take(batch: DataFrame, _: int) -> None:
+        for partition, more in values(batch).items():
+            found.setdefault(partition, []).extend(more)
+
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return found
+
+
+Read = Callable[..., dict[int, list[str]]]
+
+
+@pytest.fixture(params=["batch", "stream"])
+def read_with(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Read:
+    """Reads topic t of a cluster, with options of the source."""
+
+    def batch(cluster: Cluster, **options: str) -> dict[int, list[str]]:
+        return values(read(spark, cluster, subscribe="t", **options))
+
+    def stream(cluster: Cluster, **options: str) -> dict[int, list[str]]:
+        frame = read_stream(spark, cluster, subscribe="t", startingOffsets="earliest", **options)
+        return streamed(frame, tmp_path / uuid4().hex)
+
+    return batch if request.param == "batch" else stream
+
+
+def check_damaged_replicas_are_passed_over_and_repaired(stored: Replicated, kind: str, read_with: Read) -> None:
+    replicas = stored.replicas()
+    whole = [[file.read() for file in files] for files in replicas]
+    for files in replicas:
+        files[0].damage(kind)
+        files[1].damage(kind)
+    assert read_with(stored.cluster) == stored.expected
+    assert [[file.read() for file in files] for files in replicas] == whole
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_replicas_are_passed_over_and_repaired(local: Replicated, kind: str, read_with: Read) -> None:
+    check_damaged_replicas_are_passed_over_and_repaired(local, kind, read_with)
+
+
+@pytest.mark.parametrize("kind", ["missing", "bit in a page"])
+def test_damaged_replicas_in_object_storage(remote: Replicated, kind: str, read_with: Read) -> None:
+    check_damaged_replicas_are_passed_over_and_repaired(remote, kind, read_with)
+
+
+def test_log_dirs_that_are_away_or_swapped(local: Replicated, folders: dict[int, Path], read_with: Read) -> None:
+    folders[1].rename(folders[1].with_name("away"))
+    assert read_with(local.cluster) == local.expected
+    folders[2].rename(folders[1])  # the second in the place of the first, and nothing in its own
+    before = sorted(folders[1].rglob("*"))
+    assert read_with(local.cluster) == local.expected
+    assert sorted(folders[1].rglob("*")) == before and not folders[2].exists()
+
+
+def test_no_good_replica_is_an_error_that_names_the_segment(local: Replicated, read_with: Read) -> None:
+    files = local.replicas()[0]
+    for file in files:
+        file.damage("bit in a page")
+    with fails("no replica has segment", files[0].name):
+        read_with(local.cluster)
+
+
+def test_tasks_read_in_their_rack(local: Replicated, read_with: Read) -> None:
+    missing = local.remove_all_but(3)
+    assert read_with(local.cluster, kafka__client__rack="far") == local.expected
+    assert read_with(local.cluster, kafka__client__rack="far", startingTimestamp="0") == local.expected
+    assert [file.read() for file in missing] == [None] * len(missing), "nobody looked there"
+    assert read_with(local.cluster) == local.expected
+    assert [file.read() for file in missing] != [None] * len(missing)
+
+
+# read_topic: Spark's own scan, of files that are chosen when it is planned
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "longer"])
+def test_read_topic_takes_no_file_of_another_size(spark: SparkSession, local: Replicated, kind: str) -> None:
+    for files in local.replicas():
+        files[0].damage(kind)
+        files[1].damage(kind)
+    assert values(read_topic(spark, local.cluster, "t")) == local.expected
+    files = local.replicas()[0]
+    files[2].damage(kind)
+    with fails("no replica has segment", files[0].name):
+        read_topic(spark, local.cluster, "t")
+
+
+def test_read_topic_takes_no_file_of_a_log_dir_that_is_not_the_one_that_is_meant(
+    spark: SparkSession, local: Replicated, folders: dict[int, Path]
+) -> None:
+    """The file there has the right name and size, but whose it is nobody knows."""
+    for folder, name in ((folders[1], "away"), (folders[2], "broker-1")):
+        folder.rename(folder.with_name(name))
+    for file in folders[1].rglob("*.parquet"):
+        file.write_bytes(bytes(file.stat().st_size))
+    assert values(read_topic(spark, local.cluster, "t")) == local.expected
+
+
+def test_read_topic_takes_files_of_its_rack_and_of_a_failed_log_dir_last(
+    spark: SparkSession, local: Replicated
+) -> None:
+    frame = read_topic(spark, local.cluster, "t", client_rack="far")
+    assert {"/broker-3/" in file for file in frame.inputFiles()} == {True}
+    change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))
+    frame = read_topic(spark, local.cluster, "t", client_rack="far")
+    assert {"/broker-3/" in file for file in frame.inputFiles()} == {False}
+    local.remove_all_but(3)
+    assert values(read_topic(spark, local.cluster, "t")) == local.expected
