@@ -1,0 +1,197 @@
+"""Replicas move while a producer writes and a consumer reads, and while whoever moves them is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from spark_log import Consumer, Producer
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.cluster.reassignment_rows import list_reassignments
+from spark_log.config import ClusterSettings
+from spark_log.ids import TopicPartition
+from spark_log.log import followers
+from spark_log.log.moving import carry_out
+from spark_log.log.throttle import Throttle
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change
+from tests.support.records import read_all
+from tests.support.replicas import add_brokers, assigned, topic_on
+from tests.support.topics import append
+
+REPOSITORY = Path(__file__).parents[2]
+SETTINGS = ClusterSettings()
+SMALL_TAILS = {"inline_max_bytes": "2000", "inline_tail_bytes": "4000"}
+
+
+@pytest.fixture
+def brokers(cluster, tmp_path):
+    add_brokers(cluster, tmp_path, 2, 3, 4)
+    return cluster
+
+
+class Traffic:
+    """A producer that writes numbered records until it is told to stop, and a consumer that reads them all."""
+
+    def __init__(self, address, topic):
+        self.acked = {}
+        self.read = []
+        self.failures = []
+        self._address, self._topic = address, topic
+        self._stop, self._progress = threading.Event(), threading.Condition()
+        self._all_sent = None
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._produce, self._consume)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def moves_on(self, count=50):
+        """Until so many more records have been acknowledged, and so many more have been read."""
+        with self._progress:
+            acked, read = len(self.acked) + count, len(self.read) + count
+            self._progress.wait_for(lambda: self.failures or (len(self.acked) >= acked and len(self.read) >= read), 60)
+            assert self.failures == []
+            assert len(self.acked) >= acked
+            assert len(self.read) >= read
+
+    def _run(self, work):
+        try:
+            work()
+        except BaseException as error:
+            with self._progress:
+                self.failures.append(error)
+                self._progress.notify_all()
+            self._stop.set()
+
+    def _produce(self):
+        with Producer(cluster=self._address, acks="all", linger_ms=5) as producer:
+            number = 0
+            while not self._stop.is_set():
+                futures = []
+                for _ in range(10):
+                    value = b"%d-" % number + os.urandom(400 if number % 10 == 9 else 10).hex().encode()
+                    futures.append((number, producer.send(self._topic, value, b"k%d" % (number % 7))))
+                    number += 1
+                for sent, future in futures:
+                    metadata = future.get(60)
+                    with self._progress:
+                        self.acked[sent] = (metadata.partition, metadata.offset)
+                        self._progress.notify_all()
+            self._all_sent = number
+
+    def _consume(self):
+        with Consumer(self._topic, cluster=self._address, auto_offset_reset="earliest", group_id=None) as consumer:
+            while self._all_sent is None or len(self.read) < self._all_sent:
+                for records in consumer.poll(200).values():
+                    with self._progress:
+                        self.read += [(int(r.value.split(b"-")[0]), (r.partition, r.offset)) for r in records]
+                        self._progress.notify_all()
+                if self.failures:
+                    return
+
+
+def everything_arrived_once_and_in_order(traffic):
+    assert traffic.failures == []
+    assert sorted(traffic.acked) == list(range(len(traffic.acked))), "every record was acknowledged"
+    assert dict(traffic.read) == traffic.acked, "each was read at the offset that was told"
+    assert len(traffic.read) == len(traffic.acked), "none twice"
+    of_key, offsets = defaultdict(list), defaultdict(list)
+    for number, (partition, offset) in traffic.read:
+        of_key[number % 7].append(number)
+        offsets[partition].append(offset)
+    assert all(numbers == sorted(numbers) for numbers in of_key.values())
+    assert all(found == list(range(len(found))) for found in offsets.values())
+
+
+def test_producer_and_consumer_do_not_notice(brokers, cluster_address, log):
+    topic = topic_on(brokers, "t", [[1, 2], [2, 1]], **SMALL_TAILS)
+    both = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    with Traffic(cluster_address, "t") as traffic:
+        traffic.moves_on()
+        for target in ([2, 3], [3, 4]):
+            begin_reassignments(brokers, dict.fromkeys(both, target), 50_000_000)
+            carry_out(brokers, SETTINGS, both)
+            assert assigned(brokers, "t") == [target, target]
+            traffic.moves_on()
+        begin_reassignments(brokers, {both[0]: [1, 2], both[1]: [1, 2]})
+        traffic.moves_on(10)
+        begin_reassignments(brokers, dict.fromkeys(both))
+        assert assigned(brokers, "t") == [[3, 4], [3, 4]]
+        traffic.moves_on()
+    everything_arrived_once_and_in_order(traffic)
+    partitions = describe_topics(brokers, ["t"])[0].partitions
+    assert all(part.isr == (3, 4) and part.high_watermark == part.log_end_offset for part in partitions)
+    log.seal(topic, [0, 1])
+    assert_delta_is_the_log(brokers)
+    assert_replicas_are_whole(brokers)
+
+
+def test_a_throttle_is_kept_for_all_copies_together(brokers, log, monkeypatch):
+    taken = defaultdict(int)
+
+    class Counting(Throttle):
+        def __init__(self, bytes_per_s):
+            super().__init__(bytes_per_s)
+            self.bytes_per_s = bytes_per_s
+
+        def take(self, size):
+            taken[self] += size
+            return super().take(size)
+
+    monkeypatch.setattr(followers, "Throttle", Counting)
+    topic_on(brokers, "t", [[1], [1]], inline_max_bytes="0")
+    for partition in (0, 1, 0, 1):
+        append(log, "t", *(os.urandom(40).hex() for _ in range(200)), partition=partition)
+    both = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    begin_reassignments(brokers, {tp: [2] for tp in both}, 1_000_000)
+    left = []
+    carry_out(brokers, SETTINGS, both, lambda status: left.append(sum(one.bytes_left for one in status.values())))
+    [throttle] = taken
+    assert throttle.bytes_per_s == 1_000_000
+    assert taken[throttle] == left[0] > 0
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == 0
+    assert assigned(brokers, "t") == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    "point", ["reassignment.begun", "copy.file-written:2", "copy.committed", "reassignment.switched"]
+)
+def test_whoever_moves_replicas_is_killed_and_another_goes_on(point, brokers, cluster_address, log):
+    topic = topic_on(brokers, "t", [[1, 2], [2, 1]], inline_max_bytes="0")
+    for number in range(6):
+        append(log, "t", str(number), partition=number % 2)
+    program = "from spark_log.cli.main import app; app()"
+    arguments = ["partition", "reassign", "--to-brokers", "3,4", "--cluster", cluster_address]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, env={**os.environ, "SPARK_LOG_FAILPOINT": point},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    change(brokers, t.lease.update().values(until_ms=0))  # rather than wait for the end of its term
+    for number in range(6, 8):
+        append(log, "t", str(number), partition=number % 2)
+    carry_out(brokers, SETTINGS, list(list_reassignments(brokers.store)))
+    assert sorted(map(sorted, assigned(brokers, "t"))) == [[3, 4], [3, 4]]
+    assert all(len(part.isr) == 2 for part in describe_topics(brokers, ["t"])[0].partitions)
+    for number in range(8, 10):
+        append(log, "t", str(number), partition=number % 2)
+    values = [(partition, int(value)) for partition, _, value in read_all(log, topic)]
+    assert values == [(number % 2, number) for number in (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)]
+    assert_delta_is_the_log(brokers)
+    assert_replicas_are_whole(brokers)
