@@ -19,6 +19,7 @@ from spark_log.log.append import Appended, Rejected
 from spark_log.log.catch_up import catch_up
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
 
 FILES = {"inline.max.bytes": "0"}
@@ -191,6 +192,33 @@ def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, log,
     assert set(partition(cluster, topic).isr) == {1, 2, 3}, "the controller could write there"
     with cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(t.log_dir.c.suspect_bytes)).scalars().all() == [None] * 3
+
+
+@needs_root
+def test_a_log_dir_without_room_leaves_the_isr_and_comes_back_when_there_is_room(cluster_address, tmp_path):
+    (tmp_path / "d2").mkdir()
+    with mounted(tmp_path / "d2", "3m"), Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        (tmp_path / "d2" / "log").mkdir()
+        add_broker(cluster, 2, [str(tmp_path / "d2" / "log")])
+        topic = create_topic(cluster, "t", replication_factor=2, configs={**FILES, "compression.type": "none"})
+        log = Log(cluster)
+        large = [str(number) * 300_000 for number in range(4)]
+        append(log, topic, large[0])
+        filler = fill(tmp_path / "d2")
+        assert isinstance(append(log, topic, large[1]), Appended), "it is written to the other one"
+        (full,) = [status for status in list_brokers(cluster) if not status.alive]
+        assert full.broker_id == 2 and "No space left" in (full.log_dirs[0].failure or "")
+        assert not list((tmp_path / "d2").rglob(".*tmp")), "no room is wasted on what was not finished"
+        look(cluster)
+        assert partition(cluster, topic).isr == (1,), "there is still no room"
+        filler.unlink()
+        look(cluster)
+        catch_up(cluster, topic, 0, 2)
+        assert set(partition(cluster, topic).isr) == {1, 2}
+        append(log, topic, large[2])
+        shutil.rmtree(tmp_path / "d1")
+        assert [value for _, _, value in read_all(log, topic)] == large[:3]
+        log.close()
 
 
 def test_only_the_replicas_of_the_failed_log_dir_of_a_broker_go(cluster_address, tmp_path):

@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,8 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append import Appended
 from spark_log.log.delta import delta_tables, publish, storage_options
 from spark_log.log.log import Log, Records
+from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a segment file."""
@@ -374,25 +372,6 @@ def test_a_segment_of_another_place_is_not_taken_for_this_one(local):
 
 
 # No room
-
-
-@contextlib.contextmanager
-def mounted(folder, size):
-    """A small file system of its own at `folder`."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder):
-    """Take all the room that there is; remove the file to give it back."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return filler
 
 
 @contextlib.contextmanager
