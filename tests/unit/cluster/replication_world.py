@@ -1,0 +1,81 @@
+"""What the rules of replication speak about and do not hold themselves: segment rows, blobs, the files in log dirs.
+
+A file or a blob is a name, unique for ever, and the ids of its records. Everything here is too simple to be wrong.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """A segment row: the records of `name` have the offsets [base, end). A blob lies in the store itself."""
+
+    base: int
+    end: int
+    name: str
+    inline: bool
+
+
+class World:
+    """`rows` by offset; `files`: the names that lie whole in each log dir; `content`: what was ever written."""
+
+    def __init__(self, log_dirs: Iterable[int]) -> None:
+        self.rows: list[Row] = []
+        self.files: dict[int, set[str]] = {log_dir: set() for log_dir in log_dirs}
+        self.content: dict[str, tuple[int, ...]] = {}
+
+    def write(self, records: tuple[int, ...], log_dirs: Iterable[int]) -> str:
+        """A new file in these log dirs, none for a blob; its name."""
+        name = f"s{len(self.content)}"
+        self.content[name] = records
+        for log_dir in log_dirs:
+            self.files[log_dir].add(name)
+        return name
+
+    def between(self, start: int, end: int) -> list[Row]:
+        """The rows that overlap [start, end)."""
+        return [row for row in self.rows if row.base < end and row.end > start]
+
+    def records(self, start: int, end: int) -> list[int]:
+        """What the rows say to be at these offsets."""
+        found = {row.base + i: record for row in self.rows for i, record in enumerate(self.content[row.name])}
+        return [found[offset] for offset in range(start, end) if offset in found]
+
+    def end_with_blobs(self, position: int, log_end: int) -> int:
+        """From a position over what was deleted and over the blobs that follow, as far as no file is in between."""
+        following = [row for row in self.rows if row.end > position]
+        if not following:
+            return log_end
+        position = max(position, following[0].base)
+        for row in following:
+            if not row.inline:
+                break
+            position = row.end
+        return position
+
+    def copy(self, row: Row, sources: Iterable[int], log_dir: int) -> bool:
+        """Copy the row's file from the first source that has it, whole; False: none has."""
+        found = row.inline or any(row.name in self.files[source] for source in [log_dir, *sources])
+        if found and not row.inline:
+            self.files[log_dir].add(row.name)
+        return found
+
+    def swap(self, run: Sequence[Row], name: str) -> None:
+        """One file in the place of a run of rows; theirs are deleted, as clean-up will."""
+        at = self.rows.index(run[0])
+        self.rows[at : at + len(run)] = [Row(run[0].base, run[-1].end, name, inline=False)]
+        self._delete(run)
+
+    def cut(self, start: int) -> None:
+        """Rows that reach above `start` go, as `partition_rows.cut_off` does it."""
+        self._delete([row for row in self.rows if row.end > start])
+        self.rows = [row for row in self.rows if row.end <= start]
+
+    def delete_below(self, log_start: int) -> None:
+        self._delete([row for row in self.rows if row.end <= log_start])
+        self.rows = [row for row in self.rows if row.end > log_start]
+
+    def _delete(self, rows: Iterable[Row]) -> None:
+        for names in self.files.values():
+            names.difference_update(row.name for row in rows)
