@@ -14,14 +14,13 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import create_topic
 from spark_log.coordinator import controller_status
-from spark_log.log.segment_copy import SegmentFile, is_whole
 from spark_log.metadata import tables as t
 from tests.support.broker_process import BrokerProcess
 from tests.support.numbered_producer import value
 from tests.support.producing import stored
+from tests.support.replicas import every_replica_is_whole
 
 REPOSITORY = Path(__file__).parents[2]
 PARTITIONS = 3
@@ -111,19 +110,6 @@ class World:
             "writers go on",
         )
 
-    def every_replica_is_whole(self):
-        """Invariant 10: each segment below a replica's LEO lies in its log dir, byte for byte."""
-        infos = self.cluster.log_dirs()
-        with self.cluster.store.snapshot() as connection:
-            segments = connection.execute(sa.select(t.segment).where(~t.segment.c.inline)).all()
-            replicas = connection.execute(sa.select(t.replica)).all()
-        for replica in replicas:
-            log_dir = self.cluster.log_dir(infos[replica.log_dir_id])
-            for row in segments:
-                if row.partition == replica.partition and row.end_offset <= replica.log_end_offset:
-                    path = segment_path(self.topic.folder, row.partition, row.name)
-                    assert is_whole(log_dir, SegmentFile(path, row.bytes, row.checksum))
-
 
 @pytest.fixture
 def cluster(cluster_address, tmp_path):
@@ -165,7 +151,7 @@ def check(world, log, producers, consumer):
     for partition in found:
         offsets = [offset for p, offset, _ in processed if p == partition]
         assert offsets == sorted(offsets)
-    world.every_replica_is_whole()
+    every_replica_is_whole(world.cluster)
 
 
 def test_leaders_followers_and_controllers_are_killed(world, log):

@@ -1,8 +1,10 @@
-"""Clusters of several embedded brokers for the tests, and what is known of their replicas."""
+"""Clusters of several embedded brokers for the tests, and what is known and must hold of their replicas."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import sqlalchemy as sa
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
@@ -10,7 +12,11 @@ from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.inspection import inspect_log_dirs
 from spark_log.cluster.lease import nobody_forbids
-from spark_log.cluster.topics import Topic, insert_topic
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import Topic, find_topics, insert_topic
+from spark_log.ids import LogDirId
+from spark_log.log.segment_copy import SegmentFile, is_whole
+from spark_log.metadata import tables as t
 
 
 def add_brokers(cluster: Cluster, folder: Path, *broker_ids: int, racks: dict[int, str] | None = None) -> None:
@@ -56,3 +62,24 @@ def bring_back(cluster: Cluster, broker_id: int) -> None:
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
     inspect_log_dirs(cluster, nobody_forbids)
+
+
+def every_replica_is_whole(cluster: Cluster) -> None:
+    """Invariant 10: each segment below the LEO of a replica that is online lies in its log dir, byte for byte."""
+    infos = cluster.log_dirs()
+    with cluster.store.snapshot() as connection:
+        folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
+        segments = connection.execute(sa.select(t.segment).where(~t.segment.c.inline)).all()
+        replicas = connection.execute(
+            sa.select(t.replica)
+            .join(t.log_dir, t.log_dir.c.log_dir_id == t.replica.c.log_dir_id)
+            .where(t.log_dir.c.online)
+        ).all()
+    for replica in replicas:
+        log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
+        for row in segments:
+            same = (row.topic_id, row.partition) == (replica.topic_id, replica.partition)
+            if same and row.end_offset <= replica.log_end_offset:
+                path = segment_path(folders[row.topic_id], row.partition, row.name)
+                file = SegmentFile(path, row.bytes, row.checksum)
+                assert is_whole(log_dir, file), f"{path} in {log_dir}"

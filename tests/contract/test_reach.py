@@ -1,0 +1,187 @@
+"""Between writing a file and appending it everything may change: the append reaches today's leader and ISR, or says no.
+
+The writer is a Spark write without Spark: it plans, its task writes files, and the driver commits all or nothing.
+"""
+
+import shutil
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import create_topic
+from spark_log.datasource.committing import commit_write, plan_write
+from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.task_writer import TaskWriter
+from spark_log.errors import NotEnoughReplicasError
+from spark_log.log.append import Appended
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from tests.support.records import read_all, table
+from tests.support.replicas import every_replica_is_whole
+
+FILES = {"inline.max.bytes": "0"}
+
+
+@pytest.fixture
+def cluster(cluster_address, tmp_path):
+    """Three embedded brokers, each with its log dir `<tmp>/d<id>`."""
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        for broker in (2, 3):
+            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")])
+        yield cluster
+
+
+def look(cluster):
+    inspect_log_dirs(cluster, nobody_forbids)
+    elect_leaders(cluster.store, nobody_forbids)
+
+
+def partition(cluster):
+    return describe_topics(cluster, ["t"])[0].partitions[0]
+
+
+class Write:
+    """A write of one file, planned and written; not committed yet."""
+
+    def __init__(self, address, *values):
+        self.address = address
+        options = WriteOptions.parse({"cluster": address, "topic": "t"}, streaming=False, environ={})
+        plan = plan_write(options, fingerprint=False)
+        writer = TaskWriter(plan, f"{plan.write_id}-0", 0)
+        writer.write(pa.record_batch({"value": pa.array(values)}))
+        self.output = writer.finish()
+        (batch,) = self.output.batches
+        assert not batch.inline
+
+    def commit(self):
+        commit_write(self.address, [self.output], self.output.write_id, None)
+
+
+def lose(tmp_path, broker):
+    (tmp_path / f"d{broker}").rename(tmp_path / f"away{broker}")
+
+
+def values(log, topic):
+    return [value for _, _, value in read_all(log, topic)]
+
+
+def test_the_leader_is_lost_in_between(cluster, cluster_address, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    write = Write(cluster_address, "a", "b")
+    before = partition(cluster)
+    lose(tmp_path, before.leader)
+    look(cluster)
+    assert partition(cluster).leader_epoch > before.leader_epoch
+    write.commit()
+    assert values(log, topic) == ["a", "b"]
+    assert partition(cluster).high_watermark == 2
+    every_replica_is_whole(cluster)
+
+
+def test_nobody_has_noticed_the_loss_yet(cluster, cluster_address, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    lose(tmp_path, 1)
+    lose(tmp_path, 3)
+    write = Write(cluster_address, "a", "b")  # into the log dir that is left
+    write.commit()
+    assert values(log, topic) == ["a", "b"]
+    assert partition(cluster).isr == (2,)
+
+
+def test_a_replica_joins_the_isr_in_between(cluster, cluster_address, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    lose(tmp_path, 2)
+    look(cluster)
+    assert isinstance(log.append(topic, [Records(0, table("a"))])[0], Appended)
+    write = Write(cluster_address, "b")
+    (tmp_path / "away2").rename(tmp_path / "d2")
+    look(cluster)
+    assert catch_up(cluster, topic, 0, 2).in_sync
+    write.commit()
+    assert partition(cluster).high_watermark == 2
+    assert {replica.log_end_offset for replica in partition(cluster).replicas} == {2}
+    every_replica_is_whole(cluster)
+
+
+@pytest.mark.parametrize("before", [(), ("a",)], ids=["nothing was there", "something was there"])
+def test_a_log_dir_is_replaced_by_an_empty_one_in_between(cluster, cluster_address, log, tmp_path, before):
+    """The file that was written is gone with the old disk: it must not count as if it were on the new one."""
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    for text in before:
+        log.append(topic, [Records(0, table(text))])
+    write = Write(cluster_address, "b")
+    shutil.rmtree(tmp_path / "d2")
+    (tmp_path / "d2").mkdir()
+    look(cluster)
+    write.commit()
+    assert values(log, topic) == [*before, "b"]
+    every_replica_is_whole(cluster)
+
+
+def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    served = t.broker.update().values(served=True, lease_until_ms=2**62, lease_era=cluster.store.now().era)
+    cluster.store.transact(lambda connection, _: connection.execute(served))  # nobody copies but who must
+    write = Write(cluster_address, "b")
+    assert isinstance(log.append(topic, [Records(0, table("a"))], acks=1)[0], Appended)
+    assert partition(cluster).high_watermark == 0
+    write.commit()
+    assert values(log, topic) == ["a", "b"]
+    assert {replica.log_end_offset for replica in partition(cluster).replicas} == {2}
+    every_replica_is_whole(cluster)
+
+
+def test_too_few_are_left_in_between_and_nothing_is_appended(cluster, cluster_address, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "min.insync.replicas": "2"})
+    write = Write(cluster_address, "a")
+    lose(tmp_path, 1)
+    lose(tmp_path, 2)
+    look(cluster)
+    with pytest.raises(NotEnoughReplicasError, match=r"1 replica.*min\.insync\.replicas is 2"):
+        write.commit()
+    assert values(log, topic) == []
+    with cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(t.segment)).all() == []
+
+
+def test_a_failed_log_dir_of_the_tail_is_not_waited_for_when_it_is_sealed(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs={"inline.tail.bytes": "2000"})
+    lose(tmp_path, 2)
+    texts = [f"{number}-{'x' * 500}" for number in range(12)]
+    for text in texts:
+        assert isinstance(log.append(topic, [Records(0, table(text))])[0], Appended)
+    look(cluster)
+    log.seal(topic, [0])
+    assert values(log, topic) == texts
+    state = partition(cluster)
+    assert 2 not in state.isr
+    (tmp_path / "away2").rename(tmp_path / "d2")
+    look(cluster)
+    assert catch_up(cluster, topic, 0, 2).in_sync
+    every_replica_is_whole(cluster)
+
+
+def test_two_logs_of_one_process_do_not_meet(cluster, cluster_address, tmp_path):
+    """A second Log has its own memory of what it saw: it learns of the election when its append is refused."""
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    with Cluster.open(cluster_address) as other:
+        first, second = Log(cluster), Log(other)
+        assert isinstance(first.append(topic, [Records(0, table("a"))])[0], Appended)
+        assert isinstance(second.append(topic, [Records(0, table("b"))])[0], Appended)
+        shutil.rmtree(tmp_path / "d1")
+        (tmp_path / "d1").mkdir()
+        assert isinstance(first.append(topic, [Records(0, table("c"))])[0], Appended)
+        look(cluster)
+        assert isinstance(second.append(topic, [Records(0, table("d"))])[0], Appended)
+        assert values(second, topic) == ["a", "b", "c", "d"]
+        first.close()
+        second.close()
+    every_replica_is_whole(cluster)
