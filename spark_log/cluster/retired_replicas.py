@@ -61,11 +61,6 @@ def note_moves(
         connection.execute(t.retired_replica.delete().where(_THIS), came)
     if went:
         connection.execute(t.retired_replica.insert(), went)
-        p = t.publication.c
-        for log_dir_id, topic_id in sorted({(row["log_dir_id"], row["topic_id"]) for row in went}):
-            here = (p.topic_id == topic_id) & (p.log_dir_id == log_dir_id)
-            # its Delta table has files that are no replica's any more: compare all of it
-            connection.execute(t.publication.update().where(here).values(delta_version=-1))
 
 
 def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:

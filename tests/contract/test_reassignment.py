@@ -21,7 +21,9 @@ from spark_log.errors import (
 from spark_log.ids import TopicPartition
 from spark_log.log.catch_up import catch_up
 from spark_log.log.log import Records
+from spark_log.log.moving import switch
 from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, assigned, topic_on
@@ -258,6 +260,21 @@ def test_files_stay_for_readers_and_are_deleted_later(brokers, moved, tmp_path):
     assert kept.parent.name == "1", "the other partition's"
     assert not (kept.parents[1] / "0").exists()
     assert delete_retired_replicas(brokers, nobody_forbids) == 0
+
+
+def test_the_delta_table_loses_what_has_left(brokers, log):
+    topic = topic_on(brokers, "t", [[3], [3]], **FILES)
+    for partition in (0, 1):
+        write(log, topic, "a", partition=partition)
+    begin_reassignments(brokers, {T0: [4]})
+    copy(brokers, topic, 4)
+    assert_delta_is_the_log(brokers)
+    assert switch(brokers, nobody_forbids) == [T0]
+    assert_delta_is_the_log(brokers)
+    begin_reassignments(brokers, {T0: [3]})
+    copy(brokers, topic, 3)
+    switch(brokers, nobody_forbids)
+    assert_delta_is_the_log(brokers)
 
 
 def test_a_replica_that_comes_back_takes_its_files_over(brokers, moved, log, tmp_path):
