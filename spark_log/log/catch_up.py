@@ -37,7 +37,7 @@ RUN_BYTES_MAX = 64 * 1024 * 1024
 """A run ends with the file that reaches it: the LEO, and with it the high watermark, moves every so often."""
 
 _LOOKS_MAX = 10
-"""How often in a row a run may be overtaken by an election or a seal."""
+"""How often in a row a run may come to nothing, overtaken by an election or a seal."""
 
 _S = t.segment.c
 
@@ -146,9 +146,9 @@ class Copying:
                 if overtaken >= _LOOKS_MAX:
                     raise
                 continue  # what failed to be copied may have been cut off: look again
-            overtaken = 0
             now = after.replica(self.broker_id)
             assert now is not None
+            overtaken = overtaken + 1 if now == replica else 0
             done = replace(done, log_end_offset=now.log_end_offset, in_sync=now.in_sync)
             if isinstance(copied.error, _StoppedError):
                 return done
@@ -156,6 +156,11 @@ class Copying:
                 raise copied.error
             if now.log_end_offset >= goal:
                 return done
+            if overtaken >= _LOOKS_MAX:
+                raise NotLeaderForPartitionError(
+                    f"{self.topic.name}-{self.partition}: broker {self.broker_id} finds nothing to copy from"
+                    f" {now.log_end_offset} on"
+                )
 
     def look(self) -> tuple[PartitionState, Replica, list[_Piece]]:
         """The partition, the replica, and the next run of files that it lacks, in one snapshot."""

@@ -128,12 +128,15 @@ class Followers:
         while not self._stop.is_set():
             with self._changed:
                 before = self._woken
+            began_s = clock.monotonic_s()
             behind, topics = self._look()
+            took_s = clock.monotonic_s() - began_s
             with self._changed:
                 next_look_s = self._begin(behind, topics)
                 self._seen, self._idle = before, not behind and self._look_failed is None
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_look_s)
+            self._stop.wait(took_s)  # woken with every append, it looks half of the time at most
 
     def _look(self) -> tuple[list[Lagging], dict[str, Topic]]:
         store = self._cluster.store

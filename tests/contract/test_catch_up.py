@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import BrokerSession
+from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.errors import (
     CorruptRecordError,
@@ -31,6 +32,7 @@ from spark_log.log.catch_up import Copying, catch_up
 from spark_log.log.followers import Followers
 from spark_log.log.lagging import lagging
 from spark_log.log.log import Log, Records
+from spark_log.log.segment_copy import is_whole
 from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
@@ -303,6 +305,19 @@ def test_an_election_in_between_moves_nothing(replicated):
     assert_replicas_are_whole(replicated.cluster)
 
 
+def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
+    replicated.append(large("a"))
+    replicated.catch_up(2)
+    step = replicated.copying(3)
+    run = copied(step)
+    replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
+    elections = elect_leaders(replicated.cluster.store, nobody_forbids)
+    assert elections.elected and not elections.cuts
+    overtaken(step, *run)
+    done = replicated.catch_up(3)
+    assert (done.log_end_offset, done.segments_verified) == (1, 1)
+
+
 def test_a_seal_in_between_moves_nothing_and_the_next_look_sees_it(replicated):
     replicated.append(large("a"))
     replicated.append("blob", "blob")
@@ -398,6 +413,35 @@ def test_a_throttled_copy_keeps_to_its_rate(replicated):
     assert total == 2 * sum(path.stat().st_size for path in replicated.files(1)) > 10_000
     assert all(so_far <= 1_000 * (at_s + 1) + 1e-3 for at_s, so_far in sent)
     assert time.now_s <= total / 1_000, "and is no slower than it must be"
+
+
+def test_a_replica_in_an_object_store(cluster, log, s3_uri):
+    add_broker(cluster, 2, [s3_uri])
+    BrokerSession(cluster.store, 2, 3_600_000).register()
+    topic = create_topic(cluster, "t", 1, 2, CONFIGS)
+    cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
+    for letter in "ab":
+        log.append(topic, [Records(0, table(large(letter)))], acks=1)
+    step = Copying(cluster, topic, 0, 2)
+    _, replica, pieces = step.look()
+    directory = LogDir(s3_uri)
+    wrong = directory.create(pieces[0].file.path)
+    wrong.write(b"?" * pieces[0].file.bytes)
+    wrong.commit()
+    given_up = directory.replace(pieces[1].file.path)
+    given_up.write(b"half")
+    given_up.abort()
+    assert directory.sizes([piece.file.path for piece in pieces]) == [pieces[0].file.bytes, None]
+    assert step.copy(replica, pieces).verified == 0
+    assert [is_whole(directory, piece.file) for piece in pieces] == [True, True]
+    given_up = directory.replace(pieces[1].file.path)
+    given_up.write(b"half")
+    given_up.abort()
+    assert is_whole(directory, pieces[1].file), "what another process has put there stays"
+    done = catch_up(cluster, topic, 0, 2)
+    assert (done.log_end_offset, done.segments_verified, done.in_sync) == (2, 2, True)
+    assert_replicas_are_whole(cluster)
+    assert_delta_is_the_log(cluster)
 
 
 # Processes

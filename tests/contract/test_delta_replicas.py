@@ -16,6 +16,7 @@ from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import create_topic
 from spark_log.errors import SparkLogError
 from spark_log.log import catch_up as catch_up_module
+from spark_log.log import publication
 from spark_log.log.append import Appended
 from spark_log.log.catch_up import Copying, catch_up
 from spark_log.log.delta import delta_tables, publish, publish_all, try_publish
@@ -207,15 +208,17 @@ def test_what_was_sealed_while_a_replica_lagged_is_new_to_its_table(cluster, log
     tables.append(large)
     tables.append("blob")
     tables.append("blob")
-    tables.publish()
+    tables.append(large)
     tables.leave(3)
     assert log.seal(tables.topic, [0]) == 1
     tables.publish()
-    assert len(tables.records(1)) == 3 and len(tables.records(3)) == 1
+    assert len(tables.records(1)) == 4 and len(tables.records(3)) == 1
     tables.append(large)
     tables.catch_up(3)
-    for broker in (1, 2, 3):
-        assert tables.changes(broker) == [(0, True), (1, True), (3, True)]
+    for broker in (1, 2):
+        assert tables.changes(broker) == [(0, True), (3, True), (1, True), (4, True)]
+    first, again = [(0, True), (3, True)], [(1, True), (3, True), (4, True)]
+    assert tables.changes(3) == first + again, "the file above the blobs comes twice rather than the blobs' never"
     tables.is_the_log()
 
 
@@ -228,7 +231,6 @@ def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were
     s, p = t.segment.c, t.partition.c
     with tables.cluster.store.snapshot() as connection:
         rows = connection.execute(sa.select(t.segment).order_by(s.base_offset)).mappings().all()
-    merged = tables.folder / "merged.parquet"
     tables.append("a", "b")  # gives the bytes; then the log is put back
     with tables.cluster.store.snapshot() as connection:
         donor = connection.execute(sa.select(t.segment).where(s.base_offset == 3)).mappings().one()
@@ -256,7 +258,6 @@ def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were
     assert tables.changes(3) == [(0, True), (0, True), (2, True), (3, True)], (
         "b was never in this table: rather a twice"
     )
-    assert not merged.exists()
     tables.is_the_log()
 
 
@@ -325,6 +326,25 @@ def test_a_replica_that_comes_back_to_a_log_dir_is_quiet_about_what_was_there(cl
     assert tables.values(3) == "ab"
     assert tables.changes(3, version + 1) == [(0, False), (1, True)]
     tables.is_the_log()
+
+
+def test_what_is_noted_of_a_log_dir_during_a_publication_stays(tables):
+    """The controller has found files missing while the table was compared: the next publication compares all of it."""
+    tables.append("a")
+    info = next(iter(tables.cluster.log_dirs().values()))
+    with tables.cluster.store.snapshot() as connection:
+        before = publication.recorded(connection, tables.topic, info)
+        due = publication.due(connection, tables.topic, info)
+    assert before is not None
+    tables.sql(t.publication.update().where(t.publication.c.log_dir_id == info.log_dir_id).values(delta_version=-1))
+    tables.cluster.store.transact(
+        lambda connection, _: publication.record(connection, tables.topic, info, before, before, due)
+    )
+    with tables.cluster.store.snapshot() as connection:
+        assert publication.recorded(connection, tables.topic, info) == (before[0], -1)
+    tables.publish()
+    with tables.cluster.store.snapshot() as connection:
+        assert publication.recorded(connection, tables.topic, info) == before
 
 
 def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):
