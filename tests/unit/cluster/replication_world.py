@@ -42,22 +42,14 @@ class World:
         found = {row.base + i: record for row in self.rows for i, record in enumerate(self.content[row.name])}
         return [found[offset] for offset in range(start, end) if offset in found]
 
-    def end_with_blobs(self, position: int, log_end: int) -> int:
-        """From a position over what was deleted and over the blobs that follow, as far as no file is in between."""
-        following = [row for row in self.rows if row.end > position]
-        if not following:
-            return log_end
-        position = max(position, following[0].base)
-        for row in following:
-            if not row.inline:
-                break
-            position = row.end
-        return position
+    def files_from(self, start: int) -> list[Row]:
+        """Rows of files that begin at `start` or above."""
+        return [row for row in self.rows if row.base >= start and not row.inline]
 
     def copy(self, row: Row, sources: Iterable[int], log_dir: int) -> bool:
         """Copy the row's file from the first source that has it, whole; False: none has."""
-        found = row.inline or any(row.name in self.files[source] for source in [log_dir, *sources])
-        if found and not row.inline:
+        found = any(row.name in self.files[source] for source in [log_dir, *sources])
+        if found:
             self.files[log_dir].add(row.name)
         return found
 
