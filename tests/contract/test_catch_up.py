@@ -233,6 +233,22 @@ def test_a_wrong_file_that_lies_there_is_replaced_a_right_one_verified(replicate
     assert_replicas_are_whole(replicated.cluster)
 
 
+def test_a_file_there_that_cannot_be_read_is_replaced(replicated, monkeypatch):
+    replicated.append(large("a"))
+    [source], [target] = replicated.files(1), replicated.files(3)
+    target.parent.mkdir(parents=True)
+    target.write_bytes(source.read_bytes())
+    read_blocks = LogDir.read_blocks
+
+    def bad_sector(self, relative):
+        if "broker-3" in self.uri:
+            raise StorageUnavailableError("input/output error")
+        return read_blocks(self, relative)
+
+    monkeypatch.setattr(LogDir, "read_blocks", bad_sector)
+    assert replicated.catch_up(3).segments_copied == 1
+
+
 def test_a_log_dir_that_cannot_be_written_stops_the_copy_with_its_error(replicated):
     replicated.append(large("a"))
     folder = replicated.files(3)[0].parent
