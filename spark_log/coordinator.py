@@ -22,7 +22,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.inspection import inspect_log_dirs, suspects
 from spark_log.cluster.lag import LagWatch, members_behind
 from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
-from spark_log.cluster.reassigning import finish_reassignments
 from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
@@ -31,6 +30,7 @@ from spark_log.groups.assignment import known_assignors
 from spark_log.groups.offsets import expire_offsets
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
 from spark_log.log.followers import Followers
+from spark_log.log.moving import switch
 from spark_log.log.producer_expiry import expire_producers
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def _shrink(watch: LagWatch, term: Term) -> None:
 
 
 def _finish_reassignments(term: Term) -> None:
-    finish_reassignments(term.cluster.store, term.guard)
+    switch(term.cluster, term.guard)
 
 
 def _delete_retired_replicas(term: Term) -> None:

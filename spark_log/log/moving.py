@@ -6,8 +6,8 @@ A controller and served brokers do this by themselves; where there are none, who
 from collections.abc import Callable, Collection, Mapping
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.controller import at_hand
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.controller import LEASE, at_hand
+from spark_log.cluster.lease import Guard, lease_status
 from spark_log.cluster.reassigning import finish_reassignments
 from spark_log.cluster.reassignment_rows import ReassignmentStatus, list_reassignments, maybe_ready
 from spark_log.cluster.retired_replicas import delete_retired_replicas
@@ -40,8 +40,8 @@ def carry_out(
     partitions: Collection[TopicPartition],
     progress: Callable[[UnderWay], None] = lambda _: None,
 ) -> None:
-    """Until no reassignment of these partitions is under way: copy to embedded brokers, and be the controller where
-    nobody else is. `progress` is told, every now and then, which of them are left.
+    """Until no reassignment of these partitions is under way: be the controller and copy to embedded brokers, where
+    nobody else does; else watch. `progress` is told, every now and then, which of them are left.
 
     May be given up at any time, and begun again by anybody.
     """
@@ -55,7 +55,8 @@ def carry_out(
             progress(left)
             if not left:
                 return
-            followers.wake()
+            if not lease_status(cluster.store, LEASE).left_ms:  # else its holder copies, under the same throttle
+                followers.wake()
             cluster.store.changes.wait(seen, _LOOK_S)
     finally:
         followers.close()

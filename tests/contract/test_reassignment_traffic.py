@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 from spark_log import Consumer, Producer
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.reassigning import begin_reassignments
 from spark_log.cluster.reassignment_rows import list_reassignments
 from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator, controller_status
 from spark_log.ids import TopicPartition
-from spark_log.log import followers
+from spark_log.log import followers, moving
 from spark_log.log.moving import carry_out
 from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.group_members import until
 from tests.support.producing import change
 from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, topic_on
@@ -137,6 +140,30 @@ def test_producer_and_consumer_do_not_notice(brokers, cluster_address, log):
     partitions = describe_topics(brokers, ["t"])[0].partitions
     assert all(part.isr == (3, 4) and part.high_watermark == part.log_end_offset for part in partitions)
     log.seal(topic, [0, 1])
+    assert_delta_is_the_log(brokers)
+    assert_replicas_are_whole(brokers)
+
+
+def test_where_there_is_a_controller_it_copies_and_switches(brokers, cluster_address, log, monkeypatch):
+    class Idle(followers.Followers):
+        def wake(self):
+            raise AssertionError("whoever asked for it has only to watch")
+
+    monkeypatch.setattr(moving, "Followers", Idle)
+    topic = topic_on(brokers, "t", [[1, 2]], **SMALL_TAILS)
+    partition = TopicPartition("t", 0)
+    with Cluster.open(cluster_address) as own, Coordinator(own) as coordinator:
+        until(lambda: coordinator.controller.acting, brokers.store)
+        term = controller_status(brokers).epoch
+        with Traffic(cluster_address, "t") as traffic:
+            traffic.moves_on()
+            begin_reassignments(brokers, {partition: [2, 3]})
+            carry_out(brokers, SETTINGS, [partition])
+            traffic.moves_on()
+        assert assigned(brokers, "t") == [[2, 3]]
+        assert controller_status(brokers).epoch == term, "nobody else was the controller"
+    everything_arrived_once_and_in_order(traffic)
+    log.seal(topic, [0])
     assert_delta_is_the_log(brokers)
     assert_replicas_are_whole(brokers)
 
