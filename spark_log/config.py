@@ -391,8 +391,8 @@ class ClusterSettings:
         for dotted, text in pairs.items():
             name = dotted.replace(".", "_")
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-                hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(known)}"
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+                hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
                 raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
             words = {"true": True, "false": False} if isinstance(known[name].default, bool) else {}
             digits = text.isascii() and text.isdigit()

@@ -117,9 +117,9 @@ def start(
 
     settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     with Cluster.open(cluster) as opened, Broker(opened, broker_id, settings=settings) as broker:
+        for number in (signal.SIGTERM, signal.SIGINT):  # until now they may end the wait for a predecessor's lease
+            signal.signal(number, lambda *_: stop.set())
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
         acting = False
         while not stop.wait(0.1) and broker.failure is None:

@@ -27,7 +27,7 @@ RACK_CHARACTERS_MAX = 249
 
 @dataclass(frozen=True)
 class LogDirStatus:
-    """`uri` as it was given; `failure` says why it is not online; `replicas` it has."""
+    """`failure` says why it is not online; `replicas` it has."""
 
     log_dir_id: int
     uri: str
@@ -130,7 +130,8 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
         leaders = _counts(connection, t.partition.c.leader)
         dirs: dict[int, list[LogDirStatus]] = {}
         for row in connection.execute(sa.select(t.log_dir).order_by(_D.log_dir_id)):
-            status = LogDirStatus(row.log_dir_id, row.uri, row.online, row.failure, replicas.get(row.log_dir_id, 0))
+            uri, count = cluster.absolute(row.uri), replicas.get(row.log_dir_id, 0)
+            status = LogDirStatus(row.log_dir_id, uri, row.online, row.failure, count)
             dirs.setdefault(row.broker_id, []).append(status)
         return [
             BrokerStatus(

@@ -43,8 +43,9 @@ def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> No
     assert run.stdout.splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
 
 
-def test_the_shell_lines_of_the_command_line_run_as_they_stand(tmp_path: Path) -> None:
-    [_, commands, _] = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize(("block", "shown"), [(1, "alice"), (2, "1,2,3")], ids=["command line", "replicas"])
+def test_the_shell_lines_run_as_they_stand(tmp_path: Path, block: int, shown: str) -> None:
+    commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[block]
     script = "\n".join(line for line in commands.splitlines() if not line.startswith("spark-submit"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run = subprocess.run(
@@ -56,4 +57,4 @@ def test_the_shell_lines_of_the_command_line_run_as_they_stand(tmp_path: Path) -
         timeout=120,
     )
     assert run.returncode == 0, run.stderr
-    assert "alice" in run.stdout
+    assert shown in run.stdout
