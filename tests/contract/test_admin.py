@@ -313,6 +313,8 @@ def test_the_cluster_is_described(admin, brokers, cluster_address):
     session.register()
     with at_hand(brokers.store, ClusterSettings()):
         assert admin.describe_cluster()["controller_id"] == 2
+        change(brokers, t.lease.update().values(until_ms=0))
+        assert admin.describe_cluster()["controller_id"] == -1, "its term is over"
     assert admin.describe_cluster()["controller_id"] == -1
     session.end()
 
