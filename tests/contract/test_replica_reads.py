@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ import pytest
 from spark_log import Consumer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import create_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
@@ -360,6 +362,23 @@ def test_log_dirs_swapped_under_a_reader_that_has_them_open(local, folders):
     assert fetcher.repaired == 0
 
 
+def test_a_log_dir_that_becomes_another_one_under_a_reader_gets_nothing(stored):
+    """The same place shows another id after the reader has looked at it: what is missing there is nobody's business."""
+    plan = stored.log.plan(ranges_of(stored.log, stored.topic))
+    fetcher = Fetcher(plan.log_dirs)
+    slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]
+    assert sum(batch.num_rows for batch in fetcher.read(slices[:1], ROWS)) == RECORDS
+    missing = stored.files(1)
+    for file in missing:
+        file.damage("missing")
+    log_dir = LogDir(plan.log_dirs[1].uri)
+    log_dir.write_marker(replace(log_dir.read_marker(), uuid="another"))
+    rows = [row["value"].decode() for batch in fetcher.read(slices[1:], ROWS) for row in batch.to_pylist()]
+    assert rows == [value for _, _, value in stored.expected[RECORDS:]]
+    assert untouched(missing)
+    assert fetcher.repaired == 0
+
+
 def test_a_log_dir_that_was_away_is_tried_again(local, folders, monkeypatch):
     """First only after all others, so that its absence costs little; once it may be back, as before."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
@@ -517,6 +536,7 @@ def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
     assert consumer.offsets_for_times({tp: NOON_MS + 1})[tp].offset == RECORDS
     consumer.close()
     assert untouched(missing)
+    stored.put_last(broker_id)
     assert stored.read("nowhere") == stored.expected
     assert not untouched(missing), "without a replica in its rack a reader takes any"
 
@@ -525,7 +545,7 @@ def test_readers_without_a_rack_spread_over_the_log_dirs(local):
     for number in range(30):
         local.log.append(local.topic, [Records(0, table(f"{number}"))])
     first = [files[0].broker_id for files in local.replicas()]
-    assert {first.count(broker_id) > 0 for broker_id in (1, 2, 3)} == {True}
+    assert len(set(first)) > 1, "names are random; how evenly they spread is for test_nearest"
     assert first == [files[0].broker_id for files in local.replicas()], "each segment is read from one place"
 
 

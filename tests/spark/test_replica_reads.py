@@ -147,6 +147,9 @@ def test_tasks_read_in_their_rack(local: Replicated, read_with: Read) -> None:
     assert read_with(local.cluster, kafka__client__rack="far") == local.expected
     assert read_with(local.cluster, kafka__client__rack="far", startingTimestamp="0") == local.expected
     assert [file.read() for file in missing] == [None] * len(missing), "nobody looked there"
+    change(
+        local.cluster, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False)
+    )  # now the farthest
     assert read_with(local.cluster) == local.expected
     assert [file.read() for file in missing] != [None] * len(missing)
 
