@@ -173,7 +173,7 @@ class Progress:
     start: int
     end: int
     names: tuple[str, ...]
-    log_dir_id: int = 0
+    log_dir_id: int
 
 
 def caught_up(
@@ -204,7 +204,7 @@ def caught_up(
 
 
 def lag_out(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
-    """These members leave the ISR for having lagged too long; never the leader, and never one with everything.
+    """These members leave the ISR for having lagged too long; never one with everything, as the leader is.
 
     While nobody leads nobody lags: the last members with every acknowledged record could leave one after the other.
     """
@@ -214,9 +214,7 @@ def lag_out(state: PartitionState, broker_ids: Collection[int]) -> PartitionStat
         state,
         [
             replace(replica, in_sync=False)
-            if replica.broker_id in broker_ids
-            and replica.broker_id != state.leader
-            and replica.log_end_offset < state.log_end_offset
+            if replica.broker_id in broker_ids and replica.log_end_offset < state.log_end_offset
             else replica
             for replica in state.replicas
         ],

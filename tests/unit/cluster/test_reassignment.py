@@ -65,23 +65,31 @@ def test_the_watermark_follows_when_the_slowest_leaves():
     assert finish(state, Reassignment((1, 3), (1, 2)), ALIVE).high_watermark == 10
 
 
+@pytest.mark.parametrize("target", [(3,), (1, 3)])
 @pytest.mark.parametrize(
-    ("state", "alive"),
-    [
-        (partition((1, 10, True), (2, 10, True), (3, 10, False)), ALIVE),
-        (partition((1, 10, True), (2, 10, True), (3, 6, True)), ALIVE),
-        (partition((1, 10, True), (2, 10, True), (3, 10, True)), {10, 20}),
-        (partition((1, 10, True), (2, 10, True)), ALIVE),
-    ],
-    ids=["not in sync", "lacks records", "dead", "no replica"],
+    ("third", "alive"),
+    [([(3, 10, False)], ALIVE), ([(3, 10, True)], {10, 20}), ([], ALIVE)],
+    ids=["not in sync", "dead", "no replica"],
 )
-def test_a_switch_that_could_lose_records_waits(state, alive):
-    assert finish(state, Reassignment((3,), (1, 2)), alive) is None
+def test_a_switch_waits_for_the_whole_target(third, alive, target):
+    state = partition((1, 10, True), (2, 10, True), *third)
+    assert finish(state, Reassignment(target, (1, 2)), alive) is None
+
+
+def test_a_switch_waits_for_somebody_who_can_lead_without_loss():
+    state = partition((1, 10, True), (2, 10, True), (3, 6, True))
+    assert finish(state, Reassignment((3,), (1, 2)), ALIVE) is None
+    assert finish(state, Reassignment((3, 2), (1, 2)), ALIVE).leader == 2
 
 
 def test_an_offline_partition_gets_a_leader_by_the_switch():
     state = partition((1, 10, True), (3, 10, True), leader=None)
     assert finish(state, Reassignment((3,), (1,)), ALIVE).leader == 3
+
+
+def test_a_new_leader_is_a_new_epoch_even_if_nobody_leaves():
+    after = finish(replace(STATE, leader=None), Reassignment((1, 2), (1, 2)), ALIVE)
+    assert (after.leader, after.leader_epoch) == (1, 5)
 
 
 def test_cancel_takes_what_was_added_away():

@@ -266,7 +266,7 @@ def test_the_last_member_that_lost_files_leaves_too():
     assert fail_over(after, {10, 20})[0].leader is None
 
 
-@pytest.mark.parametrize(("broker", "first_missing"), [(2, 6), (2, 10), (9, 0)])
+@pytest.mark.parametrize(("broker", "first_missing"), [(2, 6), (2, 10), (1, 10), (9, 0)])
 def test_files_that_no_end_covers_are_not_missed(broker, first_missing):
     assert lose_files(AFTER_ACKS_1, broker, first_missing) is AFTER_ACKS_1
 
