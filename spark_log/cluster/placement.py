@@ -31,7 +31,7 @@ def place_replicas(
         )
     if replication_factor > len(brokers):
         raise InvalidReplicationFactorError(
-            f"replication_factor: {replication_factor} is more than the {len(brokers)} broker(s) of the cluster"
+            f"replication_factor: {replication_factor} is more than the {len(brokers)} live broker(s) of the cluster"
         )
     ordered = _alternate_racks(brokers)
     count = len(ordered)

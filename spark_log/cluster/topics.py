@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import topic_folder
 from spark_log.cluster.names import collision_key, is_legal, validate_user_topic
@@ -130,7 +131,8 @@ def create_topic(
         if taken is not None:
             reason = "exists already" if taken == name else f"collides with {taken!r}: '.' and '_' count as the same"
             raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
-        placement = place_replicas(_broker_loads(connection), partitions, replication_factor)
+        loads = _broker_loads(connection, cluster.store.clock(connection))
+        placement = place_replicas(loads, partitions, replication_factor)
         if validate_only:
             return None
         return insert_topic(connection, name, placement, replication_factor, overrides, cluster.store.clock(connection))
@@ -212,7 +214,8 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
         topic = find_topic(connection, name, lock=True)
         if total <= topic.partition_count:
             raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
-        placement = place_replicas(_broker_loads(connection), total - topic.partition_count, topic.replication_factor)
+        loads = _broker_loads(connection, cluster.store.clock(connection))
+        placement = place_replicas(loads, total - topic.partition_count, topic.replication_factor)
         if validate_only:
             return topic
         _insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
@@ -326,19 +329,21 @@ def _insert_partitions(
         connection.execute(t.replica.insert(), replicas)
 
 
-def _broker_loads(connection: sa.Connection) -> list[BrokerLoad]:
+def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
+    """The brokers that are alive, and what their log dirs have."""
+    alive = alive_log_dirs(connection, now)
     d, r = t.log_dir.c, t.replica.c
     counts = sa.select(r.log_dir_id, sa.func.count().label("replicas")).group_by(r.log_dir_id).subquery()
     query = (
         sa.select(d.broker_id, t.broker.c.rack, d.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
         .join(t.broker, t.broker.c.broker_id == d.broker_id)
         .outerjoin(counts, counts.c.log_dir_id == d.log_dir_id)
-        .where(d.online)
         .order_by(d.broker_id, d.log_dir_id)
     )
     brokers: dict[int, tuple[str | None, dict[int, int]]] = {}
     for broker_id, rack, log_dir_id, replicas in connection.execute(query):
-        brokers.setdefault(broker_id, (rack, {}))[1][log_dir_id] = replicas
+        if log_dir_id in alive:
+            brokers.setdefault(broker_id, (rack, {}))[1][log_dir_id] = replicas
     return [BrokerLoad(broker_id, rack, load) for broker_id, (rack, load) in brokers.items()]
 
 

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.inspection import report_failure
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.cluster.replication import PartitionState, Progress, Replica, caught_up
@@ -27,6 +28,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.delta import try_publish
+from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.log.segment_copy import SegmentFile, copy_segment, is_whole
 from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
@@ -88,8 +90,8 @@ def catch_up(
 
     `progress` is told the size of each block copied. After `stop` is set it returns where it is. What was copied before
     an error stays. Raises UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if no other one
-    has a segment whole, StorageUnavailableError if its log dir fails, NotLeaderForPartitionError if the partition keeps
-    changing.
+    has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the controller),
+    NotLeaderForPartitionError if the partition keeps changing.
     """
     copying = Copying(cluster, topic, partition, broker_id, throttle, progress, stop)
     try:
@@ -220,6 +222,10 @@ class Copying:
                     copied.bytes += piece.file.bytes
                     failpoint("copy.file-written")
                 copied.pieces += 1
+        except LOG_DIR_FAILURES as error:  # the target's: sources that fail are passed over
+            copied.error = error
+            size = pieces[copied.pieces].file.bytes
+            report_failure(self.cluster.store, LogDirId(replica.log_dir_id), size)
         except (_StoppedError, SparkLogError, OSError) as error:
             copied.error = error
         return copied

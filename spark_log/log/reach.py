@@ -84,21 +84,19 @@ def _bring(cluster: Cluster, at_hand: AtHand, topics: Mapping[int, Topic], batch
     state = _look(cluster, at_hand, batch, acks)
     wanted = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
-    failed: set[LogDirId] = set()
+    failed = False
     written_to = batch.written_to
     if not batch.inline:
-        written_to = _put(cluster, topic, batch, state, wanted, failed)
+        written_to, failed = _put(cluster, topic, batch, state, wanted)
     for replica in wanted:
         if acks == "all" and replica.log_end_offset < state.log_end_offset:
             try:
                 catch_up(cluster, topic, batch.partition, replica.broker_id)
             except LOG_DIR_FAILURES as error:
                 _note(topic, batch, replica, error)
-                failed.add(LogDirId(replica.log_dir_id))
+                failed = True
             except SparkLogError as error:  # it has changed meanwhile, or nobody has a good copy: the next try tells
                 _note(topic, batch, replica, error)
-    for log_dir_id in failed:
-        report_failure(cluster.store, log_dir_id, batch.bytes)
     if failed:
         at_hand.look()
     leader_epoch = None if batch.inline else state.leader_epoch
@@ -134,12 +132,14 @@ def _put(
     batch: Batch,
     state: PartitionState,
     wanted: list[Replica],
-    failed: set[LogDirId],
-) -> frozenset[int]:
-    """The brokers that have the batch's file, once it was copied to those of `wanted` that lacked it."""
+) -> tuple[frozenset[int], bool]:
+    """The brokers that have the batch's file, once it was copied to those of `wanted` that lacked it; whether one of
+    those failed, which the controller has been told.
+    """
     infos = cluster.log_dirs()
     path = segment_path(topic.folder, batch.partition, batch.name)
     have: dict[int, LogDir] = {}
+    failed = False
     for replica in state.replicas:
         try:
             log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
@@ -160,8 +160,9 @@ def _put(
                 _note(topic, batch, replica, error)
             except (KeyError, *LOG_DIR_FAILURES) as error:
                 _note(topic, batch, replica, error)
-                failed.add(LogDirId(replica.log_dir_id))
-    return frozenset(have)
+                report_failure(cluster.store, LogDirId(replica.log_dir_id), batch.bytes)
+                failed = True
+    return frozenset(have), failed
 
 
 def _at_once(_size: int) -> None:

@@ -14,7 +14,12 @@ from spark_log.cluster.inspection import inspect_log_dirs, report_failure
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
-from spark_log.errors import NotControllerError, NotEnoughReplicasError, NotLeaderForPartitionError
+from spark_log.errors import (
+    InvalidReplicationFactorError,
+    NotControllerError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+)
 from spark_log.log.append import Appended, Rejected
 from spark_log.log.catch_up import catch_up
 from spark_log.log.log import Log, Records
@@ -303,6 +308,16 @@ def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log)
     assert len(done.elected) == 2 and len(done.shrunk) == 4
     assert all(part.leader != 2 and 2 not in part.isr for part in describe_topics(cluster, ["t"])[0].partitions)
     assert isinstance(append(log, topic, "a"), Appended)
+
+
+def test_a_new_topic_is_placed_on_brokers_that_are_alive(cluster, tmp_path):
+    session = BrokerSession(cluster.store, 2, 3_600_000)
+    session.register()
+    session.end()
+    topic = create_topic(cluster, "t", 3, replication_factor=2)
+    assert all(set(part.isr) == {1, 3} for part in describe_topics(cluster, [topic.name])[0].partitions)
+    with pytest.raises(InvalidReplicationFactorError, match="3 is more than the 2 live broker"):
+        create_topic(cluster, "u", replication_factor=3)
 
 
 def test_a_controller_whose_term_has_ended_changes_nothing(cluster, tmp_path):
