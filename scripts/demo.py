@@ -6,7 +6,8 @@
 `spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
 column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
 Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier. Then
-two consumers of one group share the topic, and one of them is killed (scripts/demo_group.py).
+two consumers of one group share the topic, and one of them is killed (scripts/demo_group.py); and the topic is copied
+into one with three replicas, whose disks are lost one after the other (scripts/demo_replicas.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -87,6 +88,8 @@ def main() -> int:
             differences = _compare(pd.read_parquet(parquet), expected, package)
         with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
             differences += _group(address, topic.name)
+        with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
+            differences += _replicas(address, topic.name, work)
     except (DemoError, SparkLogError) as error:
         console.print(f"[bold red]demo:[/bold red] {redact(str(error))}")
         return 1
@@ -225,6 +228,13 @@ def _group(address: str, topic: str) -> list[str]:
     command = [sys.executable, str(REPOSITORY / "scripts" / "demo_group.py"), "--topic", topic]
     done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
     return [] if done.returncode == 0 else ["the consumer group did not process every record: see above"]
+
+
+def _replicas(address: str, topic: str, work: Path) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_replicas.py"), "--topic", topic, "--work", str(work)]
+    # the address may hold a password: not on the command line
+    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
+    return [] if done.returncode == 0 else ["the replicated topic does not hold every record: see above"]
 
 
 def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> list[str]:
