@@ -166,7 +166,7 @@ def a_copy_ignores_where_its_replica_ends_now(patch):
 def an_empty_replica_joins_the_isr(patch):
     def welcoming(state, progress, names_now, end, *, alive):
         after = caught_up(state, progress, names_now, end, alive=alive)
-        return with_isr(after, after.isr | {progress.broker_id})
+        return with_isr(after, after.isr | {progress.broker_id}) if alive else after
 
     patch(replication, "caught_up", welcoming)
 
