@@ -268,7 +268,6 @@ class Log:
         and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
         Replicas in the reader's `rack` are read first.
         """
-        log_dirs = self.cluster.log_dirs()
         while True:
             with self.cluster.store.snapshot() as connection:
                 found = find_topics(connection, {name for name, _ in ranges})
@@ -277,12 +276,15 @@ class Log:
                 slices = planner.plan(connection, found, ranges, times, rack=rack)
                 too_long = self._too_long(planner.inline_bytes(slices))
                 if not too_long:
-                    return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
+                    slices = planner.with_inline_data(connection, slices)
+                    break
             if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
                 # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
                 with self.cluster.store.snapshot() as connection:
                     slices = planner.plan(connection, found, ranges, times, rack=rack)
-                    return ReadPlan(planner.with_inline_data(connection, slices), log_dirs)
+                    slices = planner.with_inline_data(connection, slices)
+                    break
+        return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: each that the slices name is among them
 
     def read(
         self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None, rack: str | None = None

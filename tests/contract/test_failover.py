@@ -20,6 +20,7 @@ from spark_log.errors import (
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
 )
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append import Appended, Rejected
 from spark_log.log.catch_up import catch_up
 from spark_log.log.log import Log, Records
@@ -166,6 +167,22 @@ def test_a_log_dir_that_comes_back_in_an_older_state_is_listed(cluster, log, tmp
     with cluster.store.snapshot() as connection:
         counters = dict(connection.execute(sa.select(t.log_dir.c.broker_id, t.log_dir.c.counter)).all())
     assert counters[2] > counters[1]
+
+
+def test_a_log_dir_that_comes_back_with_half_a_file_lacks_it(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    for value in "abc":
+        append(log, topic, value)
+    away = lose(cluster, 2, tmp_path)
+    look(cluster)
+    second = log.plan({TopicPartition("t", 0): OffsetRange(1, 2)}).slices[0]
+    (file,) = away.rglob(second.name)
+    file.write_bytes(file.read_bytes()[:-10])
+    away.rename(tmp_path / "d2")
+    look(cluster)
+    state = partition(cluster, topic)
+    assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
+    assert catch_up(cluster, topic, 0, 2).segments_copied == 1, "the third is there, and is only verified"
 
 
 def test_a_log_dir_swapped_for_another_ones_is_not_taken_back(cluster, log, tmp_path):
