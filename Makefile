@@ -52,7 +52,7 @@ format: venv  ## let ruff format and fix what it can
 	ruff check --fix $(LINTED)
 
 test: check java postgres delta  ## check, then every test
-	$(WITH_JAVA) $(PYTHON) -m pytest --numprocesses auto --dist worksteal $(PYTEST_ARGS)
+	$(WITH_JAVA) $(PYTHON) -m pytest $(PYTEST_ARGS)
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
