@@ -65,6 +65,13 @@ class WriterQueue:
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def close(self) -> None:
+        """Let go of the file; a turn after that opens it again."""
+        with self._thread_lock:
+            if self._process == os.getpid():  # else it is the parent's to close
+                os.close(self._descriptor)
+            self._process = -1
+
 
 def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
     refuse_network_file_system(folder, Path("/proc/mounts").read_text())

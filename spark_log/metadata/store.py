@@ -233,6 +233,8 @@ class Store:
     def close(self) -> None:
         self.changes.close()
         self.engine.dispose()
+        if self._queue is not None:
+            self._queue.close()
 
 
 def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:

@@ -46,6 +46,8 @@ class Process:
 
     def _read(self):
         for line in self.child.stdout:
+            if not line.endswith("\n"):  # the last word of one that was killed while it spoke
+                continue
             self.lines.append(line.split())
             self._new.put(None)
 

@@ -238,7 +238,7 @@ def test_a_session_that_has_ended_is_over_although_nobody_has_noticed(cluster):
 
 def test_a_heartbeat_that_says_nothing_new_writes_once_in_a_third_of_the_session(cluster):
     create_topic(cluster, "t", 4)
-    session_ms = 900
+    session_ms = 3_000
     (a,) = settle(Reader(cluster, session_ms=session_ms))
     statements = []
     sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
