@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from benchmarks.producer import Row
 from spark_log import Producer
-from spark_log.cluster.brokers import BrokerSession, add_broker
+from spark_log.cluster.brokers import BrokerSession, add_broker, embed_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.controller import LEASE, elect_leaders
 from spark_log.cluster.lag import members_behind
@@ -145,6 +145,7 @@ def measure(cluster: Cluster, address: str, store: str, rounds: int) -> Iterator
     elected_s, working_s = failover(cluster)
     what = f"failover of {FAILED_PARTITIONS:,} partitions, after the lease's end"
     yield Row(what, store, f"{elected_s:.2f} s; the next append is acknowledged at {working_s:.2f} s", "<= 2 s")
+    embed_broker(cluster, 2)
     create_topic(cluster, "many", MANY_PARTITIONS, 3)
     taken = statistics.median(full_load(cluster) for _ in range(rounds))
     what = f"a new controller reads {MANY_PARTITIONS:,} partitions x 3 replicas and looks at each"
