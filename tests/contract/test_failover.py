@@ -1,6 +1,7 @@
 """Log dirs and brokers that fail and come back: who leads, who is in sync, what is cut, on both stores."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from spark_log.cluster.inspection import inspect_log_dirs, report_failure
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator
 from spark_log.errors import (
     InvalidReplicationFactorError,
     NotControllerError,
@@ -325,6 +327,23 @@ def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log)
     assert len(done.elected) == 2 and len(done.shrunk) == 4
     assert all(part.leader != 2 and 2 not in part.isr for part in describe_topics(cluster, ["t"])[0].partitions)
     assert isinstance(append(log, topic, "a"), Appended)
+
+
+def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_go_on(cluster, cluster_address, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    for broker in (1, 2, 3):  # alive, and nobody copies
+        BrokerSession(cluster.store, broker, 3_600_000).register()
+    log = Log(cluster)
+    append(log, topic, "a", acks=1)
+    assert partition(cluster, topic).high_watermark == 0 and len(partition(cluster, topic).isr) == 3
+    leader = partition(cluster, topic).leader
+    with Coordinator(cluster, settings=ClusterSettings(replica_lag_time_max_ms=100)):
+        deadline = time.monotonic() + 60
+        while partition(cluster, topic).isr != (leader,):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert [value for _, _, value in read_all(log, topic)] == ["a"]
+    log.close()
 
 
 def test_a_new_topic_is_placed_on_brokers_that_are_alive(cluster, tmp_path):
