@@ -14,8 +14,11 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
+from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.cluster.reassignment_rows import list_reassignments
 from spark_log.cluster.topics import create_topic
 from spark_log.coordinator import controller_status
+from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from tests.support.broker_process import BrokerProcess
 from tests.support.numbered_producer import value
@@ -208,6 +211,20 @@ def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
         shutil.rmtree(tmp_path / "away")
         (tmp_path / f"d{victim}").mkdir()
         wait_until(lambda: world.in_sync(1, 2, 3), f"log dir {victim} has caught up")
+        world.work_goes_on(producers.values())
+    check(world, log, producers, consumer)
+
+
+def test_the_processes_carry_out_a_reassignment(world, log):
+    """Whoever asks for it need not stay: brokers copy, the controller switches."""
+    world.start()
+    producers = {"a": world.produce("a")}
+    consumer = world.consume("g")
+    world.work_goes_on(producers.values())
+    for target in ([2, 3], [3, 2, 1]):
+        begin_reassignments(world.cluster, {TopicPartition("t", number): target for number in range(PARTITIONS)})
+        wait_until(lambda: not list_reassignments(world.cluster.store), f"{target} is reached")
+        assert all([r.broker_id for r in part.replicas] == target for part in world.partitions())
         world.work_goes_on(producers.values())
     check(world, log, producers, consumer)
 
