@@ -3,6 +3,7 @@
 import pytest
 
 from spark_log import Producer
+from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
 from tests.support.postgres import PostgresServer
@@ -13,6 +14,15 @@ def cluster(cluster_address, tmp_path):
     """A cluster with one broker and nothing in it, its log dir a local folder; once on SQLite, once on PostgreSQL."""
     log_dir = str(tmp_path / "log-dir") if "://" in cluster_address else None
     with Cluster.init(cluster_address, log_dir=log_dir) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three_brokers(cluster_address, tmp_path):
+    """A cluster of three embedded brokers, each in a rack of its own with its log dir `<tmp>/d<id>`."""
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
+        for broker in (2, 3):
+            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
         yield cluster
 
 

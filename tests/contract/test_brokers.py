@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import add_broker, list_brokers
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.reassigning import begin_reassignments
 from spark_log.cluster.reassignment_rows import list_reassignments
@@ -115,12 +114,8 @@ class World:
 
 
 @pytest.fixture
-def cluster(cluster_address, tmp_path):
-    """Three brokers, each with its log dir `<tmp>/d<id>`."""
-    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
-        for broker in (2, 3):
-            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
-        yield cluster
+def cluster(three_brokers):
+    return three_brokers
 
 
 @pytest.fixture

@@ -35,12 +35,8 @@ FILES = {"inline.max.bytes": "0"}
 
 
 @pytest.fixture
-def cluster(cluster_address, tmp_path):
-    """A cluster of three embedded brokers, each with its log dir `<tmp>/d<id>`."""
-    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
-        for broker in (2, 3):
-            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
-        yield cluster
+def cluster(three_brokers):
+    return three_brokers
 
 
 def partition(cluster, topic, number=0):

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.description import describe_topics
@@ -31,12 +30,8 @@ FILES = {"inline.max.bytes": "0"}
 
 
 @pytest.fixture
-def cluster(cluster_address, tmp_path):
-    """Three embedded brokers, each with its log dir `<tmp>/d<id>`."""
-    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
-        for broker in (2, 3):
-            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")])
-        yield cluster
+def cluster(three_brokers):
+    return three_brokers
 
 
 def look(cluster):

@@ -32,11 +32,10 @@ from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.records.schema import read_schema
 from tests.support.damage import DAMAGES, replicas_of
+from tests.support.disks import needs_root
 from tests.support.producing import change
 from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.subprocess_python import REPOSITORY
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system, which takes root")
 
 SEGMENTS, RECORDS = 3, 100
 RACKS = {2: "near", 3: "far"}
