@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 LEASE = "coordinator"
 
+_INSPECT_S = 2.0
+"""How often to look at log dirs of which nobody complains."""
 _LOOK_S = 0.5
 """How often to look for replicas that lag although nothing was committed: a log dir may have come back."""
 _LOOK_S_MIN = 0.02
@@ -104,13 +106,17 @@ def _elect(term: Term) -> None:
     controller.elect_leaders(term.cluster.store, term.guard)
 
 
-def _inspect(term: Term) -> None:
-    inspect_log_dirs(term.cluster, term.guard)
+class _Inspection:
+    """Looks at the log dirs every so often, and at once when somebody complains; never twice at a time."""
 
+    def __init__(self) -> None:
+        self._next_s = 0.0
 
-def _inspect_suspects(term: Term) -> None:
-    if term.cluster.store.read(suspects):
-        inspect_log_dirs(term.cluster, term.guard)
+    def __call__(self, term: Term) -> None:
+        now_s = clock.monotonic_s()
+        if now_s >= self._next_s or term.cluster.store.read(suspects):
+            self._next_s = now_s + _INSPECT_S
+            inspect_log_dirs(term.cluster, term.guard)
 
 
 def _shrink(watch: LagWatch, term: Term) -> None:
@@ -137,8 +143,7 @@ def controller_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
     lag_every_ms = min(1_000, max(10, settings.replica_lag_time_max_ms // 4))
     return (
         Duty("elect leaders and take the dead out of ISRs", 200, _elect),
-        Duty("look at all log dirs", 2_000, _inspect),
-        Duty("look at log dirs that were complained of", 200, _inspect_suspects),
+        Duty("look at the log dirs", 200, _Inspection()),
         Duty("take replicas that lag out of ISRs", lag_every_ms, lambda term: _shrink(watch, term)),
         Duty("finish reassignments", 500, _finish_reassignments),
         Duty("give leadership back", settings.leader_imbalance_check_interval_ms, _rebalance),

@@ -30,8 +30,10 @@ from spark_log.metadata.store import Attempt, Store
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S_MAX = 10.0
-"""A log dir that takes longer (a hanging mount) does not answer."""
+ANSWER_S_MAX = 5.0
+"""A log dir that takes longer (a hanging mount) does not answer. Shorter than the controller's lease, which a client
+that does this duty does not renew.
+"""
 
 _D, _R, _S, _P = t.log_dir.c, t.replica.c, t.segment.c, t.partition.c
 
@@ -77,7 +79,7 @@ def judge(known: Sequence[Known], looks: Mapping[LogDirId, Look]) -> Verdict:
         elif look.empty:
             reason = "it came back empty"
         elif look.counter != log_dir.counter:
-            reason = f"it came back with counter {look.counter}, where {log_dir.counter} was expected: an older state?"
+            reason = f"it came back in another state: counter {look.counter}, where {log_dir.counter} was expected"
         else:
             reason = None
         if reason is not None and log_dir.online:
@@ -111,7 +113,7 @@ def inspect_log_dirs(cluster: Cluster, guard: Guard) -> Verdict:
     Elections and catching up are for those who do them next.
     """
     known = cluster.store.read(lambda connection: _known(connection, cluster))
-    looks = _look_at(known)
+    looks = _look_at(known, cluster.cluster_id)
     verdict = judge(known, looks)
     if not verdict.out and not verdict.back and any(look.failure is not None for look in looks.values()):
         logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if looks[k.log_dir_id].failure])
@@ -144,11 +146,14 @@ def _known(connection: sa.Connection, cluster: Cluster) -> list[Known]:
     ]  # fmt: skip
 
 
-def _look_at(known: Sequence[Known]) -> dict[LogDirId, Look]:
+def _look_at(known: Sequence[Known], cluster_id: str) -> dict[LogDirId, Look]:
     """All at once, each with its time: a mount that hangs keeps only its own thread."""
+    ours = frozenset(one.uuid for one in known)
     pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-look")
     try:
-        asked: dict[LogDirId, Future[Look]] = {one.log_dir_id: pool.submit(_look, one) for one in known}
+        asked: dict[LogDirId, Future[Look]] = {
+            one.log_dir_id: pool.submit(_look, one, cluster_id, ours) for one in known
+        }
         looks: dict[LogDirId, Look] = {}
         for log_dir_id, answer in asked.items():
             try:
@@ -160,19 +165,26 @@ def _look_at(known: Sequence[Known]) -> dict[LogDirId, Look]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(known: Known) -> Look:
+def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
     try:
         directory = LogDir(known.uri)
         marker = directory.read_marker()
         if marker is None and directory.exists() and directory.empty():
             return Look(None, empty=True)
-        directory.verify(known.uuid)
+        # what this very log dir was called before, or should have been: an old disk that was put back, or a marker that
+        # was written too late. Its files will be listed like those of any other that comes back
+        formerly = (
+            marker is not None
+            and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
+            and marker.uuid not in uuids
+        )
+        if not formerly:
+            directory.verify(known.uuid)
         if known.suspect_bytes is not None:
             directory.try_writing(known.suspect_bytes)
     except (SparkLogError, OSError) as error:
         return Look(redact(str(error)))
-    assert marker is not None
-    return Look(None, counter=marker.counter)
+    return Look(None, counter=-1 if marker is None or formerly else marker.counter)
 
 
 def _take_out(store: Store, guard: Guard, log_dir_id: LogDirId, reason: str) -> None:

@@ -29,6 +29,7 @@ from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
+from tests.support.replicas import every_replica_is_whole
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a file."""
@@ -181,6 +182,24 @@ def test_a_log_dir_that_comes_back_with_half_a_file_lacks_it(cluster, log, tmp_p
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
     assert catch_up(cluster, topic, 0, 2).segments_copied == 1, "the third is there, and is only verified"
+
+
+def test_the_old_disk_may_take_the_place_of_the_new_one_again(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    append(log, topic, "a")
+    old = lose(cluster, 2, tmp_path)
+    (tmp_path / "d2").mkdir()
+    look(cluster)
+    catch_up(cluster, topic, 0, 2)
+    append(log, topic, "b")
+    shutil.rmtree(tmp_path / "d2")
+    old.rename(tmp_path / "d2")  # under the id that the log dir had before
+    look(cluster)
+    state = partition(cluster, topic)
+    assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 2, 2: 1, 3: 2}
+    assert catch_up(cluster, topic, 0, 2).segments_copied == 1
+    assert set(partition(cluster, topic).isr) == {1, 2, 3}
+    every_replica_is_whole(cluster)
 
 
 def test_a_log_dir_swapped_for_another_ones_is_not_taken_back(cluster, log, tmp_path):
