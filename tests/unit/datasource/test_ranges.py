@@ -1,6 +1,5 @@
 """Rate limit, minimum, splitting, packing and metrics: Spark's arithmetic, exactly covered ranges."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
