@@ -27,6 +27,8 @@ from spark_log.ids import TopicId, TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, StoreClock
 
+_MANY_PARTITIONS = 100
+
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow, and nobody has needed it."""
 
@@ -327,6 +329,9 @@ def _insert_partitions(
     ]
     if replicas:
         connection.execute(t.replica.insert(), replicas)
+    if connection.dialect.name == "postgresql" and len(placement) >= _MANY_PARTITIONS:
+        # until its statistics know them, PostgreSQL takes the topic for a row or two and joins them in nested loops
+        connection.exec_driver_sql("ANALYZE partition, replica")
 
 
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:

@@ -615,6 +615,15 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
     assert changes == [2, 2]
 
 
+def test_postgresql_knows_at_once_how_large_a_new_topic_is(postgres_cluster):
+    """With statistics of the small cluster that it was, publication of the large topic takes seconds an append."""
+    create_topic(postgres_cluster, "small")
+    postgres_cluster.store.transact(lambda connection, _: connection.execute(sa.text("ANALYZE")))
+    create_topic(postgres_cluster, "large", 1_000)
+    rows = sa.text("SELECT reltuples FROM pg_class WHERE oid IN ('partition'::regclass, 'replica'::regclass)")
+    assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
+
+
 def test_a_process_stopped_inside_a_transaction_does_not_hold_its_locks_for_ever(postgres_cluster):
     """The server ends its transaction; here after 50 ms rather than after the 10 s of every connection of ours."""
     store = postgres_cluster.store
