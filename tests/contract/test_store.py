@@ -288,7 +288,7 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
     def count(action):
         statements.clear()
         result = action()
-        return len(statements), result
+        return len([each for each in statements if not each.startswith("ANALYZE")]), result  # once, for many
 
     small, _ = count(lambda: create_topic(cluster, "small", 10))
     large, topic = count(lambda: create_topic(cluster, "large", 10_000))
