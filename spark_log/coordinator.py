@@ -27,11 +27,12 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
-from spark_log.groups.offsets import expire_offsets
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
 from spark_log.log.followers import Followers
 from spark_log.log.moving import switch
-from spark_log.log.producer_expiry import expire_producers
+from spark_log.log.write_ids import Writer
+from spark_log.upkeep.tasks import TASKS, Task
+from spark_log.upkeep.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +86,27 @@ def _notice_topics(term: Term) -> None:
     _tend(term, groups_with_members(term.cluster.store))
 
 
-def _expire_offsets(term: Term) -> None:
-    expire_offsets(term.cluster.store, term.settings, term.guard)
-
-
-def _expire_producers(term: Term) -> None:
-    expire_producers(term.cluster.store, term.settings, term.guard)
-
-
-DUTIES: tuple[Duty, ...] = (
+GROUP_DUTIES: tuple[Duty, ...] = (
     Duty("end sessions and assign partitions of groups", 250, _tend_groups),
     Duty("notice changes of topics that groups subscribe", 5_000, _notice_topics),
-    Duty("forget offsets of empty groups", 600_000, _expire_offsets),
-    Duty("forget silent producers", 600_000, _expire_producers),
 )
-"""What the holder of `coordinator` does. Kafka's offsets.retention.check.interval.ms is 10 minutes too."""
+
+
+def _upkeep_duty(task: Task, settings: ClusterSettings) -> Duty:
+    def run(term: Term) -> None:
+        writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
+        try:
+            for report in task.run(Work(term.cluster, term.settings, writer, term.guard)):
+                logger.info("upkeep: %s", report)
+        finally:
+            writer.close()
+
+    return Duty(f"upkeep: {task.name}", task.every_ms(settings), run)
+
+
+def coordinator_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
+    """What the holder of `coordinator` does."""
+    return (*GROUP_DUTIES, *(_upkeep_duty(task, settings) for task in TASKS))
 
 
 def _elect(term: Term) -> None:
@@ -165,7 +172,7 @@ class Coordinator:
     """Stands for coordinator and for controller of the cluster while it is entered."""
 
     def __init__(
-        self, cluster: Cluster, *, settings: ClusterSettings | None = None, duties: Sequence[Duty] = DUTIES
+        self, cluster: Cluster, *, settings: ClusterSettings | None = None, duties: Sequence[Duty] | None = None
     ) -> None:
         settings = settings or ClusterSettings()
         self._cluster = cluster
@@ -173,7 +180,9 @@ class Coordinator:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="spark-log-embedded-replicas", daemon=True)
         self.controller = Standing(cluster, controller.LEASE, settings, controller_duties(settings))
-        self.coordinator = Standing(cluster, LEASE, settings, duties)
+        self.coordinator = Standing(
+            cluster, LEASE, settings, coordinator_duties(settings) if duties is None else duties
+        )
 
     @property
     def acting(self) -> bool:

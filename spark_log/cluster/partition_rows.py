@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.replication import Cut, PartitionState, Replica
+from spark_log.cluster.retired_files import retire_files
 from spark_log.cluster.topics import Topic, topic_config
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
@@ -194,13 +194,7 @@ def cut_off(
     blobs = [row.name for row in lost if row.inline]
     for first in range(0, len(blobs), CHUNK):
         connection.execute(t.blob.delete().where(t.blob.c.name.in_(blobs[first : first + CHUNK])))
-    files = [
-        {"path": segment_path(topic.folder, partition, row.name), "retired_ms": now.wall_ms}
-        for row in lost
-        if not row.inline
-    ]
-    if files:
-        connection.execute(t.retired_file.insert(), files)
+    retire_files(connection, topic, partition, [row.name for row in lost if not row.inline], after.change, now)
     b = t.producer_batch.c
     connection.execute(
         t.producer_batch.delete().where(

@@ -246,13 +246,13 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         )
         per_topic = (
             t.transaction_segment, t.transaction_offset, t.producer_batch, t.group_offset, t.publication,
-            t.publication_cursor, t.reassignment, t.retired_replica, t.truncation, t.segment,
+            t.publication_cursor, t.reassignment, t.retired_replica, t.truncation, t.compaction, t.segment,
             t.replica, t.partition, t.topic,
         )  # fmt: skip
         for table in per_topic:
             connection.execute(table.delete().where(table.c.topic_id == t_id))
         retired_ms = cluster.store.clock(connection).wall_ms
-        connection.execute(t.retired_file.insert(), {"path": topic.folder, "retired_ms": retired_ms})
+        connection.execute(t.retired_file.insert(), {"path": topic.folder, "topic_id": t_id, "retired_ms": retired_ms})
 
     cluster.store.transact(delete, announce=True)
 

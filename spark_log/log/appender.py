@@ -100,7 +100,7 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
         outcome, states[key] = decide(state, batch, request.acks, producer)
         outcomes.append(outcome)
         if isinstance(outcome, Appended) and not outcome.duplicate:
-            rows.append(_segment_row(batch, outcome, states[key]))
+            rows.append(_segment_row(batch, outcome, states[key], now))
             if producer_key and producer:
                 remembered[producer_key] = remember(producer, batch, outcome)
     if request.atomic and any(isinstance(outcome, Rejected) for outcome in outcomes):
@@ -196,7 +196,7 @@ def _replayed(connection: sa.Connection, now: StoreClock, new: SparkBatch) -> bo
     return False
 
 
-def _segment_row(batch: Batch, appended: Appended, after: PartitionState) -> dict[str, Any]:
+def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: StoreClock) -> dict[str, Any]:
     sequence = batch.sequence
     return {
         "topic_id": batch.topic_id,
@@ -217,6 +217,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState) -> dic
         "name": batch.name,
         "inline": batch.inline,
         "change": after.change,
+        "appended_ms": now.wall_ms,
     }
 
 

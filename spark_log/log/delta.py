@@ -135,7 +135,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         incremental = as_we_left_it and not due.fallen
         if incremental:
             wanted = publication.changed_segments(connection, topic, info)
-            gone = publication.retired_paths(connection, topic)
+            gone = publication.retired_paths(connection, topic, info)
         else:
             wanted = publication.all_segments(connection, topic, info)
     active = _active_files(table)

@@ -196,8 +196,9 @@ class SegmentFiles:
         """Arrow bytes of the rows that wait for their row group."""
         return self._encoder.bytes_waiting
 
-    def append(self, records: pa.Table) -> None:
-        self._encoder.write(records)
+    def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
+        """Records (RECORD_SCHEMA); their offset deltas run on, or are the given ones."""
+        self._encoder.write(records, offset_deltas)
 
     def flush_rows(self) -> None:
         """Write out the rows that wait, as a row group smaller than usual."""

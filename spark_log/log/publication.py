@@ -161,12 +161,13 @@ def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) 
     return _files(sorted(connection.execute(found).all()))
 
 
-def retired_paths(connection: sa.Connection, topic: Topic) -> list[str]:
-    """Files of the topic, relative to its table, that the metadata no longer names."""
-    prefix = topic.folder + "/"
-    path = t.retired_file.c.path
-    query = sa.select(path).where(path.startswith(prefix, autoescape=True))
-    return [found[len(prefix) :] for found in connection.execute(query).scalars()]
+def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[str]:
+    """Files, relative to the topic's table, that the metadata has ceased to name since the cursors."""
+    source, stale = _stale(topic, info)
+    f = t.retired_file.c
+    gone = (f.topic_id == _P.topic_id) & (f.partition == _P.partition) & (f.change > sa.func.coalesce(_C.change, 0))
+    query = sa.select(f.path).select_from(source.join(t.retired_file, gone)).where(stale)
+    return [path[len(topic.folder) + 1 :] for path in connection.execute(query).scalars()]
 
 
 def record(

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -201,6 +201,12 @@ segment = Table(
         "rows were published before under another file (merge, compaction): no data change in Delta",
         server_default=false(),
     ),
+    _column(
+        "appended_ms",
+        BigInteger,
+        "store clock; of a rewritten segment, that of the latest append in it: how old it is, whatever its timestamps",
+        server_default=text("0"),
+    ),
     Index(None, "topic_id", "partition", "max_timestamp_ms", "base_offset"),
     Index(None, "topic_id", "partition", "change"),
     Index(
@@ -235,7 +241,19 @@ retired_file = Table(
     "retired_file",
     metadata,
     _column("path", Text, "relative to the log dirs: a segment file, or a deleted topic's folder", primary_key=True),
+    _column("topic_id", BigInteger, "topic.topic_id, also of a topic that is gone", server_default=text("0")),
+    _column(
+        "partition", Integer, "number of the partition in its topic; NULL: the path is a topic's folder", nullable=True
+    ),
+    _column(
+        "change",
+        BigInteger,
+        "partition.change when the file went, so that publication finds what is gone",
+        server_default=text("0"),
+    ),
     _column("retired_ms", BigInteger, "store clock; deleted retired.file.retention.ms later"),
+    Index(None, "topic_id", "partition", "change"),
+    Index(None, "retired_ms"),
     comment="Files that metadata no longer names but readers may still be on.",
 )
 
@@ -249,6 +267,22 @@ retired_replica = Table(
     _column("retired_ms", BigInteger, "store clock; its files are deleted retired.file.retention.ms later"),
     _column("deleting", Boolean, "its files are being deleted: no replica may be placed here meanwhile"),
     comment="What a reassignment left behind in a log dir: readers may still be on its files.",
+)
+
+compaction = Table(
+    "compaction",
+    metadata,
+    _topic_id(primary_key=True),
+    _partition(primary_key=True),
+    _column(
+        "end_offset",
+        BigInteger,
+        "every record below it that a later one below it had overwritten was gone by then",
+        primary_key=True,
+    ),
+    _column("at_ms", BigInteger, "store clock; a tombstone below end_offset may go delete.retention.ms later"),
+    _column("tombstone_count", BigInteger, "tombstones that it left below end_offset"),
+    comment="Compactions that were completed. The largest end_offset is where the dirty part of the log begins.",
 )
 
 truncation = Table(

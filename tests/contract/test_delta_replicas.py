@@ -238,9 +238,10 @@ def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were
     for broker in (1, 2):
         folder = tables.location(broker) / "_segments" / "0"
         shutil.copy(folder / donor["name"], folder / name)
-    retired = [{"path": f"{tables.topic.folder}/_segments/0/{row['name']}", "retired_ms": 0} for row in rows[:2]]
     with tables.cluster.store.snapshot() as connection:
         change = connection.execute(sa.select(p.change)).scalar_one() + 1
+    facts = {"topic_id": tables.topic.topic_id, "partition": 0, "change": change, "retired_ms": 0}
+    retired = [{"path": f"{tables.topic.folder}/_segments/0/{row['name']}", **facts} for row in rows[:2]]
     new = {**donor, "base_offset": 0, "end_offset": 2, "name": name, "change": change, "rewritten": True}
     versions = {broker: tables.delta(broker).version() for broker in (1, 2)}
     tables.sql(

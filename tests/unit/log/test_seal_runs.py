@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.log.seal import TailSegment, runs
+from spark_log.log.rewriting import Segment
+from spark_log.log.seal import runs
 
 
 def tail(*pieces):
     """Pieces (base, end, bytes, timestamp type)."""
-    return [TailSegment(base, end, size, kind, 0, f"b{base}", "", end - base) for base, end, size, kind in pieces]
+    return [
+        Segment(base, end, end - base, size, 0, 0, kind, 0, f"b{base}", "", True, 0) for base, end, size, kind in pieces
+    ]
 
 
 def cut(pieces, bytes_max=100):

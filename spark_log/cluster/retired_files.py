@@ -1,0 +1,22 @@
+"""Files that the metadata does not name any more: readers may still be on them, so they stay for
+retired.file.retention.ms.
+"""
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import StoreClock
+
+
+def retire_files(
+    connection: sa.Connection, topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+) -> None:
+    """Note that these segment files have left the log. `change` is the partition's with which they did."""
+    facts = {"topic_id": topic.topic_id, "partition": partition, "change": change, "retired_ms": now.wall_ms}
+    rows = [{"path": segment_path(topic.folder, partition, name), **facts} for name in names]
+    if rows:
+        connection.execute(t.retired_file.insert(), rows)

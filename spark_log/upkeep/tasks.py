@@ -1,0 +1,64 @@
+"""The tasks of upkeep, and running them. One line a task: what it does, and how often the Coordinator does it."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.errors import InvalidConfigurationError
+from spark_log.groups.offsets import expire_offsets
+from spark_log.log.producer_expiry import expire_producers
+from spark_log.log.write_ids import Writer
+from spark_log.upkeep.report import Report
+from spark_log.upkeep.work import Work
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    summary: str
+    every_ms: Callable[[ClusterSettings], int]
+    run: Callable[[Work], Iterable[Report]]
+    """Reports come as the work goes on, one for each topic that was changed. A failure of one topic keeps the others
+    from nothing: it is raised at the end."""
+
+
+def _expire(work: Work) -> Iterator[Report]:
+    if work.topic_names is None:  # neither belongs to a topic
+        expire_offsets(work.cluster.store, work.settings, work.guard)
+        expire_producers(work.cluster.store, work.settings, work.guard)
+    yield from ()
+
+
+TASKS: tuple[Task, ...] = (
+    Task("expire", "forget offsets of empty groups, and silent producers", lambda _: 600_000, _expire),
+)
+"""In the order in which `upkeep` runs them."""
+
+
+def upkeep(
+    cluster: "str | Cluster",
+    tasks: Iterable[str] | None = None,
+    *,
+    topics: Collection[str] | None = None,
+    settings: ClusterSettings | None = None,
+) -> Iterator[Report]:
+    """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on.
+
+    Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic.
+    """
+    wanted = None if tasks is None else list(tasks)
+    for name in wanted or ():
+        if name not in {task.name for task in TASKS}:
+            raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
+    with ExitStack() as stack:
+        opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
+        settings = settings or ClusterSettings()
+        writer = Writer(opened.store, "upkeep", settings.producer_write_id_lease_ms)
+        stack.callback(writer.close)
+        work = Work(opened, settings, writer, topic_names=topics)
+        list(work.topics())  # unknown ones are refused before anything is done
+        for task in TASKS:
+            if wanted is None or task.name in wanted:
+                yield from task.run(work)
