@@ -1,0 +1,142 @@
+"""Rewriting: a file takes the place of segments only while they are still the log; else nothing has happened."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.errors import NotCoordinatorError
+from spark_log.log.delta import publish
+from spark_log.log.log import Log, Records
+from spark_log.log.rewriting import plan_rewriting, segments, swap, write
+from spark_log.log.write_ids import Writer, release
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.records import read_all, table
+from tests.support.replicas import every_replica_is_whole, take_away
+
+
+class Case:
+    """A topic of three files in three replicas, and the rewriting of them into one, written and not swapped in."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.log = Log(cluster)
+        configs = {"inline.max.bytes": "0", "compression.type": "none"}
+        self.topic = create_topic(cluster, "t", 1, 3, configs)
+        for values in ("ab", "cd", "ef"):
+            self.log.append(self.topic, [Records(0, table(*values))])
+        self.writer = Writer(cluster.store, "test", 60_000)
+        self.inputs = cluster.store.read(lambda c: segments(c, self.topic, 0, inline=False))
+        self.rewriting = cluster.store.read(lambda c: plan_rewriting(c, self.topic, 0, self.inputs))
+        self.write_id, self.name = self.writer.file_name()
+
+    def write(self, keep=None):
+        self.written = write(self.rewriting, self.name, self.cluster.log_dirs(), self.cluster.log_dir, keep)
+
+    def swap(self, **guard):
+        return swap(self.cluster, self.write_id, self.rewriting, self.written, **guard)
+
+    def files(self):
+        """Of the topic, in any log dir that answers, the one that was written."""
+        found = []
+        for info in self.cluster.log_dirs().values():
+            log_dir = self.cluster.log_dir(info)
+            found += [path for path in log_dir.list_files(self.topic.folder) if self.name in path]
+        return found
+
+    def rows(self):
+        tables = (t.segment, t.retired_file, t.partition, t.replica)
+        with self.cluster.store.snapshot() as connection:
+            return [connection.execute(sa.select(each)).all() for each in tables]
+
+
+@pytest.fixture
+def case(three_brokers):
+    case = Case(three_brokers)
+    yield case
+    case.log.close()
+
+
+def test_one_file_for_three_in_every_replica(case):
+    case.write()
+    assert case.swap()
+    assert read_all(case.log, case.topic) == [(0, i, value) for i, value in enumerate("abcdef")]
+    with case.cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(t.segment)).scalar() == 1
+        assert connection.execute(sa.select(sa.func.count()).select_from(t.retired_file)).scalar() == 3
+    every_replica_is_whole(case.cluster)
+    publish(case.cluster, case.topic)
+    assert_delta_is_the_log(case.cluster)
+
+
+def test_what_stays_keeps_its_offset(case):
+    case.write(keep=lambda offsets, _records: pc.is_in(offsets, pa.array([1, 2, 5])))
+    assert case.swap()
+    expected = [(0, 1, "b"), (0, 2, "c"), (0, 5, "f")]
+    assert read_all(case.log, case.topic) == expected
+    case.log.append(case.topic, [Records(0, table("g"))])
+    assert read_all(case.log, case.topic) == [*expected, (0, 6, "g")]
+    publish(case.cluster, case.topic)
+    assert_delta_is_the_log(case.cluster)
+
+
+def test_nothing_may_stay_and_the_offsets_are_not_used_again(case):
+    case.write(keep=lambda offsets, _records: pc.less(offsets, 0))
+    assert case.swap()
+    assert read_all(case.log, case.topic) == []
+    case.log.append(case.topic, [Records(0, table("g"))])
+    assert read_all(case.log, case.topic) == [(0, 6, "g")]
+    publish(case.cluster, case.topic)
+    assert_delta_is_the_log(case.cluster)
+
+
+def rewrite_first(case):
+    """Somebody else has merged the first two meanwhile."""
+    other = case.cluster.store.read(lambda c: plan_rewriting(c, case.topic, 0, case.inputs[:2]))
+    write_id, name = case.writer.file_name()
+    written = write(other, name, case.cluster.log_dirs(), case.cluster.log_dir)
+    assert swap(case.cluster, write_id, other, written)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param(rewrite_first, id="the inputs are not the log any more"),
+        pytest.param(lambda case: take_away(case.cluster, 3), id="the ISR has changed"),
+        pytest.param(lambda case: release(case.cluster.store, case.write_id), id="the write id is gone"),
+    ],
+)
+def test_a_swap_that_comes_too_late_changes_nothing_and_leaves_no_file(case, meanwhile):
+    case.write()
+    meanwhile(case)
+    before = case.rows()
+    assert not case.swap()
+    assert case.rows() == before
+    assert case.files() == []
+    assert read_all(case.log, case.topic) == [(0, i, value) for i, value in enumerate("abcdef")]
+
+
+def test_a_topic_that_is_gone(case):
+    case.write()
+    delete_topic(case.cluster, "t")
+    assert not case.swap()
+    assert case.files() == []
+
+
+def test_a_guard_that_forbids(case):
+    def gone(_connection):
+        raise NotCoordinatorError("the term has ended")
+
+    case.write()
+    before = case.rows()
+    with pytest.raises(NotCoordinatorError):
+        case.swap(guard=gone)
+    assert case.rows() == before
+
+
+def test_what_is_not_the_log_is_not_planned(case):
+    case.write()
+    assert case.swap()
+    assert case.cluster.store.read(lambda c: plan_rewriting(c, case.topic, 0, case.inputs)) is None
