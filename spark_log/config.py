@@ -383,6 +383,31 @@ class ClusterSettings:
     leader_imbalance_check_interval_ms: int = 300_000
     """How often it looks (Kafka's leader.imbalance.check.interval.seconds)."""
 
+    log_retention_check_interval_ms: int = 300_000
+    """How often the coordinator drops what retention no longer keeps, and cleans up files (Kafka's
+    log.retention.check.interval.ms)."""
+
+    log_cleaner_backoff_ms: int = 15_000
+    """How long the coordinator waits before it looks again for something to compact (Kafka's
+    log.cleaner.backoff.ms)."""
+
+    log_flush_scheduler_interval_ms: int = 1_000
+    """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
+    log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""
+
+    log_seal_interval_ms: int = 10_000
+    """Ours. How often the coordinator looks for inline tails older than segment.ms, or left over by a failure."""
+
+    log_merge_interval_ms: int = 60_000
+    """Ours. How often the coordinator merges small segments."""
+
+    delta_upkeep_interval_ms: int = 600_000
+    """Ours. How often the coordinator looks after the Delta tables: what is behind, checkpoints, expired log files."""
+
+    offsets_retention_check_interval_ms: int = 600_000
+    """How often the coordinator forgets offsets of empty groups, and silent producers (Kafka's
+    offsets.retention.check.interval.ms)."""
+
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
         """From dotted names and text. InvalidConfigurationError names the setting and the value."""

@@ -32,7 +32,12 @@ def _expire(work: Work) -> Iterator[Report]:
 
 
 TASKS: tuple[Task, ...] = (
-    Task("expire", "forget offsets of empty groups, and silent producers", lambda _: 600_000, _expire),
+    Task(
+        "expire",
+        "forget offsets of empty groups, and silent producers",
+        lambda s: s.offsets_retention_check_interval_ms,
+        _expire,
+    ),
 )
 """In the order in which `upkeep` runs them."""
 
