@@ -11,7 +11,8 @@ SparkLogError
 │   ├── NotCoordinatorError, NotControllerError
 │   └── KafkaTimeoutError
 └── FatalError                        trying again changes nothing
-    ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError
+    ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
+    │   StoreChangedError
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
@@ -96,6 +97,10 @@ class UnsupportedVersionError(FatalError):
 
 class UnsupportedStoreError(FatalError):
     """The metadata store cannot give the guarantees that the log needs (network file system, fsync off, a standby)."""
+
+
+class StoreChangedError(FatalError):
+    """The metadata store is on another server, or another line of its history, than the log dirs were written under."""
 
 
 class InvalidConfigurationError(FatalError):

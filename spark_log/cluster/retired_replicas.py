@@ -20,6 +20,7 @@ from spark_log.cluster.topics import Topic, topic_config
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.identity import check_identity
 from spark_log.metadata.store import Attempt, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
 def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
     """Those that are due, and those that somebody has begun to delete."""
     store = cluster.store
+    store.read(check_identity)
     query = sa.select(t.retired_replica, t.topic.c.configs).join(t.topic, t.topic.c.topic_id == _K.topic_id)
 
     def due(connection: sa.Connection) -> list[Any]:

@@ -28,6 +28,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log import publication
 from spark_log.log.publication import Cursor, PublishedFile
+from spark_log.metadata.identity import check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     application = f"spark-log/{topic.uuid}/{info.uuid}"
     in_table = table.transaction_version(application) or 0
     with cluster.store.snapshot() as connection:
+        check_identity(connection)
         recorded = publication.recorded(connection, topic, info)
         as_we_left_it = (in_table, table.version()) == (recorded or (0, 0))
         due = publication.due(connection, topic, info)

@@ -16,6 +16,7 @@ from sqlalchemy import event
 
 from spark_log.errors import ClusterNotFoundError, UnsupportedStoreError
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
+from spark_log.metadata.identity import ask_server
 
 _BUSY_TIMEOUT_MS = 60_000
 _WRITES = "spark_log_writes"
@@ -110,7 +111,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
     )
 
     @event.listens_for(engine, "connect")
-    def check(connection: Any, _record: Any) -> None:
+    def check(connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
@@ -130,6 +131,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
                 f"{address}: synchronous_commit is {synchronous_commit}; it must be on (or remote_apply),"
                 " or an acknowledged record may be lost"
             )
+        ask_server(connection, record.info, address)
 
     return engine
 

@@ -18,7 +18,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.metadata import engine as engines
-from spark_log.metadata import tables
+from spark_log.metadata import identity, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.changes import changes_of
 
@@ -254,7 +254,12 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
         migrations.upgrade(connection)
         connection.execute(
             tables.cluster.insert(),
-            {"singleton": 1, "cluster_id": cluster_id, "created_ms": store.clock(connection).wall_ms},
+            {
+                "singleton": 1,
+                "cluster_id": cluster_id,
+                "created_ms": store.clock(connection).wall_ms,
+                **identity.values(identity.of_server(connection)),
+            },
         )
         fill(connection)
 

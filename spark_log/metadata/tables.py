@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -69,6 +69,24 @@ cluster = Table(
     ),
     _column("cluster_id", String(36), "name of the cluster, a UUID; every log dir carries it"),
     _column("created_ms", BigInteger, "when the cluster was made, by the store's clock"),
+    _column(
+        "system_identifier",
+        String(32),
+        "PostgreSQL's, of the server that the metadata is on; NULL: not known",
+        nullable=True,
+    ),
+    _column(
+        "timeline",
+        BigInteger,
+        "of that server's write-ahead log; a promotion or a restore raises it",
+        nullable=True,
+    ),
+    _column(
+        "accepted_ms",
+        BigInteger,
+        "store clock; when an operator accepted another server or timeline",
+        nullable=True,
+    ),
     comment="The cluster that this store describes.",
 )
 

@@ -92,6 +92,21 @@ class PostgresServer:
         """Crash: every server process ends at once, and the next start recovers from the write-ahead log."""
         self._end(signal.SIGQUIT)
 
+    def back_up(self) -> None:
+        """Keep a copy of the data folder, for `restore`. The server must be stopped."""
+        self._run("rm", "-rf", f"{self._data}-backup")
+        self._run("cp", "-a", str(self._data), f"{self._data}-backup")
+
+    def restore(self) -> None:
+        """Start on the backup instead of the data folder, as an operator does who recovers: a new timeline begins."""
+        self._run("rm", "-rf", str(self._data))
+        self._run("cp", "-a", f"{self._data}-backup", str(self._data))
+        self._run("touch", f"{self._data}/recovery.signal")
+        self._run("sh", "-c", f"echo \"restore_command = 'false'\" >> {self._data}/postgresql.auto.conf")
+        self.start()
+        while self.query("SELECT pg_is_in_recovery()") != "f":
+            time.sleep(0.05)
+
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
 
@@ -105,8 +120,12 @@ class PostgresServer:
         return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{database}"
 
     def execute(self, sql: str, database: str = "postgres") -> None:
+        self.query(sql, database)
+
+    def query(self, sql: str, database: str = "postgres") -> str:
+        """What psql prints, without headings."""
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", database]
-        self._run(str(self._programs / "psql"), *address, "-q", "-v", "ON_ERROR_STOP=1", "-c", sql)
+        return self._run(str(self._programs / "psql"), *address, "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql).strip()
 
     def _answers(self) -> bool:
         ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
@@ -119,12 +138,13 @@ class PostgresServer:
         self._process.wait(timeout=60)
         self._process = None
 
-    def _run(self, *command: str) -> None:
+    def _run(self, *command: str) -> str:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=self._root, check=False, user=self._uid, group=self._gid
         )
         if done.returncode != 0:
             raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
 
 
 def _server_user() -> pwd.struct_passwd | None:

@@ -1,0 +1,118 @@
+"""Which database server the metadata is on, and whether it is still the one that the cluster was made on.
+
+A server that was restored from a backup, or a standby that was promoted without the last transactions, knows less than
+the log dirs: clean-up would delete files that it does not name, and publication would take their records out of the
+Delta tables. Both ask here first. PostgreSQL tells such servers apart by its system identifier, which initdb makes, and
+its timeline, which each promotion and each recovery to a point in time raises. A connection's server does not change,
+so each connection asks once, when it is opened.
+
+SQLite has no such thing: there the counters in the log dirs are what shows a restored copy (cluster/inspection.py).
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.errors import StoreChangedError
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+
+logger = logging.getLogger(__name__)
+
+_INFO, _MATCHES = "spark_log_identity", "spark_log_identity_matches"
+_C = t.cluster.c
+
+_ASK = (
+    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+    " FROM pg_control_system()"
+)
+"""The timeline that is written to: pg_control_checkpoint() tells that of the last checkpoint. Every role may ask both,
+unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
+"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A PostgreSQL server: of one initdb, in one line of its history."""
+
+    system_identifier: str
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"system {self.system_identifier}, timeline {self.timeline}"
+
+
+def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> None:
+    """Keep the identity of a new connection's server in the connection's `info`; None if it does not tell."""
+    import psycopg
+
+    try:
+        row = driver_connection.execute(_ASK).fetchone()
+        info[_INFO] = Identity(row[0], int(row[1]))
+    except psycopg.DatabaseError as error:
+        if driver_connection.broken:
+            raise
+        info[_INFO] = None
+        _warn(str(address), str(error).partition("\n")[0])
+    finally:
+        if not driver_connection.broken:
+            driver_connection.rollback()
+
+
+@cache  # once a process
+def _warn(address: str, why: str) -> None:
+    logger.warning(
+        "metadata store at %s does not tell its system identifier and timeline (%s): a server restored from a backup"
+        " will not be noticed. GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
+        " pg_walfile_name(pg_lsn)",
+        address,
+        why,
+    )
+
+
+def of_server(connection: sa.Connection) -> Identity | None:
+    """Of the server at the other end; None on SQLite, and where the server does not tell."""
+    found: Identity | None = connection.info.get(_INFO)
+    return found
+
+
+def recorded(connection: sa.Connection) -> Identity | None:
+    """Of the server that the cluster was made on, or that was accepted; None if that was not known."""
+    row = connection.execute(sa.select(_C.system_identifier, _C.timeline)).one()
+    return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
+
+
+def values(identity: Identity | None) -> dict[str, Any]:
+    """The columns of table `cluster`."""
+    return {
+        "system_identifier": identity.system_identifier if identity else None,
+        "timeline": identity.timeline if identity else None,
+    }
+
+
+def check_identity(connection: sa.Connection) -> None:
+    """StoreChangedError unless the metadata is on the server that was recorded. To be asked before anything is deleted
+    or taken out of a Delta table because the metadata does not name it.
+    """
+    now = of_server(connection)
+    if now is None or connection.info.get(_MATCHES):
+        return
+    before = recorded(connection)
+    if before is not None and before != now:
+        what = "another server" if before.system_identifier != now.system_identifier else "restored or promoted"
+        raise StoreChangedError(
+            f"the metadata store is {what}: it was {before}, and is {now}; it may know less than the log dirs hold, so"
+            " clean-up of files and publication to Delta tables have stopped. See what it lacks with"
+            " `spark-log store status`, then allow both with `spark-log store accept`"
+        )
+    connection.info[_MATCHES] = before is not None
+
+
+def accept(connection: sa.Connection, now_ms: int) -> Identity | None:
+    """Record the server as it is now, and when; returns what is recorded."""
+    identity = of_server(connection)
+    connection.execute(t.cluster.update().values(**values(identity), accepted_ms=now_ms))
+    return identity

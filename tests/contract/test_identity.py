@@ -1,0 +1,104 @@
+"""A PostgreSQL that was restored from a backup knows less than the log dirs: nothing is deleted or taken out of a Delta
+table until an operator has accepted it.
+"""
+
+import logging
+
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.retired_replicas import delete_retired_replicas
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import StoreChangedError
+from spark_log.log.append import Appended
+from spark_log.log.delta import delta_tables, publish
+from spark_log.log.log import Log, Records
+from spark_log.metadata import identity
+from spark_log.metadata import tables as t
+from tests.support.records import read_all, table
+
+FILES = {"inline.max.bytes": "0"}
+
+
+def append(cluster, topic, value):
+    log = Log(cluster)
+    [outcome] = log.append(topic, [Records(0, table(value))])
+    log.close()
+    return outcome
+
+
+def in_delta(cluster, topic):
+    [location] = delta_tables(cluster, topic).values()
+    return sorted(value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist())
+
+
+def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(own_postgres_server, tmp_path, caplog):
+    server = own_postgres_server
+    url = server.create_database()
+    with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        topic = create_topic(cluster, "t", configs=FILES)
+        append(cluster, topic, "before the backup")
+        server.stop()
+        server.back_up()
+        server.start()
+        assert append(cluster, topic, "after the backup") == Appended(1, 2), (
+            "a server that was started again is the same"
+        )
+        assert in_delta(cluster, topic) == ["after the backup", "before the backup"]
+        server.stop()
+        server.restore()
+
+        with pytest.raises(StoreChangedError, match=r"timeline 1.*is .*timeline 2.*spark-log store accept"):
+            publish(cluster, topic)
+        with pytest.raises(StoreChangedError):
+            delete_retired_replicas(cluster, nobody_forbids)
+        with caplog.at_level(logging.WARNING):
+            assert append(cluster, topic, "new") == Appended(1, 2), "appends go on"
+        assert "spark-log store accept" in caplog.text, "and say what has stopped"
+        log = Log(cluster)
+        assert [value for _, _, value in read_all(log, topic)] == ["before the backup", "new"], "so do reads"
+        log.close()
+        assert in_delta(cluster, topic) == ["after the backup", "before the backup"], "nothing was taken out"
+    with Cluster.open(url) as cluster:  # another process
+        with pytest.raises(StoreChangedError):
+            publish(cluster, topic)
+        now = cluster.store.transact(lambda c, _: identity.accept(c, cluster.store.clock(c).wall_ms))
+        assert (now.timeline, cluster.store.read(identity.recorded)) == (2, now)
+        publish(cluster, topic)
+        assert in_delta(cluster, topic) == ["before the backup", "new"]
+        delete_retired_replicas(cluster, nobody_forbids)
+
+
+def test_another_server_is_told_from_another_timeline(postgres_url, tmp_path):
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+        with pytest.raises(StoreChangedError, match="is another server: it was system 17, timeline 1, and is system"):
+            cluster.store.read(identity.check_identity)
+
+
+def test_a_server_that_does_not_tell_is_used_with_a_warning(postgres_server, tmp_path, caplog):
+    url = postgres_server.create_database()
+    database = url.rpartition("/")[2]
+    postgres_server.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public", database)
+    postgres_server.execute(
+        f"CREATE ROLE {database}_user LOGIN; GRANT ALL ON SCHEMA public TO {database}_user", database
+    )
+    with (
+        caplog.at_level(logging.WARNING),
+        Cluster.init(url.replace("spark_log@", f"{database}_user@"), log_dir=str(tmp_path / "log-dir")) as cluster,
+    ):
+        topic = create_topic(cluster, "t", configs=FILES)
+        append(cluster, topic, "a")
+        publish(cluster, topic)
+        assert in_delta(cluster, topic) == ["a"]
+        assert cluster.store.read(identity.recorded) is None
+    assert caplog.text.count("GRANT EXECUTE ON FUNCTION pg_control_system()") == 1
+
+
+def test_sqlite_has_no_identity_of_its_own(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        cluster.store.read(identity.check_identity)
+        assert cluster.store.read(lambda c: c.execute(sa.select(t.cluster.c.system_identifier)).scalar()) is None
