@@ -440,7 +440,7 @@ def test_read_topic_of_many_segments_and_of_equal_sizes(
     assert len(sizes) == 6 and len(set(sizes)) < 6
     check_equal(spark, cluster)
     append(log, topic, "another size altogether", partition=0)
-    monkeypatch.setattr("spark_log.datasource.native._IN_EXPRESSION_MAX", 1)
+    monkeypatch.setattr("spark_log.log.segment_scan._IN_EXPRESSION_MAX", 1)
     check_equal(spark, cluster)
 
 
