@@ -72,9 +72,7 @@ class Parser(argparse.ArgumentParser):
 
     def shared(self, given: argparse.Namespace, environ: Mapping[str, str], default: Run) -> Shared:
         """The shared arguments; `default` is how a --stream without --trigger runs."""
-        cluster = (given.cluster or environ.get("SPARK_LOG_CLUSTER", "")).strip()
-        if not cluster:
-            self.error("--cluster: needed (or environment variable SPARK_LOG_CLUSTER): a folder or a URL")
+        cluster = self.cluster(given, environ)
         if not given.stream:
             for name in ("trigger", "checkpoint"):
                 if getattr(given, name) is not None:
@@ -82,10 +80,16 @@ class Parser(argparse.ArgumentParser):
             return Shared(cluster, Batch(), None, given.json)
         if not given.checkpoint:
             self.error("--checkpoint: needed with --stream: it is what makes a restart go on where the last run ended")
-        run = default if given.trigger is None else self._trigger(given.trigger)
+        run = default if given.trigger is None else self.trigger(given.trigger)
         return Shared(cluster, run, given.checkpoint, given.json)
 
-    def _trigger(self, text: str) -> Run:
+    def cluster(self, given: argparse.Namespace, environ: Mapping[str, str]) -> str:
+        cluster: str = (given.cluster or environ.get("SPARK_LOG_CLUSTER", "")).strip()
+        if not cluster:
+            self.error("--cluster: needed (or environment variable SPARK_LOG_CLUSTER): a folder or a URL")
+        return cluster
+
+    def trigger(self, text: str) -> Run:
         word = text.strip().lower()
         if word == "available-now":
             return AvailableNow()

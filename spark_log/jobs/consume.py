@@ -21,7 +21,7 @@ from spark_log.jobs.consume_shape import shaped
 from spark_log.jobs.failures import guarded
 from spark_log.jobs.measure import Measured
 from spark_log.jobs.preflight import check_new_folder, find_or_create
-from spark_log.jobs.running import measured_in, offsets_around, run_to_end, triggered
+from spark_log.jobs.running import offsets_around, run_to_end, triggered
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
 
@@ -120,12 +120,9 @@ def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured,
     source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
     writer = _to_sink(shaped(source, arguments, None), arguments)
     query = triggered(writer, arguments.shared).start()
-    progresses = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)))
-    total = Measured()
-    for progress in progresses:
-        total = total.plus(measured_in(progress))
-    before, after = offsets_around(progresses)
-    return total, before, after
+    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)))
+    before, after = offsets_around(totals)
+    return totals.counted, before, after
 
 
 def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:

@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as sf
 
 NAME = "spark_log_job"
-"""Of the observation, in the progress of a streaming query."""
+"""Of the observation, in the progress of a streaming query; what follows it tells several inputs apart."""
 
 
 class Measured(NamedTuple):
@@ -23,14 +23,17 @@ class Measured(NamedTuple):
         return cls(*(int(metrics.get(name) or 0) for name in cls._fields))
 
 
-def measured(frame: DataFrame, size: Column, malformed: Column | None, observation: Observation | None) -> DataFrame:
-    """`frame`, observed: `size` is the bytes of a row, `malformed` is null in a good one. `observation` for a batch."""
+def measured(
+    frame: DataFrame, size: Column, malformed: Column | None, observation: Observation | None, name: str = ""
+) -> DataFrame:
+    """`frame`, observed: `size` is the bytes of a row, `malformed` is null in a good one. `observation` for a batch,
+    `name` for one of several inputs of a stream."""
     counts = [
         sf.count(sf.lit(1)).alias("records"),
         sf.sum(size.cast("bigint")).alias("bytes"),
         (sf.lit(0) if malformed is None else sf.count(malformed)).alias("malformed"),
     ]
-    return frame.observe(observation if observation is not None else NAME, *counts)
+    return frame.observe(observation if observation is not None else NAME + name, *counts)
 
 
 def bytes_of(*columns: str) -> Column:

@@ -28,7 +28,7 @@ from spark_log.jobs.failures import guarded
 from spark_log.jobs.measure import Measured, bytes_of, measured
 from spark_log.jobs.preflight import check_paths, end_offsets, find_or_create
 from spark_log.jobs.produce_arguments import Columns, ProduceArguments, parse
-from spark_log.jobs.running import measured_in, run_to_end, triggered
+from spark_log.jobs.running import run_to_end, triggered
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
 
@@ -145,7 +145,4 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     observed = measured(records, _sizes(records), None, None)
     writer = observed.writeStream.format("spark_log").options(**_options(arguments)).outputMode("append")
     query = triggered(writer, arguments.shared).start()
-    total = Measured()
-    for progress in run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json))):
-        total = total.plus(measured_in(progress))
-    return total
+    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json))).counted

@@ -3,7 +3,8 @@
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
@@ -16,6 +17,7 @@ from spark_log.ids import TopicPartition
 from spark_log.jobs.arguments import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.measure import NAME, Measured
 from spark_log.jobs.summary import BatchProgress
+from spark_log.streams.windows import late_in
 
 _POLL_S = 1
 STOP_WAIT_S = 60.0
@@ -35,53 +37,78 @@ def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
             raise AssertionError("a batch has no trigger")
 
 
-def run_to_end(spark: SparkSession, query: StreamingQuery, tell: Callable[[BatchProgress], None]) -> list[Any]:
-    """Progress of every batch with records, in order. Raises StreamingQueryException.
+@dataclass(frozen=True)
+class Totals:
+    """What a query did in this run, over all batches that had records."""
 
-    A signal lets the batch in flight finish first.
-    """
+    counted: Measured = field(default_factory=Measured)
+    late: int = 0
+    """Rows dropped after the watermark."""
+    first: Any = None
+    """Progress of the first such batch."""
+    last: Any = None
+
+    def plus(self, progress: Any) -> "Totals":
+        first = progress if self.first is None else self.first
+        return Totals(self.counted.plus(measured_in(progress)), self.late + late_in(progress), first, progress)
+
+
+def run_to_end(spark: SparkSession, query: StreamingQuery, tell: Callable[[BatchProgress], None]) -> Totals:
+    """Raises StreamingQueryException. A signal lets the batch in flight finish first."""
     stop = _stop_on_signals(spark)
-    seen: dict[int, Any] = {}
+    totals = Totals()
     deadline: float | None = None
     while not query.awaitTermination(_POLL_S):
-        _take_new(query, seen, tell)
+        totals = _take_new(query, totals, tell)
         if stop.is_set():
             deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
             if not query.status["isTriggerActive"] or clock.monotonic_s() >= deadline:
                 query.stop()
-    _take_new(query, seen, tell)
-    return [seen[batch_id] for batch_id in sorted(seen)]
+    return _take_new(query, totals, tell)
 
 
 def measured_in(progress: Any) -> Measured:
-    """What `measure.measured` counted in a batch."""
-    row = (progress.observedMetrics or {}).get(NAME)
-    return Measured.of(row.asDict()) if row is not None else Measured()
+    """What `measure.measured` counted in a batch, over all inputs."""
+    total = Measured()
+    for name, row in (progress.observedMetrics or {}).items():
+        if name.startswith(NAME):
+            total = total.plus(Measured.of(row.asDict()))
+    return total
 
 
-def _take_new(query: StreamingQuery, seen: dict[int, Any], tell: Callable[[BatchProgress], None]) -> None:
+def _take_new(query: StreamingQuery, totals: Totals, tell: Callable[[BatchProgress], None]) -> Totals:
+    """`totals` and what has come since. Spark keeps the last 100 progresses, oldest first."""
     for progress in query.recentProgress:
         counted = measured_in(progress)
-        if progress.batchId in seen or not counted.records:
+        if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
             continue
-        seen[progress.batchId] = progress
+        totals = totals.plus(progress)
         seconds = (progress.durationMs.get("triggerExecution") or 0) / 1000
         rate = counted.records / seconds if seconds else 0.0
-        tell(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, _behind(progress)))
+        behind, late = _behind(progress), late_in(progress)
+        tell(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
+    return totals
 
 
 def _behind(progress: Any) -> int | None:
-    latest, end = _offsets_in(progress.sources[0].latestOffset), _offsets_in(progress.sources[0].endOffset)
-    return sum(max(0, offset - end.get(partition, 0)) for partition, offset in latest.items()) if latest else None
+    """None where no source tells."""
+    behind = None
+    for source in progress.sources:
+        latest, end = _offsets_in(source.latestOffset), _offsets_in(source.endOffset)
+        if latest:
+            behind = (behind or 0) + sum(max(0, offset - end.get(tp, 0)) for tp, offset in latest.items())
+    return behind
 
 
-def offsets_around(progresses: Sequence[Any]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Next offset of each partition of a spark_log source, before the first and after the last of these batches."""
-    if not progresses:
-        return {}, {}
-    first, last = progresses[0].sources[0], progresses[-1].sources[0]
-    after = _offsets_in(last.endOffset)
-    before = _offsets_in(first.startOffset) or _offsets_in(first.endOffset, "@start")
+def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Next offset of each partition of the spark_log sources, before the first and after the last batch."""
+    before: dict[TopicPartition, int] = {}
+    after: dict[TopicPartition, int] = {}
+    if totals.first is not None:
+        for source in totals.first.sources:
+            before.update(_offsets_in(source.startOffset) or _offsets_in(source.endOffset, "@start"))
+        for source in totals.last.sources:
+            after.update(_offsets_in(source.endOffset))
     return before, after
 
 

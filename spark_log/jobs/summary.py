@@ -18,7 +18,9 @@ class BatchProgress:
     bytes: int
     records_per_s: float
     behind: int | None
-    """Records that the source has and the query has not; None where the source cannot tell."""
+    """Records that the sources have and the query has not; None where they cannot tell."""
+    late: int = 0
+    """Rows that came after the watermark and were dropped (see `spark_log.streams.windows.late_records`)."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,18 @@ class Summary:
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     malformed: int = 0
-    """Values that are no JSON of --value-schema."""
+    """Values that are not of --value-schema."""
+    late: int = 0
+    """Rows dropped after the watermark."""
 
 
 def progress_line(progress: BatchProgress, as_json: bool) -> str:
     if as_json:
         return json.dumps({"event": "progress", **vars(progress), "records_per_s": round(progress.records_per_s, 1)})
     behind = "" if progress.behind is None else f", {progress.behind:,} behind"
-    return f"batch {progress.batch_id}: {progress.records:,} records, {progress.records_per_s:,.0f} records/s{behind}"
+    late = f", {progress.late:,} late" if progress.late else ""
+    rate = f"{progress.records_per_s:,.0f} records/s"
+    return f"batch {progress.batch_id}: {progress.records:,} records, {rate}{behind}{late}"
 
 
 def summary_lines(summary: Summary, as_json: bool) -> list[str]:
@@ -52,6 +58,7 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
             "records": summary.records,
             "bytes": summary.bytes,
             "malformed": summary.malformed,
+            "late": summary.late,
             "seconds": round(summary.seconds, 3),
             "before": _nested(summary.before),
             "after": _nested(summary.after),
@@ -61,7 +68,10 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
     size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else f"{summary.bytes:,} bytes"
     lines = [f"{summary.job}: {summary.records:,} records, {size}, {summary.seconds:.1f} s{rate}"]
     if summary.malformed:
-        lines.append(f"  {summary.malformed:,} values are not JSON of --value-schema: see column _malformed")
+        seen = "see column _malformed" if summary.job == "consume" else "they went to --dead-letter-topic"
+        lines.append(f"  {summary.malformed:,} values are not of --value-schema: {seen}")
+    if summary.late:
+        lines.append(f"  {summary.late:,} rows were later than the watermark, and dropped")
     shown = sorted(summary.after.items())[:_PARTITIONS_SHOWN_MAX]
     for tp, after in shown:
         before = summary.before.get(tp, 0)

@@ -1,0 +1,154 @@
+"""What all stream jobs do: check, decode, build the query, run it to its end or until SIGTERM, tell what happened."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from pyspark import SparkConf
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.options import ReadOptions
+from spark_log.datasource.planning import ReadPlanner
+from spark_log.jobs.measure import bytes_of, measured
+from spark_log.jobs.preflight import find_or_create
+from spark_log.jobs.running import offsets_around, run_to_end
+from spark_log.jobs.session import start_session
+from spark_log.jobs.stream_arguments import Input, StreamArguments, trigger_of
+from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.streams.outputs import DeltaOutput, Output, Route, TopicOutput, write_stream
+from spark_log.streams.windows import check_time
+
+MALFORMED = "_malformed"
+"""The value's text, where it is no JSON of the schema; else null."""
+
+_BYTES = "_bytes_of_key_and_value"
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+Build = Callable[..., DataFrame]
+"""The decoded inputs, in order -> the result."""
+
+
+def run_stream_job(
+    job: str, arguments: StreamArguments, inputs: Sequence[Input], build: Build, keys: Sequence[str]
+) -> int:
+    """Exit code. `keys`: columns of the result that a row is known by: the key of its record in an output topic.
+
+    Raises errors of ours and of Spark's.
+    """
+    check(arguments, inputs)
+    shared = arguments.shared
+    spark = start_session(job, delta=isinstance(arguments.output, DeltaOutput))
+    if not SparkConf().contains(_SHUFFLE_PARTITIONS):  # Spark's 200 would make 200 tasks and state stores of each batch
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
+    started = clock.monotonic_s()
+    decoded = [decode(source(spark, one), one, f"{number}") for number, one in enumerate(inputs)]
+    frame, outputs = routed(arguments, build(*(good for good, _ in decoded)), [bad for _, bad in decoded], keys)
+    query = write_stream(
+        frame,
+        outputs,
+        checkpoint=cast(str, shared.checkpoint),
+        trigger=trigger_of(shared.run),
+        output_mode=arguments.output_mode,
+        name=job,
+    )
+    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, shared.json)))
+    before, after = offsets_around(totals)
+    counted = totals.counted
+    seconds = clock.monotonic_s() - started
+    summary = Summary(job, counted.records, counted.bytes, seconds, before, after, counted.malformed, totals.late)
+    tell(*summary_lines(summary, shared.json))
+    spark.stop()
+    return 0
+
+
+def check(arguments: StreamArguments, inputs: Sequence[Input]) -> None:
+    """All that can be checked without Spark: clusters, topics, offsets."""
+    for one in inputs:
+        planner = ReadPlanner(ReadOptions.parse(one.options, streaming=True, environ={}))
+        try:
+            planner.available()
+        finally:
+            planner.close()
+    wanted = [arguments.output] if isinstance(arguments.output, TopicOutput) else []
+    if arguments.dead_letter_topic is not None:
+        wanted.append(TopicOutput(arguments.shared.cluster, arguments.dead_letter_topic))
+    for output in wanted:
+        with Cluster.open(output.cluster) as cluster:
+            find_or_create(cluster, output.topic, None)
+
+
+def source(spark: SparkSession, given: Input) -> DataFrame:
+    return spark.readStream.format("spark_log").options(**given.options).load()
+
+
+def decode(records: DataFrame, given: Input, name: str) -> tuple[DataFrame, DataFrame]:
+    """Records with values of the schema, as columns, counted under `name`; and those without, as dead letters.
+
+    Raises InvalidOptionError where the event time is no column of type TIMESTAMP.
+    """
+    about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
+    schema = cast(StructType, StructType.fromDDL(given.value_schema)).add(MALFORMED, StringType())
+    value = sf.from_json(sf.col("value").cast(StringType()), schema, {"columnNameOfCorruptRecord": MALFORMED})
+    read = records.withColumns({_BYTES: bytes_of("key", "value"), "decoded": value})
+    malformed = sf.col(f"decoded.{MALFORMED}")
+    read = measured(read, sf.col(_BYTES), malformed, None, name)
+    columns = [sf.col(column).alias(f"_{column}") for column in about]
+    good = read.where(malformed.isNull()).select("decoded.*", *columns).drop(MALFORMED)
+    check_time(good, given.event_time)
+    return good, read.where(malformed.isNotNull()).select(*_letter(records, sf.lit("no JSON of the schema")))
+
+
+def routed(
+    arguments: StreamArguments, result: DataFrame, letters: Sequence[DataFrame], keys: Sequence[str]
+) -> tuple[DataFrame, Output | Route]:
+    """The frame of the one query that writes results and dead letters, and what of it goes where.
+
+    One query, so that both are of the same batch: either side's rows are null in the other's column.
+    """
+    output, topic = arguments.output, arguments.dead_letter_topic
+    rows = as_records(result, arguments.key, keys) if isinstance(output, TopicOutput) else result
+    if topic is None:
+        return rows, output
+    bad = letters[0]
+    for more in letters[1:]:
+        bad = bad.unionByName(more)
+    nothing = {"result": rows.schema, "letter": bad.schema}
+
+    def side(frame: DataFrame, name: str) -> DataFrame:
+        columns = {other: sf.lit(None).cast(kind) for other, kind in nothing.items()}
+        return frame.select(*({**columns, name: sf.struct("*")}[other].alias(other) for other in columns))
+
+    def parts(batch: DataFrame) -> list[tuple[DataFrame, Output]]:
+        return [
+            (batch.where("result IS NOT NULL").select("result.*"), output),
+            (batch.where("letter IS NOT NULL").select("letter.*"), TopicOutput(arguments.shared.cluster, topic)),
+        ]
+
+    return side(rows, "result").unionByName(side(bad, "letter")), parts
+
+
+def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataFrame:
+    """Columns key and value: all columns as JSON, under `key` (an SQL expression), else under the columns `keys`: one
+    as text, several as JSON, none: null."""
+    chosen: Column
+    if key is not None:
+        kind = result.select(sf.expr(key).alias("it")).schema["it"].dataType
+        chosen = sf.expr(key) if isinstance(kind, StringType | BinaryType) else sf.expr(key).cast(StringType())
+    elif len(keys) == 1:
+        chosen = sf.col(keys[0]).cast(StringType())
+    elif keys:
+        chosen = sf.to_json(sf.struct(*keys), {"ignoreNullFields": "false"})
+    else:
+        chosen = sf.lit(None).cast(StringType())
+    return result.select(chosen.alias("key"), sf.to_json(sf.struct("*")).alias("value"))
+
+
+def _letter(records: DataFrame, reason: Column) -> list[Column]:
+    """A record as it came, the reason behind its own headers."""
+    none = sf.array().cast("array<struct<key:string,value:binary>>")
+    had = sf.coalesce(sf.col("headers"), none) if "headers" in records.columns else none
+    why = sf.array(sf.struct(sf.lit("error").alias("key"), reason.cast(BinaryType()).alias("value")))
+    return [sf.col("key"), sf.col("value"), sf.col("timestamp"), sf.concat(had, why).alias("headers")]

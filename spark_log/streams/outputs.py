@@ -1,0 +1,177 @@
+"""Results of a streaming query, written once each: into topics, Delta tables or onto the console.
+
+One topic in append or complete mode is the sink `format("spark_log")`. All else goes through foreachBatch: each output
+is one write under the query's id and the batch's number (`txnAppId`, `txnVersion`), so that a micro-batch that comes
+again after a crash, which Spark makes of the same input and the same state, writes only what it had not yet written.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_log.errors import InvalidOptionError, redact
+from spark_log.failpoints import failpoint
+
+OutputMode = Literal["append", "update", "complete"]
+
+AVAILABLE_NOW = "available-now"
+AS_FAST_AS_POSSIBLE = "0 seconds"
+_INTERVAL = re.compile(r"[0-9]{1,9} [a-z]+")
+_QUERY_ID = "sql.streaming.queryId"
+"""Spark's local property with the id that the checkpoint keeps: the same after a restart, another in a new one."""
+
+
+@dataclass(frozen=True, repr=False)
+class TopicOutput:
+    """Rows as `format("spark_log")` writes them: value, and key, headers, partition, timestamp where they are there."""
+
+    cluster: str
+    """Address: a folder or a URL."""
+    topic: str
+
+    def __repr__(self) -> str:
+        return f"TopicOutput({redact(self.cluster)!r}, {self.topic!r})"
+
+
+@dataclass(frozen=True)
+class DeltaOutput:
+    """A Delta table, made if it is missing. In mode complete each batch replaces it."""
+
+    path: str
+    keys: tuple[str, ...] = ()
+    """With keys, a row takes the place of the one with the same values in these columns (MERGE); mode update needs
+    them."""
+
+
+@dataclass(frozen=True)
+class ConsoleOutput:
+    """For people: each batch as a table on stdout. Shown again where a batch comes again."""
+
+    limit: int = 20
+    """Rows shown of a batch."""
+
+
+Output = TopicOutput | DeltaOutput | ConsoleOutput
+Route = Callable[[DataFrame], Sequence[tuple[DataFrame, Output]]]
+"""What of a micro-batch goes where, in this order. It is called once a batch, with rows that are kept (persisted) until
+all is written, and must give the same rows for the same batch."""
+
+
+def write_stream(
+    frame: DataFrame,
+    outputs: "Output | Sequence[Output] | Route",
+    *,
+    checkpoint: str,
+    trigger: str = AS_FAST_AS_POSSIBLE,
+    output_mode: OutputMode = "append",
+    name: str | None = None,
+) -> StreamingQuery:
+    """Start a query that writes `frame` to one output, whole to each of several, or in parts by a function.
+
+    `trigger` is "available-now" (what is there, then end) or an interval as "10 seconds". Exactly once for topics and
+    Delta tables over any crash, as long as `checkpoint` is kept; a topic or table may be named once per query.
+    Raises InvalidOptionError.
+    """
+    if output_mode not in get_args(OutputMode):
+        raise InvalidOptionError(f"output_mode {output_mode!r}: expected append, update or complete")
+    if not checkpoint:
+        raise InvalidOptionError("checkpoint '': needed: it is what makes a restart go on where the last run ended")
+    if isinstance(outputs, TopicOutput | DeltaOutput | ConsoleOutput):
+        outputs = (outputs,)
+    if not callable(outputs):
+        _check(outputs, output_mode)
+    writer = _triggered(frame.writeStream, trigger).outputMode(output_mode).option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    if not callable(outputs) and len(outputs) == 1 and output_mode != "update":
+        [only] = outputs
+        if isinstance(only, TopicOutput):
+            return writer.format("spark_log").options(cluster=only.cluster, topic=only.topic).start()
+    if callable(outputs):
+        route, keep = outputs, True
+    else:
+        route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
+    return writer.foreachBatch(lambda batch, batch_id: write_batch(batch, batch_id, route, output_mode, keep)).start()
+
+
+def write_batch(batch: DataFrame, batch_id: int, route: Route, output_mode: OutputMode, keep: bool) -> None:
+    """The body of foreachBatch. `keep`: compute the batch once for all outputs (state is read and written with it)."""
+    application = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    if application is None:
+        raise InvalidOptionError("write_batch: Spark names no streaming query: call it inside foreachBatch only")
+    if keep:
+        batch.persist()
+    try:
+        parts = route(batch)
+        _check([output for _, output in parts], output_mode)
+        failpoint("stream.batch-begun")
+        for rows, output in parts:
+            _write(rows, output, output_mode, application, batch_id)
+            failpoint("stream.output-written")
+    finally:
+        if keep:
+            batch.unpersist()
+
+
+def _whole_to_each(outputs: Sequence[Output]) -> Route:
+    return lambda batch: [(batch, output) for output in outputs]
+
+
+def _merges(output: Output) -> bool:
+    return isinstance(output, DeltaOutput) and bool(output.keys)
+
+
+def _check(outputs: Sequence[Output], output_mode: OutputMode) -> None:
+    """InvalidOptionError for what could not be written once: a second write to one target would pass for a replay."""
+    if not outputs:
+        raise InvalidOptionError("outputs: at least one is needed")
+    lasting = [output for output in outputs if not isinstance(output, ConsoleOutput)]
+    targets = [output.path if isinstance(output, DeltaOutput) else output for output in lasting]
+    for output, target in zip(lasting, targets, strict=True):
+        if targets.count(target) > 1:
+            raise InvalidOptionError(f"outputs: {output} is named twice: union the rows instead")
+        if isinstance(output, DeltaOutput) and not output.keys and output_mode == "update":
+            raise InvalidOptionError(
+                f"outputs: {output} needs keys in output mode update: they say which row a changed one replaces"
+            )
+
+
+def _write(rows: DataFrame, output: Output, output_mode: OutputMode, application: str, batch_id: int) -> None:
+    once = {"txnAppId": application, "txnVersion": str(batch_id)}
+    match output:
+        case ConsoleOutput(limit):
+            print(f"batch {batch_id}", flush=True)
+            rows.show(limit, truncate=False)
+        case TopicOutput(cluster, topic):
+            rows.write.format("spark_log").options(cluster=cluster, topic=topic, **once).mode("append").save()
+        case DeltaOutput(path, keys):
+            if keys and output_mode != "complete" and _merged(rows, path, keys):
+                return
+            mode = "overwrite" if output_mode == "complete" else "append"
+            rows.write.format("delta").options(**once).mode(mode).save(path)
+
+
+def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
+    """False where there is no table yet. Merging the same rows again changes nothing."""
+    from delta.tables import DeltaTable
+
+    if not DeltaTable.isDeltaTable(rows.sparkSession, path):
+        return False
+    names = [f"`{key.replace('`', '``')}`" for key in keys]
+    same = " AND ".join(f"old.{name} <=> new.{name}" for name in names)
+    table = DeltaTable.forPath(rows.sparkSession, path).alias("old")
+    table.merge(rows.alias("new"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    return True
+
+
+def _triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    if not _INTERVAL.fullmatch(trigger):
+        raise InvalidOptionError(f"trigger {trigger!r}: expected {AVAILABLE_NOW!r} or an interval as '10 seconds'")
+    return writer.trigger(processingTime=trigger)

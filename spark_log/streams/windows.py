@@ -1,0 +1,135 @@
+"""Aggregates over windows of event time: Spark's own, checked, in one layout, and their late records counted."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
+
+from spark_log.errors import InvalidOptionError
+
+START, END = "window_start", "window_end"
+"""Columns of the result, timestamps: a window is [start, end)."""
+
+_INTERVAL = re.compile(r"([0-9]{1,9}) (millisecond|second|minute|hour|day|week)s?")
+_UNIT_MS = {
+    "millisecond": 1,
+    "second": 1_000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
+
+
+@dataclass(frozen=True)
+class Tumbling:
+    """Windows of one size side by side: each record is in one."""
+
+    size: str
+    """As "1 hour"."""
+
+    def __post_init__(self) -> None:
+        _positive_ms("size", self.size)
+
+    def column(self, time: str) -> Column:
+        return sf.window(sf.col(time), self.size)
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows of one size that begin every `slide`: each record is in about size / slide of them."""
+
+    size: str
+    slide: str
+
+    def __post_init__(self) -> None:
+        if _positive_ms("slide", self.slide) > _positive_ms("size", self.size):
+            raise InvalidOptionError(
+                f"slide {self.slide!r} is larger than size {self.size!r}: records would be in none"
+            )
+
+    def column(self, time: str) -> Column:
+        return sf.window(sf.col(time), self.size, self.slide)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Windows from the first record of a group to `gap` after its last one: they end where nothing comes for `gap`."""
+
+    gap: str
+
+    def __post_init__(self) -> None:
+        _positive_ms("gap", self.gap)
+
+    def column(self, time: str) -> Column:
+        return sf.session_window(sf.col(time), self.gap)
+
+
+Window = Tumbling | Sliding | Session
+
+
+def windowed(
+    frame: DataFrame, time: str, window: Window, *by: str, watermark: str | None = None, aggregates: "list[Column]"
+) -> DataFrame:
+    """Columns window_start, window_end, `by` and the aggregates: one row for each window and group with records.
+
+    `time` is a column of type timestamp; records without one are in no window. In output mode append a row comes once
+    its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time seen; later records of it
+    are dropped, and counted (`late_records`). In mode update a row comes again whenever it changed. Without a
+    watermark no window ever ends: state grows for ever, and append is refused by Spark. Batch frames work too.
+    Raises InvalidOptionError.
+    """
+    check_time(frame, time)
+    if not aggregates:
+        raise InvalidOptionError("aggregates: at least one is needed")
+    for column in by:
+        if column not in frame.columns:
+            raise InvalidOptionError(f"by {column!r}: no such column: there are {', '.join(frame.columns)}")
+    if watermark is not None:
+        parse_interval("watermark", watermark)
+        frame = frame.withWatermark(time, watermark)
+    grouped = frame.groupBy(window.column(time).alias("_window"), *by).agg(*aggregates)
+    start, end = sf.col("_window.start").alias(START), sf.col("_window.end").alias(END)
+    return grouped.select(start, end, *(name for name in grouped.columns if name != "_window"))
+
+
+def late_records(query: StreamingQuery) -> int:
+    """Rows that the query dropped for coming after the watermark, in the last batches that Spark remembers (100).
+
+    As Spark counts (numRowsDroppedByWatermark): an aggregation counts them after each task has put the rows of one
+    window and group together, so this is how many such rows, which may stand for more records.
+    """
+    return sum(late_in(progress) for progress in query.recentProgress)
+
+
+def late_in(progress: Any) -> int:
+    """`late_records` of one batch."""
+    return sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+
+
+def parse_interval(name: str, text: str) -> int:
+    """Milliseconds >= 0 of a span as "10 minutes". InvalidOptionError names `name` and the value."""
+    match = _INTERVAL.fullmatch(text)
+    if match is None:
+        raise InvalidOptionError(f"{name} {text!r}: expected an interval as '10 minutes'")
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def check_time(frame: DataFrame, column: str) -> None:
+    """InvalidOptionError unless `column` is a timestamp."""
+    found = {field.name: field.dataType for field in frame.schema}
+    if column not in found:
+        raise InvalidOptionError(f"event time {column!r}: no such column: there are {', '.join(found)}")
+    if not isinstance(found[column], TimestampType):
+        raise InvalidOptionError(f"event time {column!r} is {found[column].simpleString()}, expected timestamp")
+
+
+def _positive_ms(name: str, text: str) -> int:
+    size_ms = parse_interval(name, text)
+    if size_ms == 0:
+        raise InvalidOptionError(f"{name} {text!r}: expected more than nothing")
+    return size_ms
