@@ -21,6 +21,7 @@ from spark_log.cluster.description import TopicDescription
 from spark_log.cluster.description import describe_topics as describe_topics_of
 from spark_log.cluster.names import is_internal
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import retention
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
@@ -176,7 +177,8 @@ def create_partitions(
 
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
     """New low watermark of each partition."""
-    low = engine.delete_records(cluster, {TopicPartition(*partition): offset for partition, offset in before.items()})
+    offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
+    low = retention.delete_records(cluster, offsets)
     return {
         partition: {"partition_index": partition[1], "low_watermark": low[TopicPartition(*partition)], "error_code": 0}
         for partition in before

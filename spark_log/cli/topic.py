@@ -164,9 +164,9 @@ def delete_records(
     **Example:** `spark-log topic delete-records events --before 0=1000 --before 1=-1`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import delete_records as delete_before
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
+    from spark_log.log.retention import delete_records as delete_before
 
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))

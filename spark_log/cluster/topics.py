@@ -19,11 +19,10 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
-    OffsetOutOfRangeError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.ids import TopicId, TopicPartition
+from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, StoreClock
 
@@ -255,39 +254,6 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         connection.execute(t.retired_file.insert(), {"path": topic.folder, "topic_id": t_id, "retired_ms": retired_ms})
 
     cluster.store.transact(delete, announce=True)
-
-
-def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Move log start offsets up to the given offsets (-1: the high watermark), as Kafka's deleteRecords.
-
-    Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
-    OffsetOutOfRangeError above the high watermark, UnknownTopicOrPartitionError; then nothing is deleted.
-    """
-
-    def delete(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, int]:
-        topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
-        p = t.partition.c
-        low: dict[TopicPartition, int] = {}
-        for topic_partition in sorted(before, key=lambda tp: (topics[tp.topic].topic_id, tp.partition)):
-            name, number = topic_partition
-            offset = before[topic_partition]
-            here = (p.topic_id == topics[name].topic_id) & (p.partition == number)
-            row = connection.execute(
-                sa.select(p.log_start_offset, p.high_watermark).where(here).with_for_update()
-            ).one_or_none()
-            if row is None:
-                raise UnknownTopicOrPartitionError(f"partition {name}-{number}: unknown topic or partition")
-            wanted = row.high_watermark if offset == -1 else offset
-            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= wanted <= row.high_watermark:
-                raise OffsetOutOfRangeError(
-                    f"before_offset: {offset!r} for {name}-{number} is not between 0 and"
-                    f" the high watermark {row.high_watermark}"
-                )
-            low[topic_partition] = max(wanted, row.log_start_offset)
-            connection.execute(t.partition.update().where(here).values(log_start_offset=low[topic_partition]))
-        return low
-
-    return cluster.store.transact(delete)
 
 
 def _insert_partitions(

@@ -11,6 +11,7 @@ from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.log.write_ids import Writer
 from spark_log.upkeep.report import Report
+from spark_log.upkeep.retention import retain
 from spark_log.upkeep.work import Work
 
 
@@ -37,6 +38,12 @@ TASKS: tuple[Task, ...] = (
         "forget offsets of empty groups, and silent producers",
         lambda s: s.offsets_retention_check_interval_ms,
         _expire,
+    ),
+    Task(
+        "retention",
+        "drop what retention.ms and retention.bytes no longer keep",
+        lambda s: s.log_retention_check_interval_ms,
+        retain,
     ),
 )
 """In the order in which `upkeep` runs them."""

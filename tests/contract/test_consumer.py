@@ -20,10 +20,11 @@ from kafka.errors import (
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from spark_log import Consumer
-from spark_log.cluster.topics import add_partitions, delete_records, delete_topic
+from spark_log.cluster.topics import add_partitions, delete_topic
 from spark_log.consume import fetching
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Records
+from spark_log.log.retention import delete_records
 from spark_log.records import segment_file
 from spark_log.records.schema import read_schema
 from tests.support.records import NOON_MS, table

@@ -17,7 +17,6 @@ from spark_log.cluster.topics import (
     add_partitions,
     alter_configs,
     create_topic,
-    delete_records,
     delete_topic,
     find_topic,
     list_topics,
@@ -49,6 +48,7 @@ from spark_log.log.append import Appended, ProducerSequence, Rejected, SparkBatc
 from spark_log.log.appender import AppendRequest, append
 from spark_log.log.encode import Encoding, blob_batch, encode_inline
 from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
 from spark_log.log.write_ids import register, release, renew
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t

@@ -14,11 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions, alter_configs, delete_records
+from spark_log.cluster.topics import add_partitions, alter_configs
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
 from tests.support.records import NOON_MS, table
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, fill, make, read, values
