@@ -60,6 +60,21 @@ class LogDirInfo:
         return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a folder of a log dir has: a file, or a folder. `path` is relative to the log dir."""
+
+    path: str
+    folder: bool
+    bytes: int
+    modified_ms: int
+    """By the file system's clock; 0 where it does not say (folders of object stores)."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
 def topic_folder(topic: str, uuid: str) -> str:
     """Folder of a topic in every log dir, and the location of its Delta table there."""
     return f"{topic}-{uuid[:8]}"
@@ -234,6 +249,22 @@ class LogDir:
             found = self._fs.get_file_info(selector)
         start = len(self._root.rstrip("/")) + 1
         return {info.path[start:]: info.size for info in found if info.is_file}
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """What lies in a folder, or in the log dir itself, not below; nothing where there is no such folder."""
+        where = self._resolve(folder) if folder else self._root
+        with self._storage_errors(folder or "its folder"):
+            found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
+        start = len(self._root.rstrip("/")) + 1
+        return [
+            Entry(info.path[start:], not info.is_file, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+            for info in found
+        ]
+
+    def delete_folder(self, relative: str) -> None:
+        """Remove a folder with all that it has, if it is there. Only clean-up may call this. Follows no symlink."""
+        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
+            self._fs.delete_dir(self._resolve(relative))
 
     def try_writing(self, size: int) -> None:
         """Write so many bytes (at most 64 MiB), force them to disk and remove them: StorageUnavailableError if not."""

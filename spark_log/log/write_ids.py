@@ -12,6 +12,7 @@ import uuid
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
@@ -46,6 +47,21 @@ def release(store: Store, write_id: WriteId) -> None:
     store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id)))
 
 
+def expire(store: Store, guard: Guard = nobody_forbids) -> int:
+    """Take away the ids whose lease is over; how many. From now on what was written under them, and is named by no
+    segment, may be deleted; an append that holds such an id comes before this, or fails.
+    """
+    w = t.write_id.c
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> int:
+        guard(connection)
+        now = store.clock(connection)
+        over = (w.era != now.era) | (w.until_ms <= now.lease_ms)
+        return connection.execute(t.write_id.delete().where(over)).rowcount
+
+    return store.transact(delete)
+
+
 class Writer:
     """A process's write id, registered with the first file and renewed when half its lease is over."""
 
@@ -59,14 +75,23 @@ class Writer:
     def file_name(self) -> tuple[WriteId, str]:
         """The write id, and a file name under it that nobody has used or will."""
         with self._lock:
-            now_s = clock.monotonic_s()
-            if self._write_id is None or (
-                now_s >= self._renew_at_s and not renew(self._store, self._write_id, self._lease_ms)
-            ):
+            self._renew()
+            if self._write_id is None:
                 self._write_id = register(self._store, self._holder, self._lease_ms)
-            if now_s >= self._renew_at_s:
-                self._renew_at_s = now_s + self._lease_ms / 2000
+                self._renew_at_s = clock.monotonic_s() + self._lease_ms / 2000
             return self._write_id, f"{self._write_id}-{next(self._numbers)}.parquet"
+
+    def keep(self) -> None:
+        """Keep the write id while files are written under it for long."""
+        with self._lock:
+            self._renew()
+
+    def _renew(self) -> None:
+        now_s = clock.monotonic_s()
+        if self._write_id is not None and now_s >= self._renew_at_s:
+            if not renew(self._store, self._write_id, self._lease_ms):
+                self._write_id = None
+            self._renew_at_s = now_s + self._lease_ms / 2000
 
     def forget(self) -> None:
         """Take another id for the next file: clean-up has taken this one, whatever its lease was."""

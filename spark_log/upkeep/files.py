@@ -1,0 +1,42 @@
+"""The task `files`: what nobody needs any more leaves the log dirs."""
+
+from collections.abc import Iterator
+
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError
+from spark_log.failpoints import failpoint
+from spark_log.log import write_ids
+from spark_log.log.clean_up import CleanableLogDirs, Deleted, delete_retired_files, delete_retired_topics
+from spark_log.log.orphans import delete_orphans, delete_unknown_folders
+from spark_log.metadata.identity import check_identity
+from spark_log.upkeep.report import Amount, Report
+from spark_log.upkeep.work import Work
+
+
+def clean_up_files(work: Work) -> Iterator[Report]:
+    cluster = work.cluster
+    cluster.store.read(check_identity)  # before anything else: what is not named by another store is no orphan
+    write_ids.expire(cluster.store, work.guard)
+    failpoint("clean_up.write-ids-expired")
+    log_dirs = CleanableLogDirs.of(cluster)
+    failed: Exception | None = None
+    for topic in work.topics():
+        try:
+            deleted = delete_retired_files(cluster, log_dirs, topic, work.guard)
+            deleted += delete_orphans(cluster, log_dirs, topic)
+        except (NotCoordinatorError, NotControllerError):
+            raise
+        except SparkLogError as error:
+            failed = failed or error
+            continue
+        yield from _report(topic.name, deleted)
+    of_nobody = Deleted()
+    if work.topic_names is None:
+        of_nobody = delete_retired_topics(cluster, log_dirs, work.guard) + delete_unknown_folders(cluster, log_dirs)
+    yield from _report(None, of_nobody + Deleted(notes=log_dirs.notes))
+    if failed is not None:
+        raise failed
+
+
+def _report(topic: str | None, deleted: Deleted) -> Iterator[Report]:
+    if deleted != Deleted():
+        yield Report("files", topic, before=Amount(deleted.files, deleted.bytes), notes=deleted.notes)
