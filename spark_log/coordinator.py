@@ -48,11 +48,14 @@ _LOOK_S_MIN = 0.02
 
 @dataclass(frozen=True)
 class Term:
-    """What a duty works with. `guard` is called first in each of its transactions."""
+    """What a duty works with. `guard` is called first in each of its transactions; one that takes long asks `stopping`
+    in between.
+    """
 
     cluster: Cluster
     settings: ClusterSettings
     guard: Guard
+    stopping: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ def _upkeep_duty(task: Task, settings: ClusterSettings) -> Duty:
     def run(term: Term) -> None:
         writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
         try:
-            for report in task.run(Work(term.cluster, term.settings, writer, term.guard)):
-                logger.info("upkeep: %s", report)
+            work = Work(term.cluster, term.settings, writer, term.guard, stopping=term.stopping)
+            for report in task.run(work):
+                logger.info("%s", report)
         finally:
             writer.close()
 
@@ -300,7 +304,7 @@ class Standing:
 
     def _do(self, duty: Duty) -> None:
         try:
-            duty.run(Term(self._cluster, self._settings, self._lease.check))
+            duty.run(Term(self._cluster, self._settings, self._lease.check, self._stop.is_set))
             self._failures.pop(duty.name, None)
         except (NotCoordinatorError, NotControllerError):
             logger.info("%s: the term has ended during: %s", self._name, duty.name)

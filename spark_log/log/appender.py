@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.partition_rows import Key, by_topic, lock_partitions, save_partitions
 from spark_log.cluster.replication import PartitionState
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
@@ -250,10 +251,11 @@ def _save_producers(
         _REMEMBER.run(connection, new)
 
 
-def force(store: Store, keys: Sequence[Key]) -> None:
+def force(store: Store, keys: Sequence[Key], guard: Guard = nobody_forbids) -> None:
     """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        guard(connection)
         lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
         for topic_id, numbers in by_topic(keys):
             p = t.partition.c

@@ -131,6 +131,14 @@ def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[i
     return {partition: Cursor(*facts) for partition, *facts in connection.execute(query)}
 
 
+def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
+    """Up to where each log dir's table has shown the partition's records. Of a file that reached over one of these,
+    some records would be new to that table and some not.
+    """
+    here = (_C.topic_id == topic.topic_id) & (_C.partition == partition)
+    return list(connection.execute(sa.select(_C.seen_offset).distinct().where(here)).scalars())
+
+
 _FILE_COLUMNS = (
     _S.partition, _S.base_offset, _S.end_offset, _S.bytes, _S.record_count, _S.change, _S.rewritten, _S.name
 )  # fmt: skip

@@ -1,21 +1,25 @@
 """Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Guard, nobody_forbids
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic
+from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
-from spark_log.log.rewriting import Segment, plan_rewriting, segments, swap, write
+from spark_log.log.rewriting import OFFSETS_MAX, Rewriting, Segment, Written, plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 
+_P, _S = t.partition.c, t.segment.c
+
 
 def runs(tail: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
-    """The tail cut into runs that may each become one file: no file segment in between (the offsets meet), one
-    timestamp type, at most `bytes_max` bytes unless a single segment is larger. `tail` is by offset.
+    """The segments, all of the tail or all files, cut into runs that may each become one file: the offsets meet, one
+    timestamp type, at most OFFSETS_MAX offsets, and `bytes_max` bytes unless a single one is larger. By offset.
     """
     found: list[list[Segment]] = []
     size = 0
@@ -25,6 +29,7 @@ def runs(tail: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
             last is None
             or last.end_offset != piece.base_offset
             or last.timestamp_type != piece.timestamp_type
+            or piece.end_offset - found[-1][0].base_offset > OFFSETS_MAX
             or size + piece.bytes > bytes_max
         ):
             found.append([])
@@ -35,12 +40,25 @@ def runs(tail: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
 
 
 def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, guard: Guard = nobody_forbids) -> int:
-    """Write the partition's tail below the high watermark into segment files; returns how many.
+    """Write the partition's tail below the high watermark into segment files; returns how many."""
+    return sum(1 for _ in sealing(cluster, writer, topic, partition, guard))
 
-    Each run is swapped in by one transaction that changes nothing if somebody else has sealed it meanwhile.
+
+def sealing(
+    cluster: Cluster,
+    writer: Writer,
+    topic: Topic,
+    partition: int,
+    guard: Guard = nobody_forbids,
+    end_offset: int | None = None,
+) -> Iterator[tuple[Rewriting, Written]]:
+    """The same, each file when it has been swapped in; only what ends at or below `end_offset`, if that is given.
+
+    Each swap is a transaction that changes nothing if somebody else has sealed the run meanwhile.
     """
     tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
-    sealed = 0
+    if end_offset is not None:
+        tail = [piece for piece in tail if piece.end_offset <= end_offset]
     for run in runs(tail, topic.config.segment_bytes):
         with cluster.store.snapshot() as connection:
             rewriting = plan_rewriting(connection, topic, partition, run)
@@ -51,13 +69,35 @@ def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, guard: 
         failpoint("seal.file-written")
         if swap(cluster, write_id, rewriting, written, guard):
             failpoint("seal.committed")
-            sealed += 1
-    return sealed
+            yield rewriting, written
 
 
-def partitions_with_tails(connection: sa.Connection) -> list[tuple[Topic, int]]:
-    """Every partition that has something to seal."""
-    topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
-    p = t.partition.c
-    query = sa.select(p.topic_id, p.partition).where(p.tail_bytes > 0).order_by(p.topic_id, p.partition)
-    return [(topics[topic_id], partition) for topic_id, partition in connection.execute(query) if topic_id in topics]
+@dataclass(frozen=True)
+class Tail:
+    """The inline tail of a partition; `first_appended_ms` is when its first blob came, by the store's clock."""
+
+    partition: int
+    bytes: int
+    first_appended_ms: int
+
+
+def is_due(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
+    """Whether to seal it: it is as large as inline.tail.bytes (sealing it failed before), or older than segment.ms."""
+    return tail.bytes >= config.inline_tail_bytes or now_ms - tail.first_appended_ms >= config.segment_ms
+
+
+def tails(connection: sa.Connection, topic: Topic) -> list[Tail]:
+    """The tails of the topic's partitions that have one."""
+    first = (
+        sa.select(_S.appended_ms)
+        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.inline)
+        .order_by(_S.base_offset)
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(_P.partition, _P.tail_bytes, sa.func.coalesce(first, 0))
+        .where(_P.topic_id == topic.topic_id, _P.tail_bytes > 0)
+        .order_by(_P.partition)
+    )
+    return [Tail(*row) for row in connection.execute(query)]

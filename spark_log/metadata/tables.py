@@ -228,7 +228,12 @@ segment = Table(
     Index(None, "topic_id", "partition", "max_timestamp_ms", "base_offset"),
     Index(None, "topic_id", "partition", "change"),
     Index(
-        "ix_segment_inline", "topic_id", "partition", sqlite_where=text("inline = 1"), postgresql_where=text("inline")
+        "ix_segment_inline",
+        "topic_id",
+        "partition",
+        "base_offset",
+        sqlite_where=text("inline = 1"),
+        postgresql_where=text("inline"),
     ),
     comment="A run of records: Kafka's segment with its offset index (primary key) and time index.",
 )

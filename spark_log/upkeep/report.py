@@ -30,3 +30,13 @@ class Report:
     after: Amount = field(default_factory=Amount)
     notes: tuple[str, ...] = ()
     """For people: what it put off and why, what failed."""
+
+    def __str__(self) -> str:
+        where = f" {self.topic}" if self.topic else ""
+        what = [f"{self.partitions:,} partitions"] if self.partitions else []
+        if self.before or self.after:
+            what += [
+                f"{getattr(self.before, name):,} -> {getattr(self.after, name):,} {name}"
+                for name in ("files", "bytes", "records")
+            ]
+        return f"{self.task}{where}: {'; '.join([', '.join(what), *self.notes] if what else self.notes)}"

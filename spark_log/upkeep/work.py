@@ -1,6 +1,6 @@
 """What an upkeep task works with."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from spark_log.cluster.cluster import Cluster
@@ -22,6 +22,8 @@ class Work:
     guard: Guard = nobody_forbids
     topic_names: Collection[str] | None = None
     """Only these; None for all."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether to leave the rest to the next run: asked between two pieces of work that take long."""
 
     def topics(self) -> Iterator[Topic]:
         """The topics to work on, by name. Internal ones keep themselves.

@@ -18,6 +18,15 @@ def upgrade() -> None:
             comment="store clock; of a rewritten segment, that of the latest append in it: how old it is, whatever its timestamps",
         ),
     )
+    # with the offset: the first blob of a tail says how old it is
+    op.drop_index("ix_segment_inline", table_name="segment")
+    op.create_index(
+        "ix_segment_inline",
+        "segment",
+        ["topic_id", "partition", "base_offset"],
+        sqlite_where=sa.text("inline = 1"),
+        postgresql_where=sa.text("inline"),
+    )
     for name, type_, nullable, comment in (
         ("topic_id", sa.BigInteger(), False, "topic.topic_id, also of a topic that is gone"),
         ("partition", sa.Integer(), True, "number of the partition in its topic; NULL: the path is a topic's folder"),

@@ -1,0 +1,102 @@
+"""Upkeep of a topic's Delta tables: published, with a recent checkpoint on disk, without log files that have expired.
+
+A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration go, except
+those that a version within it is read from: time travel and streams within it go on.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.log import publication
+from spark_log.log.delta import publish, storage_options
+from spark_log.metadata.tables import publication as t_publication
+
+COMMITS_MAX = 10
+"""Commits since the last checkpoint that make the next one due: Delta's own delta.checkpointInterval. An append makes
+one only every hundred commits, since it has to wait for it."""
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """What was done to the log of one table; files and bytes of its log, before and after. `version`: checkpointed."""
+
+    version: int
+    files_before: int
+    bytes_before: int
+    files_after: int
+    bytes_after: int
+
+
+def publish_behind(cluster: Cluster, topic: Topic) -> bool:
+    """Bring the tables up to the metadata, whatever kept them behind; whether there was something to do.
+
+    Raises as `publish` does.
+    """
+    before = cluster.store.read(lambda connection: _recorded(connection, topic))
+    publish(cluster, topic)
+    return cluster.store.read(lambda connection: _recorded(connection, topic)) != before
+
+
+def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
+    p = t_publication.c
+    query = sa.select(p.log_dir_id, p.delta_version).where(p.topic_id == topic.topic_id).order_by(p.log_dir_id)
+    return [(log_dir_id, version) for log_dir_id, version in connection.execute(query)]
+
+
+def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
+    """Checkpoint and clean up the log of each table that has gone COMMITS_MAX commits without, in online log dirs."""
+    infos = cluster.log_dirs()
+    log_dirs = cluster.store.read(lambda connection: publication.log_dirs_to_publish(connection, topic))
+    failed: Exception | None = None
+    for log_dir_id in log_dirs:
+        try:
+            done = _tidy(cluster.log_dir(infos[log_dir_id]), infos[log_dir_id], topic)
+        except (SparkLogError, OSError) as error:
+            failed = failed or error
+            continue
+        if done is not None:
+            yield done
+    if failed is not None:
+        raise failed
+
+
+def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
+    folder = f"{topic.folder}/_delta_log"
+    log_dir.verify(info.uuid)
+    location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    try:
+        if not DeltaTable.is_deltatable(location, storage_options=options):
+            return None
+        table = DeltaTable(location, storage_options=options)
+        version = table.version()
+        if version - _checkpointed(log_dir, folder) < COMMITS_MAX:
+            return None
+        before = log_dir.list_files(folder)
+        table.create_checkpoint()
+        for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
+            log_dir.sync(f"{folder}/{name}")  # first on disk: what it stands for may be deleted now
+        table.cleanup_metadata()
+    except DeltaError as error:
+        raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
+    after = log_dir.list_files(folder)
+    return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
+
+
+def _checkpointed(log_dir: LogDir, folder: str) -> int:
+    """Version of the last checkpoint, -1 before the first."""
+    path = f"{folder}/_last_checkpoint"
+    if log_dir.sizes([path]) == [None]:
+        return -1
+    try:
+        return int(json.loads(b"".join(bytes(block) for block in log_dir.read_blocks(path)))["version"])
+    except (ValueError, KeyError, TypeError):  # torn by a power cut: made again
+        return -1

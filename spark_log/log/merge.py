@@ -1,0 +1,124 @@
+"""Merging: consecutive small segments of a partition become one, at the same offsets, up to segment.bytes.
+
+A run of files is merged if, over its inputs,
+
+    2 * max(bytes) <= sum(bytes) <= segment.bytes    and    2 * max(record_count) <= sum(record_count)
+
+So a record's segment at least doubles each time the record is written again: that happens at most log2(n / m) times
+while its segment grows from m records to n, however segments come in and however often merging runs. Of a run of equal
+files nothing is left over; in the worst case the sizes that stay are each larger than all that follow together.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.topics import Topic
+from spark_log.failpoints import failpoint
+from spark_log.log import publication
+from spark_log.log.rewriting import OFFSETS_MAX, Rewriting, Segment, Written, plan_rewriting, segments, swap, write
+from spark_log.log.slices import LogDirs
+from spark_log.log.write_ids import Writer
+from spark_log.metadata import tables as t
+
+FILES_MAX = 1_000
+"""Inputs of one merge: its transaction, which appends wait for, stays a matter of milliseconds."""
+
+Write = Callable[[Rewriting, str, LogDirs], Written]
+"""`rewriting.write`, wherever it runs."""
+
+_S = t.segment.c
+
+
+def runs(files: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
+    """Which files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
+
+    Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run reaches over
+    one of `seen`, up to where some Delta table has shown the records: its stream would see some of them twice, or not.
+    """
+    boundaries = frozenset(seen)
+    found: list[list[Segment]] = []
+    first = 0
+    while first < len(files):
+        length = _longest(files, first, bytes_max, boundaries)
+        if length:
+            found.append(list(files[first : first + length]))
+        first += length or 1
+    return found
+
+
+def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int]) -> int:
+    """How many files from `first` on may be merged, 0 for none."""
+    start = last = files[first]
+    size, count, largest, most = start.bytes, start.record_count, start.bytes, start.record_count
+    longest = 0
+    for number, file in enumerate(files[first + 1 : first + FILES_MAX], start=2):
+        size += file.bytes
+        if (
+            last.end_offset != file.base_offset
+            or last.timestamp_type != file.timestamp_type
+            or file.base_offset in boundaries
+            or size > bytes_max
+            or file.end_offset - start.base_offset > OFFSETS_MAX
+        ):
+            break
+        count += file.record_count
+        largest, most = max(largest, file.bytes), max(most, file.record_count)
+        if size >= 2 * largest and count >= 2 * most:
+            longest = number
+        last = file
+    return longest
+
+
+def merge(
+    cluster: Cluster,
+    writer: Writer,
+    topic: Topic,
+    partition: int,
+    guard: Guard = nobody_forbids,
+    write_file: Write | None = None,
+) -> Iterator[tuple[Rewriting, Written]]:
+    """Merge what there is to merge in the partition; each merge when its swap is done.
+
+    Ends with the first one that is refused, because an input or the ISR has changed: the next run sees the new state.
+    `write_file` writes the files, here without it.
+    """
+    while True:
+        found = cluster.store.read(lambda connection: _runs_of(connection, topic, partition))
+        for run in found:
+            with cluster.store.snapshot() as connection:
+                rewriting = plan_rewriting(connection, topic, partition, run)
+            if rewriting is None:
+                return
+            write_id, name = writer.file_name()
+            if write_file is None:
+                written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
+            else:
+                written = write_file(rewriting, name, cluster.log_dirs())
+            failpoint("merge.file-written")
+            if not swap(cluster, write_id, rewriting, written, guard):
+                return
+            failpoint("merge.committed")
+            yield rewriting, written
+        if not found:
+            return
+
+
+def _runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[list[Segment]]:
+    files = segments(connection, topic, partition, inline=False)
+    return runs(files, topic.config.segment_bytes, publication.seen_offsets(connection, topic, partition))
+
+
+def partitions_to_merge(connection: sa.Connection, topic: Topic) -> list[int]:
+    """Partitions of the topic that may have something to merge: two files that would fit into one, at least."""
+    fits = _S.bytes * 2 <= topic.config.segment_bytes
+    query = (
+        sa.select(_S.partition)
+        .where(_S.topic_id == topic.topic_id, ~_S.inline, fits)
+        .group_by(_S.partition)
+        .having(sa.func.count() >= 2)
+        .order_by(_S.partition)
+    )
+    return list(connection.execute(query).scalars())

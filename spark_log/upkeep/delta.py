@@ -1,0 +1,32 @@
+"""Task `delta`: the topics' Delta tables are as the log is, quick to open, and their logs no longer than needed."""
+
+from collections.abc import Iterator
+
+from spark_log.errors import SparkLogError, redact
+from spark_log.log.delta_upkeep import publish_behind, tidy_logs
+from spark_log.upkeep.report import Amount, Report
+from spark_log.upkeep.work import Work
+
+
+def tend_delta_tables(work: Work) -> Iterator[Report]:
+    """Of every topic. Files and bytes in a report are those of the tables' logs."""
+    failed: Exception | None = None
+    for topic in work.topics():
+        if work.stopping():
+            return
+        before, after = Amount(), Amount()
+        notes: list[str] = []
+        try:
+            if publish_behind(work.cluster, topic):
+                notes.append("published what was behind")
+            for done in tidy_logs(work.cluster, topic):
+                notes.append(f"checkpoint at version {done.version}")
+                before += Amount(done.files_before, done.bytes_before)
+                after += Amount(done.files_after, done.bytes_after)
+        except (SparkLogError, OSError) as error:
+            notes.append(redact(str(error)))
+            failed = failed or error
+        if notes:
+            yield Report("delta", topic.name, 0, before, after, tuple(notes))
+    if failed is not None:
+        raise failed

@@ -1,0 +1,29 @@
+"""Task `seal`: tails that are older than segment.ms, or were not sealed when they became long."""
+
+import os
+from collections.abc import Iterator
+
+from spark_log.log.seal import is_due, sealing, tails
+from spark_log.upkeep.report import Report
+from spark_log.upkeep.rewrites import rewrite_partitions
+from spark_log.upkeep.work import Work
+
+_THREADS = min(4, os.cpu_count() or 1)
+"""Encoding and the disk let other threads run."""
+
+
+def seal_tails(work: Work) -> Iterator[Report]:
+    """Seal what is due, below the high watermark."""
+    store = work.cluster.store
+    now_ms = store.now().wall_ms
+    wanted = []
+    for topic in work.topics():
+        found = store.read(lambda connection, topic=topic: tails(connection, topic))  # type: ignore[misc]
+        wanted.append((topic, [tail.partition for tail in found if is_due(tail, topic.config, now_ms)]))
+    yield from rewrite_partitions(
+        work,
+        "seal",
+        wanted,
+        lambda topic, partition: sealing(work.cluster, work.writer, topic, partition, work.guard),
+        _THREADS,
+    )
