@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.errors import InvalidConfigurationError
+from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.log.write_ids import Writer
+from spark_log.upkeep.delta import tend_delta_tables
+from spark_log.upkeep.files import clean_up_files
+from spark_log.upkeep.flush import flush_topics
+from spark_log.upkeep.merge import merge_segments
 from spark_log.upkeep.report import Report
 from spark_log.upkeep.retention import retain
+from spark_log.upkeep.seal import seal_tails
 from spark_log.upkeep.work import Work
 
 
@@ -34,6 +39,20 @@ def _expire(work: Work) -> Iterator[Report]:
 
 TASKS: tuple[Task, ...] = (
     Task(
+        "flush",
+        "force to disk what was acknowledged before (flush.ms)",
+        lambda s: s.log_flush_scheduler_interval_ms,
+        flush_topics,
+    ),
+    Task("seal", "inline tails older than segment.ms become files", lambda s: s.log_seal_interval_ms, seal_tails),
+    Task("merge", "small segments become one of segment.bytes", lambda s: s.log_merge_interval_ms, merge_segments),
+    Task(
+        "delta",
+        "Delta tables are brought up to date, checkpointed, and freed of expired log files",
+        lambda s: s.delta_upkeep_interval_ms,
+        tend_delta_tables,
+    ),
+    Task(
         "expire",
         "forget offsets of empty groups, and silent producers",
         lambda s: s.offsets_retention_check_interval_ms,
@@ -44,6 +63,12 @@ TASKS: tuple[Task, ...] = (
         "drop what retention.ms and retention.bytes no longer keep",
         lambda s: s.log_retention_check_interval_ms,
         retain,
+    ),
+    Task(
+        "files",
+        "delete retired files, deleted topics, and files that nobody names",
+        lambda s: s.log_retention_check_interval_ms,
+        clean_up_files,
     ),
 )
 """In the order in which `upkeep` runs them."""
@@ -58,7 +83,8 @@ def upkeep(
 ) -> Iterator[Report]:
     """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on.
 
-    Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic.
+    Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic; and at the
+    end, when every task has run, the first failure.
     """
     wanted = None if tasks is None else list(tasks)
     for name in wanted or ():
@@ -71,6 +97,12 @@ def upkeep(
         stack.callback(writer.close)
         work = Work(opened, settings, writer, topic_names=topics)
         list(work.topics())  # unknown ones are refused before anything is done
+        failed: Exception | None = None
         for task in TASKS:
             if wanted is None or task.name in wanted:
-                yield from task.run(work)
+                try:
+                    yield from task.run(work)
+                except (SparkLogError, OSError) as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
