@@ -45,6 +45,12 @@ TASKS: tuple[Task, ...] = (
         flush_topics,
     ),
     Task("seal", "inline tails older than segment.ms become files", lambda s: s.log_seal_interval_ms, seal_tails),
+    Task(
+        "retention",
+        "drop what retention.ms and retention.bytes no longer keep",
+        lambda s: s.log_retention_check_interval_ms,
+        retain,
+    ),
     Task("merge", "small segments become one of segment.bytes", lambda s: s.log_merge_interval_ms, merge_segments),
     Task(
         "delta",
@@ -53,25 +59,19 @@ TASKS: tuple[Task, ...] = (
         tend_delta_tables,
     ),
     Task(
-        "expire",
-        "forget offsets of empty groups, and silent producers",
-        lambda s: s.offsets_retention_check_interval_ms,
-        _expire,
-    ),
-    Task(
-        "retention",
-        "drop what retention.ms and retention.bytes no longer keep",
-        lambda s: s.log_retention_check_interval_ms,
-        retain,
-    ),
-    Task(
         "files",
         "delete retired files, deleted topics, and files that nobody names",
         lambda s: s.log_retention_check_interval_ms,
         clean_up_files,
     ),
+    Task(
+        "expire",
+        "forget offsets of empty groups, and silent producers",
+        lambda s: s.offsets_retention_check_interval_ms,
+        _expire,
+    ),
 )
-"""In the order in which `upkeep` runs them."""
+"""In the order in which `upkeep` runs them: each leaves less to the next."""
 
 
 def upkeep(
