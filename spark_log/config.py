@@ -391,6 +391,10 @@ class ClusterSettings:
     """How long the coordinator waits before it looks again for something to compact (Kafka's
     log.cleaner.backoff.ms)."""
 
+    log_cleaner_local_bytes_max: int = GIB
+    """Ours. Stored bytes of a partition above which the coordinator and `spark-log upkeep` leave compacting it to
+    jobs/compact.py, with a note."""
+
     log_flush_scheduler_interval_ms: int = 1_000
     """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
     log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""

@@ -204,6 +204,9 @@ def cut_off(
     c = t.publication_cursor.c  # other records will have these offsets
     seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
     connection.execute(t.publication_cursor.update().where(seen).values(seen_offset=cut.start))
+    m = t.compaction.c  # what a pass was over is not all there any more
+    passes = (m.topic_id == topic.topic_id) & (m.partition == partition) & (m.end_offset > cut.start)
+    connection.execute(t.compaction.delete().where(passes))
     connection.execute(
         t.truncation.insert(),
         {

@@ -6,11 +6,15 @@
         print(report)
 
 The tasks, in the order in which they run: see `spark_log.upkeep.tasks.TASKS`. The Coordinator runs them on its own
-schedule, `spark-log upkeep` and `jobs/upkeep.py` on request.
+schedule, `spark-log upkeep` and `jobs/upkeep.py` on request. Large compacted topics are for Spark:
+
+    for report in compact_on_spark(spark, "/data/log", ["planes"]):
+        print(report)
 """
 
+from spark_log.upkeep.compact_on_spark import compact_on_spark
 from spark_log.upkeep.report import Amount, Report
 from spark_log.upkeep.tasks import TASKS, Task, upkeep
 from spark_log.upkeep.work import Work
 
-__all__ = ["TASKS", "Amount", "Report", "Task", "Work", "upkeep"]
+__all__ = ["TASKS", "Amount", "Report", "Task", "Work", "compact_on_spark", "upkeep"]

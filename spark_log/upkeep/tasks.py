@@ -10,6 +10,7 @@ from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.log.write_ids import Writer
+from spark_log.upkeep.compaction import compact
 from spark_log.upkeep.delta import tend_delta_tables
 from spark_log.upkeep.files import clean_up_files
 from spark_log.upkeep.flush import flush_topics
@@ -50,6 +51,12 @@ TASKS: tuple[Task, ...] = (
         "drop what retention.ms and retention.bytes no longer keep",
         lambda s: s.log_retention_check_interval_ms,
         retain,
+    ),
+    Task(
+        "compact",
+        "keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it",
+        lambda s: s.log_cleaner_backoff_ms,
+        compact,
     ),
     Task("merge", "small segments become one of segment.bytes", lambda s: s.log_merge_interval_ms, merge_segments),
     Task(
