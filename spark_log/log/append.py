@@ -3,6 +3,9 @@
 Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves
 to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
 grows (invariant 2); a producer's sequence is appended once (invariant 8).
+
+A mirror's batch brings the offsets that its records have in the cluster they come from, and goes where they fit and
+nowhere else: what is a gap there, which compaction left, is a gap here.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +18,13 @@ from spark_log.errors import (
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     SparkLogError,
     UnknownProducerIdError,
 )
+from spark_log.ids import OffsetRange
 
 Acks = Literal[0, 1, "all"]
 
@@ -56,6 +61,8 @@ class Batch:
     sequence: ProducerSequence | None = None
     leader_epoch: int | None = None
     """The epoch under which the writer chose the log dirs; None: any (a blob goes to no log dir)."""
+    offsets: OffsetRange | None = None
+    """The offsets that the batch covers and must have (a mirror's); None: the next record_count ones."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +100,9 @@ def decide(
     state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
 ) -> tuple[Appended | Rejected, PartitionState]:
     """The fate of a batch, and the partition after it (the same one if nothing was appended)."""
+    begun = state
     try:
-        if batch.record_count < 1:  # its row would take the key of the next segment
-            raise InvalidRecordError(f"partition {batch.partition}: a batch of {batch.record_count} records")
+        size = _size(batch)
         _check_leader(state, batch)
         if batch.sequence is not None:
             known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
@@ -103,28 +110,29 @@ def decide(
                 if acks == "all":
                     _check_replicated(state, batch, known)
                 return Appended(known.base_offset, known.end_offset, duplicate=True), state
+        if batch.offsets is not None:
+            begun = _begun_at(state, batch.offsets.start, batch)
         if acks == "all":
-            _check_in_sync(state, batch)
+            _check_in_sync(begun, batch)
     except SparkLogError as error:
         return Rejected(error), state
-    base = state.log_end_offset
-    end = base + batch.record_count
+    base = begun.log_end_offset
+    end = base + size
     replicas = tuple(
         replace(replica, log_end_offset=end)
         if replica.log_end_offset == base and (batch.inline or replica.broker_id in batch.written_to)
         else replica
-        for replica in state.replicas
+        for replica in begun.replicas
     )
-    high_watermark = advanced_high_watermark(state.high_watermark, replicas)
+    high_watermark = advanced_high_watermark(begun.high_watermark, replicas)
     after = replace(
-        state,
+        begun,
         log_end_offset=end,
         replicas=replicas,
         high_watermark=high_watermark,
         tail_bytes=state.tail_bytes + (batch.bytes if batch.inline else 0),
         # blobs do not concern publication, unless the watermark they move uncovers a file below them
-        change=state.change
-        + (0 if batch.inline and high_watermark - state.high_watermark <= batch.record_count else 1),
+        change=state.change + (0 if batch.inline and high_watermark - state.high_watermark <= size else 1),
     )
     return Appended(base, end), after
 
@@ -142,6 +150,44 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
     )
     kept = tuple(known for known in producer.batches if known.producer_epoch == sequence.producer_epoch)
     return ProducerState(sequence.producer_epoch, (*kept, new)[-REMEMBERED_BATCHES:])
+
+
+def _size(batch: Batch) -> int:
+    """Offsets that the batch takes: at least 1, since its row would take the key of the next segment."""
+    if batch.offsets is None:
+        size, fits = batch.record_count, batch.record_count >= 1
+    else:
+        size = batch.offsets.size
+        # a blob has no gaps; a producer's sequence has a number for each record
+        dense = batch.inline or batch.sequence is not None
+        fits = size >= 1 and (batch.record_count == size if dense else 0 <= batch.record_count <= size)
+    if not fits:
+        where = "" if batch.offsets is None else f" for the offsets [{batch.offsets.start}, {batch.offsets.end})"
+        raise InvalidRecordError(f"partition {batch.partition}: a batch of {batch.record_count} records{where}")
+    return size
+
+
+def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState:
+    """The partition whose log ends at `start`: as it is, or one without a record, whose log may begin there."""
+    if state.log_end_offset == start:
+        return state
+    if start < state.log_end_offset or state.log_start_offset < state.log_end_offset:
+        raise OffsetOutOfRangeError(
+            f"partition {batch.partition}: the records with the offsets [{start}, {start + _size(batch)}) cannot be"
+            f" appended: its log has the offsets [{state.log_start_offset}, {state.log_end_offset})"
+        )
+    replicas = tuple(
+        replace(replica, log_end_offset=start) if replica.log_end_offset == state.log_end_offset else replica
+        for replica in state.replicas
+    )
+    return replace(
+        state,
+        log_start_offset=start,
+        log_end_offset=start,
+        high_watermark=start,
+        recovery_point=start,
+        replicas=replicas,
+    )
 
 
 def _check_leader(state: PartitionState, batch: Batch) -> None:

@@ -13,10 +13,12 @@ from spark_log.errors import (
     InvalidRecordError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     UnknownProducerIdError,
 )
+from spark_log.ids import OffsetRange
 from spark_log.log.append import (
     REMEMBERED_BATCHES,
     Appended,
@@ -75,6 +77,60 @@ def test_a_file_moves_only_the_replicas_that_have_it():
     assert outcome == Appended(10, 13)
     assert [replica.log_end_offset for replica in after.replicas] == [13, 10, 10]
     assert (after.high_watermark, after.change, after.tail_bytes) == (10, 8, 0)
+
+
+def mirrored(start, end, batch=FILE, **facts):
+    return replace(batch, offsets=OffsetRange(start, end), **facts)
+
+
+def test_a_batch_that_brings_its_offsets_goes_where_they_fit():
+    outcome, after = decide(ALONE, mirrored(10, 18), "all")
+    assert outcome == Appended(10, 18)
+    assert (after.log_end_offset, after.high_watermark, after.replicas[0].log_end_offset) == (18, 18, 18)
+    assert decide(ALONE, mirrored(10, 18, record_count=0), "all")[0] == Appended(10, 18)
+    assert decide(ALONE, mirrored(10, 13, BLOB), "all")[0] == Appended(10, 13)
+
+
+@pytest.mark.parametrize("start", [0, 9, 11])
+def test_it_goes_nowhere_else(start):
+    outcome, after = decide(ALONE, mirrored(start, start + 8), "all")
+    assert isinstance(outcome.error, OffsetOutOfRangeError)
+    assert f"[{start}, {start + 8}) cannot be appended: its log has the offsets [0, 10)" in str(outcome.error)
+    assert after is ALONE
+
+
+def test_a_log_without_a_record_begins_where_they_say_but_not_before_its_end():
+    empty = with_replicas((1, 10, True), (2, 10, True), (3, 4, False), log_start_offset=10)
+    outcome, after = decide(empty, mirrored(50, 58, written_to=frozenset({1, 2})), "all")
+    assert outcome == Appended(50, 58)
+    assert (after.log_start_offset, after.log_end_offset, after.high_watermark) == (50, 58, 58)
+    assert [replica.log_end_offset for replica in after.replicas] == [58, 58, 4]
+    assert after.change > empty.change
+    outcome, after = decide(empty, mirrored(50, 53, BLOB), "all")
+    assert (outcome, after.change) == (Appended(50, 53), empty.change + 1)
+    outcome, after = decide(empty, mirrored(50, 58), 1)
+    assert (after.high_watermark, [r.log_end_offset for r in after.replicas]) == (50, [58, 50, 4])
+    refused, after = decide(empty, mirrored(9, 17), "all")
+    assert isinstance(refused.error, OffsetOutOfRangeError) and after is empty
+    refused, after = decide(empty, mirrored(50, 58), "all")
+    assert isinstance(refused.error, NotEnoughReplicasError) and after is empty
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        mirrored(10, 10, record_count=0),
+        mirrored(10, 12),
+        mirrored(10, 14, BLOB),
+        mirrored(10, 18, record_count=-1),
+        mirrored(10, 14, sequence=ProducerSequence(7, 0, 0)),
+        replace(FILE, record_count=0),
+    ],
+)
+def test_a_batch_that_does_not_fill_its_offsets_as_it_should(batch):
+    outcome, after = decide(ALONE, batch, "all", ProducerState(0))
+    assert isinstance(outcome.error, InvalidRecordError)
+    assert after is ALONE
 
 
 def test_a_blob_does_not_carry_a_replica_over_a_file_that_it_lacks():

@@ -1,0 +1,295 @@
+"""Mirroring: topics of one cluster in another one, each record at the offset and with the timestamp, key, value and
+headers that it has in the source.
+
+The target's log end offset is all the progress there is: a step copies from there on, and the append is refused unless
+it begins exactly there. So a mirror that was killed anywhere goes on where the target ends, two mirrors of the same
+topic cannot double a record, and a record that somebody else has written to the target is an error, not a hole in the
+copy. Gaps, which compaction left in the source, stay gaps; deletions are not copied. Driver.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.partition_rows import load_partitions
+from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.datasource.ranges import rate_limit
+from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.errors import (
+    DataLossError,
+    InvalidOptionError,
+    InvalidPartitionsError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log import write_ids
+from spark_log.log.append import Rejected
+from spark_log.log.appender import AppendRequest
+from spark_log.log.encode import Encoding
+from spark_log.log.log import Log
+from spark_log.log.slices import Positions, Slice
+from spark_log.log.transfer import Transfer, Transferred, cut_pieces
+from spark_log.records.schema import RECORD_SCHEMA, read_schema
+
+_SEAM_OFFSETS = 100
+_SEAM_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """What is mirrored, and how."""
+
+    topics: SubscribeTopics | SubscribePattern
+    prefix: str = ""
+    """In front of each topic's name in the target."""
+    create: bool = False
+    """Make topics and partitions that the target lacks, with the source's configs."""
+    replication_factor: int | None = None
+    """Of topics that are made; None: the source's."""
+    offsets_per_step_max: int = 5_000_000
+    allow_data_loss: bool = False
+    """Go on behind records that the source has deleted before they were copied: a gap in the target."""
+
+
+class Pair(NamedTuple):
+    source: Topic
+    target: Topic
+
+
+class Step(NamedTuple):
+    """What a step copied. `before` and `after`: log end offsets of the target, by its topics."""
+
+    records: int
+    record_bytes: int
+    before: Mapping[TopicPartition, int]
+    after: Mapping[TopicPartition, int]
+    behind: int
+    """Offsets that the source had beyond it."""
+
+
+Run = Callable[[Sequence[Transfer]], list[Transferred]]
+"""Does `log.transfer.transfer` for each, anywhere: as a Spark job, say."""
+
+
+def next_range(name: str, source: Positions, target: OffsetRange, *, allow_data_loss: bool = False) -> OffsetRange:
+    """The offsets of a partition that the target is to get, empty if it has all. `target`: its log start and end.
+
+    Raises OffsetOutOfRangeError if the target has more than the source, DataLossError if the source has deleted what
+    the target lacks (a target without a record may begin where the source does).
+    """
+    end = source.high_watermark
+    if target.end > end:
+        raise OffsetOutOfRangeError(
+            f"{name}: the target's log ends at {target.end}, beyond the source's high watermark {end}: something else"
+            " has written to it, or the source was deleted and created again"
+        )
+    if target.end >= source.log_start_offset:
+        return OffsetRange(target.end, end)
+    if target.size == 0:
+        return OffsetRange(source.log_start_offset, end)
+    if not allow_data_loss:
+        raise DataLossError(
+            f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
+            " and were not copied (--allow-data-loss goes on behind them)"
+        )
+    return OffsetRange(target.end, end)
+
+
+@dataclass
+class Mirror:
+    """A mirror between two open clusters. Not thread-safe. Another topic that matches comes in with the next step."""
+
+    source: Cluster
+    target: Cluster
+    settings: MirrorSettings
+    _source_log: Log = field(init=False)
+    _target_log: Log = field(init=False)
+    _ends: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Where each partition of the target ended after our last step: nobody else may have moved it."""
+    _seen: dict[str, Pair] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.source.cluster_id == self.target.cluster_id:
+            raise InvalidOptionError("the source and the target are the same cluster")
+        self._source_log = Log(self.source, holder="mirror")
+        self._target_log = Log(self.target, holder="mirror")
+
+    def close(self) -> None:
+        self._source_log.close()
+        self._target_log.close()
+
+    def pairs(self) -> dict[str, Pair]:
+        """The topics that are mirrored, by their names in the source; what may be made is made.
+
+        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number), DataLossError (a
+        topic was deleted and created again), and the errors of `create_topic`.
+        """
+        wanted = self.settings.topics
+        everything = self.source.store.read(find_topics)
+        names = wanted.select(everything) if isinstance(wanted, SubscribePattern) else list(wanted.topics)
+        for name in names:
+            validate_user_topic(name, "mirror")
+            if name not in everything:
+                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
+        there = self.target.store.read(lambda connection: find_topics(connection, map(self._named, names)))
+        found: dict[str, Pair] = {}
+        for name in names:
+            pair = Pair(everything[name], self._in_target(everything[name], there.get(self._named(name))))
+            known = self._seen.setdefault(name, pair)
+            if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
+                raise DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")
+            found[name] = pair
+        return found
+
+    def _named(self, name: str) -> str:
+        return self.settings.prefix + name
+
+    def _in_target(self, source: Topic, target: Topic | None) -> Topic:
+        name, settings = self._named(source.name), self.settings
+        if target is None:
+            if not settings.create:
+                raise UnknownTopicOrPartitionError(
+                    f"topic {name!r}: unknown topic or partition, in the target (--create-topics makes it)"
+                )
+            factor = settings.replication_factor or source.replication_factor
+            with contextlib.suppress(TopicAlreadyExistsError):  # somebody was faster, or it collides: find_topic tells
+                create_topic(self.target, name, source.partition_count, factor, source.overrides)
+            target = self._target_log.find_topic(name)
+        if target.partition_count < source.partition_count and settings.create:
+            target = add_partitions(self.target, name, source.partition_count)
+        if target.partition_count != source.partition_count:
+            raise InvalidPartitionsError(
+                f"partitions: topic {name!r} has {target.partition_count} in the target and {source.partition_count} in"
+                f" the source"
+            )
+        return target
+
+    def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
+        """What each partition of the target lacks, by the source's topics. Raises the errors of `next_range`."""
+        with self.source.store.snapshot() as connection:
+            source = planner.positions(connection, [pair.source for pair in pairs.values()])
+        found: dict[TopicPartition, OffsetRange] = {}
+        for name, pair in pairs.items():
+            with self.target.store.snapshot() as connection:
+                states = load_partitions(connection, pair.target.topic_id)
+            for (topic_id, number), state in states.items():
+                tp = TopicPartition(name, number)
+                log = OffsetRange(state.log_start_offset, state.log_end_offset)
+                known = self._ends.get((topic_id, number))
+                if known is not None and known != log.end:
+                    raise OffsetOutOfRangeError(
+                        f"{pair.target.name}-{number}: something else has written the offsets [{known}, {log.end}) to"
+                        " the target"
+                    )
+                if known is None:
+                    self._check_seam(tp, pair, source[tp], Positions(log.start, state.high_watermark))
+                    self._ends[topic_id, number] = log.end
+                where = f"{pair.target.name}-{number}"
+                found[tp] = next_range(where, source[tp], log, allow_data_loss=self.settings.allow_data_loss)
+        return found
+
+    def _check_seam(self, tp: TopicPartition, pair: Pair, source: Positions, target: Positions) -> None:
+        """OffsetOutOfRangeError if the last records of the target are not the source's at the same offsets.
+
+        Either may have lost some of them to compaction or retention.
+        """
+        end = min(target.high_watermark, source.high_watermark)
+        start = max(target.log_start_offset, source.log_start_offset, end - _SEAM_OFFSETS)
+        if start >= end:
+            return
+        seam = OffsetRange(start, end)
+        ours = self._records(self._target_log, TopicPartition(pair.target.name, tp.partition), seam)
+        theirs = self._records(self._source_log, tp, seam)
+        for offset in sorted(ours.keys() & theirs.keys()):
+            if ours[offset] != theirs[offset]:
+                raise OffsetOutOfRangeError(
+                    f"{pair.target.name}-{tp.partition}: the record at offset {offset} of the target is not the"
+                    " source's: something else has written to it, or the source was deleted and created again"
+                )
+
+    def _records(self, log: Log, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
+        rows = (row for batch in log.read({tp: where}, _SEAM_SCHEMA) for row in batch.to_pylist())
+        return {row["offset"]: row for row in rows}
+
+    def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
+        """Copy what is new, up to `offsets_per_step_max` offsets and to the offsets of `until`, in one append
+        transaction; None if nothing is.
+        """
+        pairs = self.pairs()
+        lacking = self.ranges(pairs)
+        if until is not None:
+            lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
+        lacking = {tp: found for tp, found in lacking.items() if found.size > 0}
+        if not lacking:
+            return None
+        starts = {tp: found.start for tp, found in lacking.items()}
+        ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in lacking.items()})
+        taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
+        settings = ClusterSettings()
+        write_id = write_ids.register(self.target.store, "mirror", settings.spark_write_id_lease_ms)
+        try:
+            done = run(self._transfers(pairs, taken, write_id))
+            failpoint("mirror.files-written")
+            self._append(pairs, done, write_id)
+        except BaseException:
+            with contextlib.suppress(SparkLogError):  # then its lease ends it, and clean-up has the files
+                write_ids.release(self.target.store, write_id)
+            raise
+        before: dict[TopicPartition, int] = {}
+        after: dict[TopicPartition, int] = {}
+        for (name, number), (_, end) in taken.items():
+            target = pairs[name].target
+            before[TopicPartition(target.name, number)] = self._ends[target.topic_id, number]
+            after[TopicPartition(target.name, number)] = self._ends[target.topic_id, number] = end
+        return Step(
+            sum(each.batch.record_count for each in done),
+            sum(each.record_bytes for each in done),
+            before,
+            after,
+            sum(found.end - ends[tp] for tp, found in lacking.items()),
+        )
+
+    def _transfers(
+        self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
+    ) -> list[Transfer]:
+        with self.source.store.snapshot() as connection:
+            limits = planner.positions(connection, [pairs[name].source for name in {name for name, _ in taken}])
+        readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
+        plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
+        slices: dict[TopicPartition, list[Slice]] = {}
+        for piece in plan.slices:
+            slices.setdefault(piece.topic_partition, []).append(piece)
+        target_log_dirs = self.target.log_dirs()
+        transfers: list[Transfer] = []
+        for name in sorted({name for name, _ in taken}):
+            topic = pairs[name].target
+            numbers = sorted(number for topic_name, number in taken if topic_name == name)
+            targets, encoding = self._target_log.targets(topic, numbers), Encoding.of(topic.config)
+            for number in numbers:
+                tp = TopicPartition(name, number)
+                transfers += [
+                    Transfer(write_id, targets[number], encoding, each, plan.log_dirs, target_log_dirs)
+                    for each in cut_pieces(slices.get(tp, []), taken[tp], topic.config.segment_bytes)
+                ]
+        return transfers
+
+    def _append(self, pairs: Mapping[str, Pair], done: Sequence[Transferred], write_id: str) -> None:
+        batches = sorted(
+            (each.batch for each in done), key=lambda b: (b.topic_id, b.partition, b.offsets.start if b.offsets else 0)
+        )
+        blobs = {each.batch.name: each.blob for each in done if each.blob is not None}
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True)
+        topics: dict[int, Topic] = {pair.target.topic_id: pair.target for pair in pairs.values()}
+        result = self._target_log.commit(request, topics)
+        for batch, outcome in zip(batches, result.outcomes, strict=True):
+            if isinstance(outcome, Rejected):
+                raise type(outcome.error)(f"topic {topics[batch.topic_id].name!r}: {outcome.error}") from outcome.error

@@ -1,0 +1,234 @@
+"""A mirror's target equals its source, record for record and offset for offset, whatever happens on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
+from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.errors import (
+    DataLossError,
+    InvalidOptionError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.ids import TopicPartition
+from spark_log.log.append import Appended
+from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
+from spark_log.metadata import tables as t
+from spark_log.streams.mirror import Mirror, MirrorSettings
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
+from tests.support.records import read_all, table
+from tests.support.replicas import every_replica_is_whole
+from tests.support.subprocess_python import REPOSITORY
+
+
+@pytest.fixture
+def source(tmp_path):
+    with Cluster.init(str(tmp_path / "source")) as source:
+        make_source(source)
+        yield source
+
+
+@pytest.fixture
+def target(cluster_address, tmp_path):
+    """Two brokers; once on SQLite, once on PostgreSQL."""
+    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as target:
+        add_broker(target, 2, [str(tmp_path / "d2")])
+        yield target
+
+
+@pytest.fixture
+def mirrors():
+    """Makes mirrors of topic t; they are closed at the end."""
+    made = []
+
+    def make(source, target, topics=None, **settings):
+        chosen = topics or SubscribeTopics(("t",))
+        made.append(Mirror(source, target, MirrorSettings(chosen, **{"create": True, **settings})))
+        return made[-1]
+
+    yield make
+    for mirror in made:
+        mirror.close()
+
+
+def append(cluster, partition, *values, topic="t", **columns):
+    log = Log(cluster)
+    [outcome] = log.append(log.find_topic(topic), [Records(partition, table(*values, **columns))])
+    assert isinstance(outcome, Appended), outcome
+    log.close()
+
+
+def ends(cluster, topic="t"):
+    """(log start, high watermark) of each partition."""
+    log = Log(cluster)
+    return [tuple(positions) for positions in log.positions(log.find_topic(topic)).values()]
+
+
+def test_everything_is_there_at_its_offset_and_goes_on(source, target, mirrors):
+    mirror = mirrors(source, target, replication_factor=2)
+    steps = mirror_all(mirror)
+    assert [step.records for step in steps] == [len(everything(source))]
+    assert steps[0].behind == 0
+    assert everything(target) == everything(source)
+    assert {row["timestampType"] for row in everything(target)} == {0, 1}
+    assert ends(target) == ends(source)
+    assert ends(target)[2] == (5, 9), "the log begins where the source's does"
+    log = Log(target)
+    made = log.find_topic("t")
+    assert (made.partition_count, made.replication_factor) == (4, 2)
+    assert made.overrides == Log(source).find_topic("t").overrides
+    with target.store.snapshot() as connection:
+        inline = set(connection.execute(sa.select(t.segment.c.inline)).scalars())
+    assert inline == {False, True}, "what is small and has no gaps is a blob again"
+
+    append(source, 3, "the first of all")
+    append(source, 0, "more", timestamp_ms=5)
+    again = mirrors(source, target)
+    assert again.step(without_spark).records == 2
+    assert again.step(without_spark) is None
+    assert everything(target) == everything(source)
+    log.seal(made, range(4))
+    assert everything(target) == everything(source)
+    every_replica_is_whole(target)
+    assert_delta_is_the_log(target)
+    log.close()
+
+
+def test_a_limited_step_ends_anywhere_and_the_next_one_goes_on(source, target, mirrors):
+    mirror = mirrors(source, target, offsets_per_step_max=37)
+    steps = mirror_all(mirror)
+    assert len(steps) > 5
+    assert sum(step.records for step in steps) == len(everything(source))
+    assert [step.behind > 0 for step in steps] == [True] * (len(steps) - 1) + [False]
+    assert everything(target) == everything(source)
+    until = {TopicPartition("t", 0): ends(source)[0][1]}
+    append(source, 0, "after the goal")
+    assert mirror.step(without_spark, until) is None
+
+
+def test_whoever_else_writes_to_the_target_is_found_out(source, target, mirrors):
+    mirror = mirrors(source, target)
+    mirror_all(mirror)
+    append(target, 3, "foreign")
+    with pytest.raises(OffsetOutOfRangeError, match=r"t-3: something else has written the offsets \[0, 1\)"):
+        mirror.step(without_spark)
+    with pytest.raises(OffsetOutOfRangeError, match="t-3: the target's log ends at 1, beyond the source's high water"):
+        mirrors(source, target).step(without_spark)
+    append(source, 3, "one", "two")
+    with pytest.raises(OffsetOutOfRangeError, match="t-3: the record at offset 0 of the target is not the source's"):
+        mirrors(source, target).step(without_spark)
+
+
+def test_an_append_between_the_look_and_the_append_is_refused_and_nothing_stays(source, target, mirrors):
+    def slow(transfers):
+        done = without_spark(transfers)
+        append(target, 3, "foreign")
+        return done
+
+    append(source, 3, "one", "two")
+    mirror = mirrors(source, target)
+    mirror.pairs()
+    before = everything(target)
+    with pytest.raises(OffsetOutOfRangeError, match=r"'t': partition 3: the records with the offsets \[0, 2\) cannot"):
+        mirror.step(slow)
+    assert before == []
+    assert [row["value"] for row in everything(target)] == [b"foreign"], "all partitions or none"
+    with target.store.snapshot() as connection:
+        ids = connection.execute(sa.select(t.write_id.c.holder)).scalars().all()
+    assert "mirror" not in ids, "what was written is left to clean-up"
+
+
+def test_what_the_source_lost_before_it_was_copied(source, target, mirrors):
+    mirror = mirrors(source, target, offsets_per_step_max=60)
+    mirror.step(without_spark)
+    (_, end), *_ = ends(target)
+    delete_records(source, {TopicPartition("t", 0): end + 7})
+    with pytest.raises(DataLossError, match=rf"t-0: the records with the offsets \[{end}, {end + 7}\) are gone"):
+        mirror.step(without_spark)
+    mirror_all(mirrors(source, target, allow_data_loss=True))
+    kept = [row for row in everything(source) if row["partition"] == 0]
+    assert [row for row in everything(target) if row["partition"] == 0 and row["offset"] >= end] == kept
+    assert ends(target)[0] == (0, ends(source)[0][1])
+
+
+def test_both_sides_may_be_compacted_while_it_is_mirrored(source, target, mirrors):
+    mirror = mirrors(source, target)
+    mirror_all(mirror)
+    topic = Log(target).find_topic("t")
+    compact(target, topic, 1, lambda offsets: pc.is_in(offsets, pa.array([57, 120])))
+    append(source, 1, "later", key=b"k")
+    mirror_all(mirrors(source, target))
+    theirs = [row for row in everything(source) if row["partition"] == 1]
+    ours = [row for row in everything(target) if row["partition"] == 1]
+    assert [row["offset"] for row in ours] == [57, 120, 121]
+    assert ours == [row for row in theirs if row["offset"] in (57, 120, 121)]
+
+
+def test_topics_by_pattern_with_a_prefix_as_they_come(source, target, mirrors):
+    create_topic(source, "t2")
+    append(source, 0, "a", topic="t2")
+    mirror = mirrors(source, target, SubscribePattern("^t"), prefix="eu.")
+    mirror_all(mirror)
+    create_topic(source, "t3")
+    append(source, 0, "b", topic="t3")
+    add_partitions(source, "t2", 2)
+    append(source, 1, "c", topic="t2")
+    mirror_all(mirror)
+    log = Log(target)
+    assert read_all(log, log.find_topic("eu.t2")) == [(0, 0, "a"), (1, 0, "c")]
+    assert read_all(log, log.find_topic("eu.t3")) == [(0, 0, "b")]
+    assert everything(target, "eu.t") == everything(source)
+    delete_topic(source, "t3")
+    create_topic(source, "t3")
+    with pytest.raises(DataLossError, match="'t3' was deleted and created again"):
+        mirror.step(without_spark)
+
+
+def test_what_cannot_be_mirrored_is_said_before_anything_is_written(source, target, mirrors):
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nope': unknown topic or partition, in the source"):
+        mirrors(source, target, SubscribeTopics(("nope",))).pairs()
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"'t': unknown .* in the target .--create-topics makes it"):
+        mirrors(source, target, create=False).pairs()
+    with pytest.raises(InvalidReplicationFactorError):
+        mirrors(source, target, replication_factor=3).pairs()
+    with pytest.raises(PolicyViolationError, match="__consumer_offsets"):
+        mirrors(source, target, SubscribeTopics(("__consumer_offsets",))).pairs()
+    with pytest.raises(InvalidOptionError, match="the same cluster"):
+        mirrors(source, source)
+    create_topic(target, "t", 5)
+    with pytest.raises(InvalidPartitionsError, match="'t' has 5 in the target and 4 in the source"):
+        mirrors(source, target).pairs()
+
+
+@pytest.mark.parametrize("point", ["mirror.files-written:2", "append.committed:2"])
+def test_killed_and_started_again(point, tmp_path, mirrors):
+    """On the disk of one host, since a SIGKILL is the same to both stores here (see test_crashes)."""
+    with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
+        make_source(source)
+        arguments = [str(tmp_path / "source"), str(tmp_path / "target"), "60"]
+        command = [sys.executable, "-m", "tests.support.mirroring", *arguments]
+        killed = subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "SPARK_LOG_FAILPOINT": point}, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        expected = everything(source)
+        copied = everything(target)
+        assert 0 < len(copied) < len(expected)
+        assert all(row in expected for row in copied)
+        mirror_all(mirrors(source, target))
+        assert everything(target) == expected
+        assert ends(target) == ends(source)
+        assert_delta_is_the_log(target)

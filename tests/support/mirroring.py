@@ -1,0 +1,106 @@
+"""Mirrors for the tests: a source with all that a log can hold, the copying without Spark, and a process to kill.
+
+python -m tests.support.mirroring SOURCE TARGET OFFSETS_PER_STEP
+"""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, alter_configs, create_topic
+from spark_log.datasource.subscription import SubscribeTopics
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
+from spark_log.log.rewriting import plan_rewriting, segments, swap, write
+from spark_log.log.transfer import Transfer, Transferred, transfer
+from spark_log.log.write_ids import Writer
+from spark_log.records.schema import read_schema
+from spark_log.streams.mirror import Mirror, MirrorSettings, Step
+from tests.support.records import NOON_MS, ranges_of, table
+
+PARTITIONS = 4
+
+
+def make_source(cluster: Cluster) -> Topic:
+    """Topic "t": blobs, files, both timestamp types, headers, null keys and values (0); gaps that compaction left, at
+    both ends of a segment too, and a segment of which nothing is left (1); a log that begins at 5 (2); nothing (3).
+    """
+    configs = {"inline.max.bytes": "1000", "compression.type": "none", "retention.ms": "-1"}
+    topic = create_topic(cluster, "t", PARTITIONS, configs=configs)
+    assert topic is not None
+    log = Log(cluster)
+    for number in range(3):
+        few = table(f"few-{number}", "", headers=[("a", b"1"), ("a", b"\x00")], timestamp_ms=NOON_MS + number)
+        log.append(topic, [Records(0, few)])
+        log.append(topic, [Records(0, table(*(f"{number}-{i}-" + "x" * 50 for i in range(30)), key=b"k"))])
+    log.append(topic, [Records(0, _tombstone())])
+    stamped = alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
+    log.append(stamped, [Records(0, table("stamped"))])
+    for first in (0, 40, 80):
+        log.append(topic, [Records(1, table(*(f"{first + i}" + "y" * 50 for i in range(40)), key=b"k"))])
+    compact(cluster, topic, 1, lambda offsets: pc.and_(pc.equal(pc.bit_wise_and(offsets, 3), 1), pc.less(offsets, 60)))
+    log.append(topic, [Records(1, table("after", key=b"k"))])
+    for first in range(3):
+        log.append(topic, [Records(2, table(*(f"{3 * first + i}" for i in range(3))))])
+    delete_records(cluster, {TopicPartition("t", 2): 5})
+    log.close()
+    return topic
+
+
+def _tombstone() -> pa.Table:
+    whole = table("", key=b"k")
+    return whole.set_column(1, whole.schema.field("value"), pa.nulls(1, pa.binary()))
+
+
+def compact(cluster: Cluster, topic: Topic, partition: int, stays: Any) -> None:
+    """Of the partition's files, each for itself, only the records stay whose offsets do."""
+    writer = Writer(cluster.store, "test", 60_000)
+    for segment in cluster.store.read(lambda c: segments(c, topic, partition, inline=False)):
+        with cluster.store.snapshot() as connection:
+            rewriting = plan_rewriting(connection, topic, partition, [segment])
+        assert rewriting is not None
+        write_id, name = writer.file_name()
+        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir, lambda offsets, _: stays(offsets))
+        assert swap(cluster, write_id, rewriting, written)
+    writer.close()
+
+
+def everything(cluster: Cluster, name: str = "t") -> list[dict[str, Any]]:
+    """Every record that can be read, with all its fields but the topic; by partition and offset."""
+    log = Log(cluster)
+    columns = [field for field in read_schema(True).names if field != "topic"]
+    schema = read_schema(True, columns)
+    found = [row for batch in log.read(ranges_of(log, log.find_topic(name)), schema) for row in batch.to_pylist()]
+    log.close()
+    return found
+
+
+def without_spark(transfers: Sequence[Transfer]) -> list[Transferred]:
+    """What a Spark job does with them, in no order."""
+    return [pickle.loads(pickle.dumps(transfer(pickle.loads(pickle.dumps(task))))) for task in reversed(transfers)]
+
+
+def mirror_all(mirror: Mirror) -> list[Step]:
+    """Steps until there is nothing new."""
+    steps = []
+    while (step := mirror.step(without_spark)) is not None:
+        steps.append(step)
+    return steps
+
+
+def main(source: str, target: str, offsets_per_step: int) -> None:
+    with Cluster.open(source) as one, Cluster.open(target) as other:
+        settings = MirrorSettings(SubscribeTopics(("t",)), create=True, offsets_per_step_max=offsets_per_step)
+        mirror = Mirror(one, other, settings)
+        mirror_all(mirror)
+        mirror.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
