@@ -248,7 +248,10 @@ def _move_log_start(
 _HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
 _BELOW = (*_HERE, _S.base_offset < bindparam("low"), _S.end_offset <= bindparam("low"))
 _COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
-_FIRST = Prepared(sa.select(*_COLUMNS).where(*_HERE).order_by(_S.base_offset).limit(bindparam("segments_max")))
+_FIRST = Prepared(
+    sa.select(*_COLUMNS).where(*_HERE).order_by(_S.base_offset)
+    .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
+)  # fmt: skip
 _SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(_S.base_offset))
 _DELETE_BELOW = Prepared(t.segment.delete().where(*_BELOW))
 _TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(_S.bytes), sa.BigInteger)).where(*_HERE))

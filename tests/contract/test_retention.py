@@ -1,0 +1,385 @@
+"""Retention and delete_records in a cluster: what leaves the log, and that everything else goes on as if it had not."""
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.partition_rows import read_partition
+from spark_log.cluster.topics import alter_configs, create_topic
+from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, UnsafePathError
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import publication
+from spark_log.log.append import Appended
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Log, Records
+from spark_log.log.retention import SEGMENTS_MAX, apply_retention, delete_records
+from spark_log.log.rewriting import plan_rewriting, segments, swap, write
+from spark_log.log.write_ids import Writer
+from spark_log.metadata import tables as t
+from spark_log.upkeep import Amount, upkeep
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.records import read_all, table
+from tests.support.replicas import bring_back, take_away
+
+FILES = {"inline.max.bytes": "0"}
+OLD_MS = 1_000_000_000_000
+S = t.segment.c
+
+
+def append(log, topic, *values, partition=0, timestamp_ms=OLD_MS, acks="all"):
+    [outcome] = log.append(topic, [Records(partition, table(*values, timestamp_ms=timestamp_ms))], acks=acks)
+    assert isinstance(outcome, Appended), outcome
+    return outcome
+
+
+def state_of(cluster, topic, partition=0):
+    return cluster.store.read(lambda connection: read_partition(connection, (topic.topic_id, partition)))
+
+
+def rows_of(cluster, table_):
+    return cluster.store.read(lambda connection: connection.execute(sa.select(table_)).all())
+
+
+def change(cluster, statement):
+    cluster.store.transact(lambda connection, _: connection.execute(statement))
+
+
+def values(log, topic):
+    return [value for _, _, value in read_all(log, topic)]
+
+
+def everything_fits(cluster):
+    """What no row may say after retention, and what hangs on the segment rows."""
+    segments_, partitions = rows_of(cluster, t.segment), rows_of(cluster, t.partition)
+    for row in partitions:
+        mine = [s for s in segments_ if (s.topic_id, s.partition) == (row.topic_id, row.partition)]
+        assert row.log_start_offset <= row.high_watermark <= row.log_end_offset
+        assert all(s.end_offset > row.log_start_offset for s in mine), "no row lies below the log start"
+        assert row.tail_bytes == sum(s.bytes for s in mine if s.inline)
+    assert {row.name for row in rows_of(cluster, t.blob)} == {s.name for s in segments_ if s.inline}
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+
+
+@pytest.fixture
+def incremental(monkeypatch):
+    """Publication may not compare whole tables any more."""
+
+    def begin():
+        monkeypatch.setattr(publication, "all_segments", None)
+
+    return begin
+
+
+def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, log, incremental):
+    now_ms = clock.wall_ms()
+    topic = create_topic(cluster, "t", 2, configs=FILES)
+    for number, timestamp_ms in enumerate([OLD_MS, OLD_MS, now_ms, OLD_MS]):
+        append(log, topic, f"{number}", timestamp_ms=timestamp_ms)
+        append(log, topic, f"{number}", partition=1, timestamp_ms=now_ms)
+    other = create_topic(cluster, "other", configs=FILES)
+    append(log, other, "old")
+    everything_fits(cluster)
+    plan = log.plan({TopicPartition("t", 0): OffsetRange(0, 4)})
+    incremental()
+    [report] = upkeep(cluster, ["retention"], topics=["t"])
+    assert (report.topic, report.partitions, report.before.files, report.before.records) == ("t", 1, 2, 2)
+    assert report.before.bytes == sum(piece.size for piece in plan.slices[:2])
+    assert report.after == Amount()
+    assert values(log, topic) == ["2", "3", "0", "1", "2", "3"], "in order of time it would not have been whole"
+    assert state_of(cluster, topic).log_start_offset == 2
+    retired = rows_of(cluster, t.retired_file)
+    assert [(row.topic_id, row.partition, row.change) for row in retired] == [
+        (topic.topic_id, 0, state_of(cluster, topic).change)
+    ] * 2
+    assert sorted(row.path.rpartition("/")[2] for row in retired) == sorted(s.name for s in plan.slices[:2])
+    everything_fits(cluster)
+    assert list(upkeep(cluster, ["retention"], topics=["t"])) == []
+    assert values(log, other) == ["old"]
+    [report] = upkeep(cluster, ["retention"])
+    assert report.topic == "other"
+    assert values(log, other) == []
+
+
+def test_a_tail_whose_records_have_all_expired_goes_and_appends_go_on(cluster, log):
+    topic = create_topic(cluster, "t")
+    append(log, topic, "a", "b")
+    append(log, topic, "c")
+    log.seal(topic, [0])
+    append(log, topic, "d")
+    append(log, topic, "e")
+    change_before = state_of(cluster, topic).change
+    dropped = apply_retention(cluster, topic)
+    assert (dropped.segments, dropped.records) == (3, 5)
+    state = state_of(cluster, topic)
+    assert (state.log_start_offset, state.log_end_offset, state.tail_bytes) == (5, 5, 0)
+    assert state.change == change_before + 1
+    everything_fits(cluster)
+    assert append(log, topic, "f", timestamp_ms=clock.wall_ms()) == Appended(5, 6)
+    assert not apply_retention(cluster, topic).partitions
+    assert values(log, topic) == ["f"]
+    append(log, topic, "g", timestamp_ms=clock.wall_ms())
+    log.seal(topic, [0])
+    everything_fits(cluster)
+
+
+def test_by_size_the_oldest_go_while_there_is_still_enough_without_them(cluster, log, incremental):
+    topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
+    for number in range(6):
+        append(log, topic, f"{number}")
+    sizes = [row.bytes for row in rows_of(cluster, t.segment)]
+    alter_configs(cluster, "t", {"retention.bytes": str(sum(sizes[4:]) + 1)})
+    incremental()
+    dropped = apply_retention(cluster, log.find_topic("t"))
+    assert (dropped.segments, dropped.bytes) == (3, sum(sizes[:3])), "the fourth would leave a byte too little"
+    assert values(log, topic) == ["3", "4", "5"]
+    everything_fits(cluster)
+    assert not apply_retention(cluster, log.find_topic("t")).partitions
+    alter_configs(cluster, "t", {"retention.bytes": str(sum(sizes[4:]))})
+    assert apply_retention(cluster, log.find_topic("t")).segments == 1
+    alter_configs(cluster, "t", {"retention.bytes": "0"})
+    assert apply_retention(cluster, log.find_topic("t")).segments == 2
+    everything_fits(cluster)
+
+
+def test_what_is_kept_for_ever_or_by_compaction_or_by_the_time_of_its_append(cluster, log):
+    kept = {
+        "for-ever": {"retention.ms": "-1"},
+        "compacted": {"cleanup.policy": "compact", "retention.bytes": "0"},
+        "append-time": {"message.timestamp.type": "LogAppendTime"},
+        "future": {"message.timestamp.after.max.ms": str(2**62)},
+    }
+    for name, configs in kept.items():
+        topic = create_topic(cluster, name, configs={**FILES, **configs})
+        when_ms = clock.wall_ms() + 10**9 if name == "future" else OLD_MS
+        log.append(topic, [Records(0, table("first", key=b"k", timestamp_ms=when_ms))])
+        log.append(topic, [Records(0, table("second", key=b"k"))])
+    both = create_topic(cluster, "both", configs={**FILES, "cleanup.policy": "compact,delete"})
+    log.append(both, [Records(0, table("first", key=b"k"))])
+    assert [report.topic for report in upkeep(cluster, ["retention"])] == ["both"]
+    assert values(log, both) == []
+    for name in kept:
+        assert values(log, log.find_topic(name)) == ["first", "second"], name
+
+
+def test_a_config_that_was_altered_a_moment_ago_counts(cluster, log):
+    topic = create_topic(cluster, "t")
+    append(log, topic, "a")
+    alter_configs(cluster, "t", {"retention.ms": "-1"})
+    assert not apply_retention(cluster, topic).partitions, "although this topic was looked up before"
+    assert values(log, topic) == ["a"]
+
+
+def test_a_segment_that_compaction_has_emptied(cluster, log):
+    topic = create_topic(cluster, "t", configs=FILES)
+    for number in range(3):
+        append(log, topic, f"{number}", timestamp_ms=clock.wall_ms())
+    with cluster.store.snapshot() as connection:
+        rewriting = plan_rewriting(connection, topic, 0, segments(connection, topic, 0, inline=False)[:2])
+    writer = Writer(cluster.store, "test", 60_000)
+    write_id, name = writer.file_name()
+    written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir, lambda offsets, _: [False] * len(offsets))
+    assert swap(cluster, write_id, rewriting, written)
+    assert not apply_retention(cluster, topic).partitions, "as old as its last append"
+    change(cluster, t.segment.update().where(S.name == name).values(appended_ms=OLD_MS))
+    dropped = apply_retention(cluster, topic)
+    assert (dropped.segments, dropped.records, state_of(cluster, topic).log_start_offset) == (1, 0, 2)
+    assert values(log, topic) == ["2"]
+    everything_fits(cluster)
+
+
+@pytest.mark.parametrize("partitions", [1, 250])
+def test_many_segments_go_in_short_transactions(cluster, log, partitions):
+    """Rows only: nothing opens the files of what is dropped."""
+    topic = create_topic(cluster, "t", partitions)
+    each = (2 * SEGMENTS_MAX + 500) // partitions
+    facts = {
+        "topic_id": topic.topic_id, "record_count": 1, "min_timestamp_ms": 0, "timestamp_type": 0, "leader_epoch": 0,
+        "codec": "zstd", "checksum": "0" * 32, "change": 1, "inline": False, "bytes": 10,
+    }  # fmt: skip
+    rows = [
+        {
+            **facts, "partition": number, "base_offset": n, "end_offset": n + 1,
+            "name": f"{number:016x}{n:016x}-0.parquet",
+            "max_timestamp_ms": 0 if n < each - 1 else clock.wall_ms(),
+        }
+        for number in range(partitions) for n in range(each)
+    ]  # fmt: skip
+    cluster.store.transact(lambda connection, _: connection.execute(t.segment.insert(), rows))
+    ends = {"log_end_offset": each}
+    change(cluster, t.partition.update().values(high_watermark=each, change=1, **ends))
+    change(cluster, t.replica.update().values(ends))
+    dropped = apply_retention(cluster, topic)
+    assert (len(dropped.partitions), dropped.segments) == (partitions, partitions * (each - 1))
+    assert dropped.bytes == 10 * dropped.records == 10 * dropped.segments
+    left = rows_of(cluster, t.segment)
+    assert sorted((row.partition, row.base_offset) for row in left) == [(n, each - 1) for n in range(partitions)]
+    assert len(rows_of(cluster, t.retired_file)) == dropped.segments
+    assert {row.log_start_offset for row in rows_of(cluster, t.partition)} == {each - 1}
+
+
+def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
+    topic = create_topic(cluster, "t", 3, configs=FILES)
+    for number in range(3):
+        append(log, topic, "a", partition=number)
+    change(cluster, t.segment.update().where(S.partition == 1).values(name="../x.parquet"))
+    found = []
+    with pytest.raises(UnsafePathError, match=r"\.\./x\.parquet"):
+        found += upkeep(cluster, ["retention"])  # += takes what comes before the error
+    starts = [state_of(cluster, topic, number).log_start_offset for number in range(3)]
+    assert starts == [1, 0, 1]
+    dropped = apply_retention(cluster, topic)
+    assert (dropped.partitions, list(dropped.failed)) == (frozenset(), [1])
+
+
+def test_delete_records_drops_whole_segments_and_keeps_the_one_that_it_cuts(cluster, log, incremental):
+    topic = create_topic(cluster, "t", 2, configs={**FILES, "retention.ms": "-1"})
+    for first in (0, 3, 6):
+        append(log, topic, f"{first}", f"{first + 1}", f"{first + 2}")
+    append(log, topic, "x", partition=1)
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    incremental()
+    assert delete_records(cluster, {zero: 2}) == {zero: 2}
+    assert len(rows_of(cluster, t.segment)) == 4, "a segment goes whole or not at all"
+    assert delete_records(cluster, {zero: 4, one: -1}) == {zero: 4, one: 1}
+    assert [(row.partition, row.base_offset) for row in rows_of(cluster, t.segment)] == [(0, 3), (0, 6)]
+    assert values(log, topic) == ["4", "5", "6", "7", "8"]
+    everything_fits(cluster)
+    assert delete_records(cluster, {zero: 3, one: 0}) == {zero: 4, one: 1}, "it never goes back"
+    with pytest.raises(OffsetOutOfRangeError, match="9"):
+        delete_records(cluster, {zero: 9, one: 9})
+    assert delete_records(cluster, {zero: 9}) == {zero: 9}
+    assert append(log, topic, "9") == Appended(9, 10)
+    everything_fits(cluster)
+    create_topic(cluster, "compacted", configs={"cleanup.policy": "compact"})
+    with pytest.raises(PolicyViolationError, match=r"compacted.*cleanup\.policy"):
+        delete_records(cluster, {TopicPartition("compacted", 0): 0})
+
+
+def test_rows_that_an_older_version_left_below_the_log_start(cluster, log):
+    topic = create_topic(cluster, "t", 2, configs={**FILES, "cleanup.policy": "compact"})
+    for number in range(4):
+        log.append(topic, [Records(0, table(f"{number}", key=b"k")), Records(1, table("x", key=b"k"))])
+    change(cluster, t.partition.update().where(t.partition.c.partition == 0).values(log_start_offset=3))
+    assert apply_retention(cluster, topic).segments == 3
+    assert [value for number, _, value in read_all(log, topic) if number == 0] == ["3"]
+    everything_fits(cluster)
+
+
+def test_a_replica_that_was_away_catches_up_over_what_is_gone(three_brokers, incremental):
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    append(log, topic, "0")
+    away = state_of(cluster, topic).replicas[-1].broker_id
+    take_away(cluster, away)
+    for number in range(1, 4):
+        append(log, topic, f"{number}")
+    append(log, topic, "young", timestamp_ms=clock.wall_ms())
+    incremental()
+    assert apply_retention(cluster, topic).segments == 4
+    state = state_of(cluster, topic)
+    assert (state.log_start_offset, state.replica(away).log_end_offset) == (4, 1)
+    bring_back(cluster, away)
+    caught = catch_up(cluster, topic, 0, away)
+    assert (caught.log_end_offset, caught.in_sync, caught.segments_copied) == (5, True, 1)
+    assert values(log, topic) == ["young"]
+    everything_fits(cluster)
+    log.close()
+
+
+def test_a_leader_that_lacks_what_is_gone_begins_at_the_log_start(three_brokers):
+    """By unclean election: it has nothing, and offsets are not used twice."""
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", 1, 3, {**FILES, "unclean.leader.election.enable": "true"})
+    append(log, topic, "0", "1")
+    *others, late = [replica.broker_id for replica in state_of(cluster, topic).replicas]
+    take_away(cluster, late)
+    append(log, topic, "2", "3")
+    append(log, topic, "4", "5", "6")
+    delete_records(cluster, {TopicPartition("t", 0): 5})
+    bring_back(cluster, late)
+    for broker_id in others:  # at once, before the late one has copied anything
+        take_away(cluster, broker_id)
+    inspect_log_dirs(cluster, nobody_forbids)
+    elect_leaders(cluster.store, nobody_forbids)
+    state = state_of(cluster, topic)
+    assert (state.leader, state.log_start_offset, state.log_end_offset) == (late, 5, 5)
+    assert rows_of(cluster, t.segment) == []
+    assert append(log, topic, "again") == Appended(5, 6)
+    for broker_id in others:
+        bring_back(cluster, broker_id)
+        catch_up(cluster, topic, 0, broker_id)
+    assert values(log, topic) == ["again"]
+    everything_fits(cluster)
+    log.close()
+
+
+def test_appends_and_reads_beside_it(cluster, log):
+    """Two writers, a reader and retention by size: offsets are dense, and what is read is what was written."""
+    topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "4000"})
+    here = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    writers_done = threading.Event()
+    acked = {0: {}, 1: {}}
+    failures = []
+
+    def guarded(body):
+        def run():
+            try:
+                body()
+            except BaseException as error:
+                failures.append(error)
+
+        return threading.Thread(target=run)
+
+    def write(partition):
+        own = Log(cluster)
+        for number in range(24):
+            long = "x" * (0 if number % 3 else 1000)
+            outcome = append(
+                own, topic, f"{number}", f"{number}{long}", partition=partition, timestamp_ms=clock.wall_ms()
+            )
+            acked[partition][outcome.base_offset] = f"{number}"
+        own.close()
+
+    def read():
+        while not writers_done.is_set():
+            for tp, (start, end) in log.positions(topic).items():
+                try:
+                    rows = [row for batch in log.read({tp: OffsetRange(start, end)}) for row in batch.to_pylist()]
+                except OffsetOutOfRangeError:
+                    continue  # retention was faster: a consumer begins anew, by auto.offset.reset
+                assert [row["offset"] for row in rows] == list(range(start, end))
+
+    def retain():
+        while not writers_done.is_set():
+            apply_retention(cluster, topic)
+
+    writers = [guarded(lambda partition=partition: write(partition)) for partition in (0, 1)]
+    beside = [guarded(read), guarded(retain)]
+    for thread in (*writers, *beside):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    writers_done.set()
+    for thread in beside:
+        thread.join()
+    assert failures == []
+    apply_retention(cluster, topic)
+    for tp in here:
+        state = state_of(cluster, topic, tp.partition)
+        assert sorted(acked[tp.partition]) == list(range(0, 48, 2)) and state.log_end_offset == 48
+        assert 0 < state.log_start_offset < 48
+    for number, offset, value in read_all(log, topic):
+        assert value.rstrip("x") == acked[number][offset - offset % 2]
+    for partition in (0, 1):
+        mine = [row for row in rows_of(cluster, t.segment) if row.partition == partition]
+        total, first = sum(row.bytes for row in mine), min(mine, key=lambda row: row.base_offset)
+        assert total - first.bytes < 4000 <= total
+    everything_fits(cluster)
