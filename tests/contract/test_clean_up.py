@@ -1,0 +1,385 @@
+"""Clean-up: what goes, when and where, and above all what stays."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.errors import WriteIdExpiredError
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.log import write_ids
+from spark_log.log.append import Appended, Rejected
+from spark_log.log.catch_up import catch_up
+from spark_log.log.clean_up import CleanableLogDirs
+from spark_log.log.delta import publish
+from spark_log.log.fetch import Fetcher
+from spark_log.log.log import Log, Records
+from spark_log.log.orphans import GRACE_MS, delete_orphans
+from spark_log.log.retention import apply_retention
+from spark_log.metadata import tables as t
+from spark_log.records.schema import read_schema
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.records import read_all, table
+from tests.support.replicas import bring_back, folder_of, take_away
+
+DAY_MS = 24 * 60 * 60 * 1000
+FILES = {"inline.max.bytes": "0"}
+AT_ONCE = {**FILES, "retired.file.retention.ms": "0"}
+OLD_MS = 1_000_000_000_000
+
+
+def append(log, topic, *values, timestamp_ms=OLD_MS):
+    [outcome] = log.append(topic, [Records(0, table(*values, timestamp_ms=timestamp_ms))])
+    return outcome
+
+
+def clean(cluster, **filters):
+    return {report.topic: report for report in upkeep(cluster, ["files"], **filters)}
+
+
+def change(cluster, statement):
+    cluster.store.transact(lambda connection, _: connection.execute(statement))
+
+
+def retired(cluster):
+    query = sa.select(t.retired_file.c.path).order_by(t.retired_file.c.path)
+    return cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+
+
+def named(cluster):
+    query = sa.select(t.segment.c.name).where(~t.segment.c.inline)
+    return sorted(cluster.store.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+def files(folder, topic):
+    """Names of all files in the segment folders of the topic."""
+    return sorted(path.name for path in Path(folder, topic.folder, "_segments").rglob("*") if path.is_file())
+
+
+def plant(cluster, path, content=b"x", broker_id=1, age_ms=0):
+    """A file in a log dir, by its path there."""
+    place = folder_of(cluster, broker_id) / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+    when_s = (clock.wall_ms() - age_ms) / 1000
+    os.utime(place, (when_s, when_s))
+    return place
+
+
+def gone_id():
+    return os.urandom(16).hex()
+
+
+def everything_fits(cluster):
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+
+
+def test_a_retired_file_stays_for_its_readers_and_then_goes_everywhere(three_brokers, tmp_path):
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    append(log, topic, "old", "older")
+    append(log, topic, "young", timestamp_ms=clock.wall_ms())
+    log.close()  # its write id is gone: only the table of retired files keeps the file
+    plan = log.plan({TopicPartition("t", 0): OffsetRange(0, 2)})
+    size = plan.slices[0].size
+    apply_retention(cluster, topic)
+    assert clean(cluster) == {}
+    rows = [
+        row for b in Fetcher(plan.log_dirs).read(plan.slices, read_schema(columns=["value"])) for row in b.to_pylist()
+    ]
+    assert [row["value"] for row in rows] == [b"old", b"older"], "who had planned before reads on"
+    change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - 7 * DAY_MS - 60_000))
+    found = clean(cluster)
+    assert (found["t"].before.files, found["t"].before.bytes) == (3, 3 * size)
+    assert retired(cluster) == []
+    for broker_id in (1, 2, 3):
+        assert files(tmp_path / f"d{broker_id}", topic) == named(cluster)
+    assert clean(cluster) == {}
+    everything_fits(cluster)
+
+
+def test_a_file_stays_while_a_delta_table_lists_it(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", configs=AT_ONCE)
+    append(log, topic, "old")
+    append(log, topic, "young", timestamp_ms=clock.wall_ms())
+    delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
+    delta_log.rename(tmp_path / "aside")
+    delta_log.write_text("no folder")  # neither can retention publish, nor clean-up
+    apply_retention(cluster, topic)
+    report = clean(cluster)["t"]
+    assert (report.before.files, report.notes) == (
+        0,
+        ("1 retired files wait until a Delta table does not list them any more",),
+    )
+    assert len(files(folder_of(cluster, 1), topic)) == 2
+    delta_log.unlink()
+    (tmp_path / "aside").rename(delta_log)
+    assert clean(cluster)["t"].before.files == 1
+    everything_fits(cluster)
+
+
+def test_a_log_dir_that_is_away_keeps_no_other_from_it_and_is_cleaned_when_it_is_back(three_brokers, tmp_path):
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
+    doomed = create_topic(cluster, "doomed", 1, 3, FILES)
+    for one in (topic, doomed):
+        append(log, one, "old")
+        append(log, one, "young", timestamp_ms=clock.wall_ms())
+    log.close()
+    take_away(cluster, 3)
+    apply_retention(cluster, topic)
+    delete_topic(cluster, "doomed")
+    change(cluster, t.retired_file.update().where(t.retired_file.c.partition.is_(None)).values(retired_ms=0))
+    found = clean(cluster)
+    assert (found["t"].before.files, found[None].before.files) == (2, 2 * (2 + 3)), "and the Delta log's versions"
+    assert "offline" in "".join(found[None].notes)
+    assert retired(cluster) == [doomed.folder], "which waits for every log dir"
+    for broker_id in (1, 2):
+        assert files(tmp_path / f"d{broker_id}", topic) == named(cluster)
+        assert not Path(tmp_path, f"d{broker_id}", doomed.folder).exists()
+
+    bring_back(cluster, 3)
+    assert len(files(tmp_path / "d3", topic)) == 2
+    found = clean(cluster)
+    assert (found["t"].before.files, found[None].before.files) == (1, 5)
+    assert files(tmp_path / "d3", topic) == named(cluster)
+    assert not Path(tmp_path, "d3", doomed.folder).exists()
+    assert retired(cluster) == []
+    everything_fits(cluster)  # the table of 3 was compared as a whole: nothing said any more what had gone
+    broker = next(info.broker_id for info in cluster.log_dirs().values() if info.broker_id == 3)
+    catch_up(cluster, topic, 0, broker)
+    everything_fits(cluster)
+
+
+def test_a_deleted_topic_stays_for_its_readers_and_the_living_stay(cluster, log):
+    keep, doomed = create_topic(cluster, "keep", configs=FILES), create_topic(cluster, "doomed", configs=FILES)
+    for topic in (keep, doomed):
+        append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    delete_topic(cluster, "doomed")
+    log.close()
+    root = folder_of(cluster, 1)
+    assert clean(cluster) == {}
+    assert len(files(root, doomed)) == 1
+    aged = t.retired_file.update().values(retired_ms=clock.wall_ms() - 7 * DAY_MS - 60_000)
+    change(cluster, aged)
+    linked = root / doomed.folder / "_segments" / "link"
+    linked.symlink_to(root / keep.folder)
+    note = clean(cluster)[None].notes
+    assert "symbolic link" in "".join(note)
+    assert retired(cluster) == [doomed.folder]
+    linked.unlink()
+    assert clean(cluster, topics=["keep"]) == {}, "not of this topic"
+    assert clean(cluster)[None].before.files == 1 + len(["create", "append"])
+    assert sorted(path.name for path in root.iterdir()) == sorted([MARKER, keep.folder])
+    assert retired(cluster) == []
+    again = create_topic(cluster, "doomed", configs=FILES)
+    append(log, again, "new", timestamp_ms=clock.wall_ms())
+    change(cluster, sa.insert(t.retired_file).values(path=again.folder, topic_id=999, retired_ms=0))
+    assert "no deleted topic's folder" in "".join(clean(cluster)[None].notes)
+    everything_fits(cluster)
+
+
+def test_orphans_go_once_no_append_can_name_them(cluster, log):
+    topic = create_topic(cluster, "t", configs=FILES)
+    append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    write_id = write_ids.register(cluster.store, "test", 60_000)
+    orphan = plant(cluster, segment_path(topic.folder, 0, f"{write_id}-0.parquet"), b"12345")
+    half = plant(cluster, f"{topic.folder}/_segments/0/.{write_id}-1.parquet.tmp", b"123")
+    assert clean(cluster) == {}
+    change(cluster, t.write_id.update().where(t.write_id.c.write_id == write_id).values(until_ms=0))
+    report = clean(cluster)["t"]
+    assert (report.before.files, report.before.bytes) == (2, 8)
+    assert not orphan.exists()
+    assert not half.exists()
+    assert not write_ids.renew(cluster.store, write_id, 60_000)
+    [outcome] = [append(log, topic, "b", timestamp_ms=clock.wall_ms())]
+    assert outcome == Appended(1, 2), "who has a write id appends under it"
+    everything_fits(cluster)
+
+
+def test_what_stays(cluster, log, tmp_path):
+    """Whatever has not our form, and files of ours that others need."""
+    topic = create_topic(cluster, "t", 2, configs=FILES)
+    append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    here, young, old = f"{topic.folder}/_segments/0", DAY_MS - 60_000, DAY_MS + 60_000
+    pending = f"{gone_id()}-0.parquet"
+    facts = {"producer_id": 1, "position": 1, "topic_id": topic.topic_id, "partition": 0, "facts": "{}"}
+    change(cluster, sa.insert(t.transaction_segment).values(name=pending, inline=False, **facts))
+    stay = [
+        plant(cluster, path, age_ms=30 * DAY_MS)
+        for path in (
+            "notes.txt", f"{topic.folder}/part-0.parquet", f"{topic.folder}/_delta_log/{gone_id()}-0.parquet",
+            f"{topic.folder}/{gone_id()}-0.parquet", f"{here}/_SUCCESS", f"{here}/part-0.parquet",
+            f"{here}/deeper/{gone_id()}-0.parquet", f"{topic.folder}/_segments/x/{gone_id()}-0.parquet",
+            f"{here}/{pending}", f"other-0123abcd/{gone_id()}-0.parquet", f"{gone_id()}-0.parquet",
+        )
+    ]  # fmt: skip
+    stay.append(plant(cluster, f"{here}/.{gone_id()}-0.parquet-0123456789ab.tmp", age_ms=young))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    outside = elsewhere / f"{gone_id()}-0.parquet"
+    outside.write_text("x")
+    (folder_of(cluster, 1) / topic.folder / "_segments" / "1").symlink_to(elsewhere)
+    goes = plant(cluster, f"{here}/.{gone_id()}-0.parquet-0123456789ab.tmp", age_ms=old)
+    assert GRACE_MS == DAY_MS
+    report = clean(cluster)["t"]
+    assert "symbolic link" in "".join(report.notes)
+    assert all(path.exists() for path in [*stay, outside])
+    assert goes.exists(), "the whole topic waits in this log dir until somebody has looked at the link"
+    (folder_of(cluster, 1) / topic.folder / "_segments" / "1").unlink()
+    assert clean(cluster)["t"].before.files == 1
+    assert not goes.exists()
+    assert all(path.exists() for path in [*stay, outside])
+    everything_fits(cluster)
+
+
+def test_folders_that_nobody_knows(cluster, log):
+    topic = create_topic(cluster, "t", configs=FILES)
+    append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    held = write_ids.register(cluster.store, "test", 60_000)
+    old = 2 * DAY_MS
+    contents = {
+        "gone-00000001": {f"_segments/0/{gone_id()}-0.parquet": old, f"_segments/1/.{gone_id()}-0.parquet.tmp": old},
+        "young-00000002": {f"_segments/0/{gone_id()}-0.parquet": 0, f"_segments/0/{gone_id()}-1.parquet": old},
+        "held-00000003": {f"_segments/0/{held}-0.parquet": old},
+        "foreign-00000004": {f"_segments/0/{gone_id()}-0.parquet": old, "_segments/0/mine.parquet": old},
+        "table-00000005": {f"_segments/0/{gone_id()}-0.parquet": old, "_delta_log/00000000000000000000.json": old},
+        "backup-20260101": {"data.bin": old},
+        "no_form": {f"_segments/0/{gone_id()}-0.parquet": old},
+    }
+    for folder, paths in contents.items():
+        for path, age_ms in paths.items():
+            plant(cluster, f"{folder}/{path}", age_ms=age_ms)
+    (folder_of(cluster, 1) / "empty-20260101").mkdir()
+    found = clean(cluster)
+    assert list(found) == [None]
+    assert (found[None].before.files, found[None].before.bytes) == (2, 2)
+    left = {path.name for path in folder_of(cluster, 1).iterdir()}
+    assert left == {MARKER, topic.folder, "empty-20260101", *contents} - {"gone-00000001"}
+    assert clean(cluster) == {}
+
+
+def test_another_log_dir_in_its_place_loses_nothing(three_brokers, tmp_path):
+    """A disk that was swapped behind our back: nothing is deleted there, and the others are cleaned."""
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
+    append(log, topic, "old")
+    log.close()
+    apply_retention(cluster, topic)
+    shutil.copy(tmp_path / "d1" / MARKER, tmp_path / "d3" / MARKER)
+    found = clean(cluster)
+    assert found["t"].before.files == 2
+    assert "swapped" in "".join(found[None].notes)
+    assert [len(files(tmp_path / f"d{n}", topic)) for n in (1, 2, 3)] == [0, 0, 1]
+
+
+def test_a_copy_where_the_partition_has_no_replica_is_left_to_those_who_moved_it(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", configs=FILES)
+    append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    add_broker(cluster, 2, [str(tmp_path / "d2")])
+    [name] = named(cluster)
+    copy = plant(cluster, f"{topic.folder}/_segments/0/{name}", broker_id=2)
+    assert clean(cluster) == {}
+    assert copy.exists()
+
+
+def test_a_topic_that_was_deleted_while_its_files_were_listed(cluster, log):
+    """Its readers have their time, although no row names its files any more."""
+    topic = create_topic(cluster, "t", configs=FILES)
+    append(log, topic, "a")
+    log.close()
+    delete_topic(cluster, "t")
+    assert delete_orphans(cluster, CleanableLogDirs.of(cluster), topic).files == 0
+    assert len(files(folder_of(cluster, 1), topic)) == 1
+
+
+def test_appends_beside_it_lose_no_file_that_they_named(cluster, cluster_address):
+    """Write ids that run out at once: an append comes before clean-up, or is refused; never in between."""
+    topic = create_topic(cluster, "t", 2, configs={**FILES, "segment.bytes": "14"})
+    done = threading.Event()
+    failures, outcomes = [], []
+
+    def write(partition):
+        log = Log(cluster)
+        try:
+            for number in range(15):
+                try:
+                    [outcome] = log.append(
+                        topic, [Records(partition, table(f"{number}", timestamp_ms=clock.wall_ms()))]
+                    )
+                    outcomes.append(outcome)
+                except WriteIdExpiredError as error:
+                    outcomes.append(Rejected(error))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            log.close()
+
+    def expire_and_clean():
+        while not done.is_set():
+            change(cluster, t.write_id.update().values(until_ms=0))
+            clean(cluster)
+
+    writers = [threading.Thread(target=write, args=(partition,)) for partition in (0, 1)]
+    beside = threading.Thread(target=expire_and_clean)
+    for thread in (*writers, beside):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    beside.join()
+    assert failures == []
+    appended = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
+    log = Log(cluster)
+    assert len(read_all(log, topic)) == len(appended)
+    publish(cluster, topic)
+    everything_fits(cluster)
+    clean(cluster)
+    assert files(folder_of(cluster, 1), topic) == named(cluster), "and nothing else is left"
+
+
+def test_in_an_object_store(tmp_path, s3_uri):
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=s3_uri) as cluster:
+        log = Log(cluster)
+        topic, doomed = create_topic(cluster, "t", configs=AT_ONCE), create_topic(cluster, "doomed", configs=FILES)
+        append(log, topic, "old")
+        append(log, topic, "young", timestamp_ms=clock.wall_ms())
+        append(log, doomed, "a")
+        log.close()
+        [info] = cluster.log_dirs().values()
+        log_dir = LogDir(info.uri)
+
+        def put(path):
+            with_content = log_dir.create(path)
+            with_content.write(b"x")
+            with_content.commit()
+            return path
+
+        orphan = put(f"{topic.folder}/_segments/0/{gone_id()}-0.parquet")
+        young = put(f"stray-00000001/_segments/0/{gone_id()}-0.parquet")
+        foreign = put(f"{topic.folder}/_segments/0/mine.parquet")
+        delete_topic(cluster, "doomed")
+        change(cluster, t.retired_file.update().values(retired_ms=0))
+        apply_retention(cluster, topic)
+        found = clean(cluster)
+        assert (found["t"].before.files, found[None].before.files) == (2, 1 + 2)
+        left = log_dir.list_files(f"{topic.folder}/_segments")
+        assert sorted(left) == sorted([foreign, *(segment_path(topic.folder, 0, name) for name in named(cluster))])
+        assert log_dir.list_files(doomed.folder) == {}
+        assert log_dir.sizes([orphan, young]) == [None, 1]
+        assert log_dir.read_marker() is not None
+        assert retired(cluster) == []
+        assert LogDirId(info.log_dir_id) in cluster.log_dirs()
+        everything_fits(cluster)
