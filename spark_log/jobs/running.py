@@ -55,7 +55,7 @@ class Totals:
 
 def run_to_end(spark: SparkSession, query: StreamingQuery, tell: Callable[[BatchProgress], None]) -> Totals:
     """Raises StreamingQueryException. A signal lets the batch in flight finish first."""
-    stop = _stop_on_signals(spark)
+    stop = stop_on_signals(spark)
     totals = Totals()
     deadline: float | None = None
     while not query.awaitTermination(_POLL_S):
@@ -127,7 +127,7 @@ def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartiti
         return {}
 
 
-def _stop_on_signals(spark: SparkSession) -> Event:
+def stop_on_signals(spark: SparkSession) -> Event:
     """An event that SIGTERM or SIGINT to this process, or to the JVM that spark-submit is, sets."""
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,64 @@
+"""The committed offsets of groups, from a mirror's source to its target: offsets are the same there, so they mean the
+same. Driver.
+"""
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import UnknownMemberIdError
+from spark_log.groups.offsets import Commit, commit_offsets, read_commits
+from spark_log.ids import TopicPartition
+from spark_log.log import plan as planner
+from spark_log.metadata import tables as t
+
+Commits = Mapping[TopicPartition, Commit]
+
+
+def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
+    """The commits that move a group forward in the target, not beyond where its partitions end. Keys: its topics.
+
+    A group that has read on in the target is not set back, and one that has read what is not copied yet reads the rest
+    of it again: at least once, as ever.
+    """
+    moved: dict[TopicPartition, Commit] = {}
+    for partition, commit in source.items():
+        known = target.get(partition)
+        offset = min(commit.offset, ends[partition])
+        if known is None or known.offset < offset:
+            moved[partition] = Commit(offset, commit.metadata)
+    return moved
+
+
+def copy_groups(source: Cluster, target: Cluster, topics: Mapping[str, Topic]) -> dict[str, int]:
+    """Move the groups of the source forward in the target; `topics` are the target's, by the source's names.
+
+    Returns how many offsets were committed, of each group for which any was. A group with live members in the target
+    is left to them.
+    """
+    o, name = t.group_offset.c, t.topic.c.name
+    query = (
+        sa.select(o.group_id, name, o.partition, o.committed_offset, o.commit_metadata)
+        .join(t.topic, t.topic.c.topic_id == o.topic_id)
+        .where(name.in_(list(topics)))
+        .order_by(o.group_id)
+    )
+    groups: dict[str, dict[TopicPartition, Commit]] = {}
+    for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
+        groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = Commit(offset, metadata)
+    with target.store.snapshot() as connection:
+        limits = planner.positions(connection, topics.values())
+        known = {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()}
+    ends = {partition: found.high_watermark for partition, found in limits.items()}
+    copied: dict[str, int] = {}
+    for group_id, commits in groups.items():
+        moved = advanced(commits, known[group_id], ends)
+        if moved:
+            try:
+                commit_offsets(target.store, group_id, moved)
+            except UnknownMemberIdError:
+                continue
+            copied[group_id] = len(moved)
+    return copied

@@ -1,0 +1,65 @@
+"""`spark-submit jobs/mirror.py`: from SQLite to PostgreSQL with two replicas, until SIGTERM."""
+
+import json
+import signal
+import subprocess
+
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.groups.offsets import commit_offsets, committed_offsets
+from spark_log.ids import TopicPartition
+from spark_log.jobs import mirror
+from spark_log.log.log import Log, Records
+from tests.e2e.test_jobs import command, environment
+from tests.support.mirroring import everything, make_source
+from tests.support.records import table
+from tests.support.replicas import every_replica_is_whole
+
+
+def test_it_goes_on_until_it_is_told_to_end_and_then_has_everything(tmp_path, postgres_url, capsys):
+    with (
+        Cluster.init(str(tmp_path / "source")) as source,
+        Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as target,
+    ):
+        add_broker(target, 2, [str(tmp_path / "d2")])
+        topic = make_source(source)
+        here = TopicPartition("t", 0)
+        commit_offsets(source.store, "readers", {here: 12, TopicPartition("t", 3): 0})
+        arguments = ["--to-cluster", postgres_url, "--subscribe-pattern", "^t$", "--create-topics", "--groups"]
+        arguments += ["--replication-factor", "2", "--max-offsets-per-trigger", "100"]
+        started = subprocess.Popen(
+            command("mirror", *arguments, "--trigger", "100 milliseconds", "--json"),
+            env=environment(tmp_path / "source"), stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert started.stdout is not None
+        events = []
+        while not events or events[-1]["behind"]:
+            events.append(json.loads(started.stdout.readline()))
+        log = Log(source)
+        log.append(topic, [Records(3, table("while it runs"))])
+        events.append(json.loads(started.stdout.readline()))
+        started.send_signal(signal.SIGTERM)
+        *_, summary = map(json.loads, started.stdout.read().splitlines())
+        assert started.wait(timeout=120) == 0
+        assert len(events) > 2
+        assert {event["event"] for event in events} == {"progress"}
+        assert events[-1]["records"] == 1
+        assert summary["records"] == sum(event["records"] for event in events) == len(everything(source))
+        assert (summary["before"], summary["after"]["t"]["3"]) == ({"t": dict.fromkeys("0123", 0)}, 1)
+        assert everything(target) == everything(source)
+        every_replica_is_whole(target)
+        assert committed_offsets(target.store, "readers") == {here: 12, TopicPartition("t", 3): 0}
+
+        commit_offsets(source.store, "readers", {here: 5, TopicPartition("t", 1): 30})
+        again = ["--cluster", str(tmp_path / "source"), "--to-cluster", postgres_url, "--subscribe", "t", "--groups"]
+        assert mirror.main(again) == 0, "nothing new: it needs no Spark to say so"
+        assert capsys.readouterr().out.startswith("mirror: 0 records")
+        expected = {here: 12, TopicPartition("t", 1): 30, TopicPartition("t", 3): 0}
+        assert committed_offsets(target.store, "readers") == expected, "never back"
+        log.append(topic, [Records(3, table("not in the target"))])
+        foreign = Log(target)
+        foreign.append(foreign.find_topic("t"), [Records(3, table("foreign"))])
+        assert mirror.main(again) == 1
+        assert capsys.readouterr().err.startswith("mirror: t-3: the record at offset 1 of the target is not the source")
+        foreign.close()
+        log.close()
