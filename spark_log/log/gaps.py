@@ -1,0 +1,28 @@
+"""Gaps: offsets of the log that have no record any more. Appends leave none; compaction and erasing do, and only ever
+more of them. So equal counts at two times mean that nothing was taken out in between.
+"""
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import Topic
+from spark_log.ids import OffsetRange
+from spark_log.metadata import tables as t
+
+_S = t.segment.c
+# Built once: making such a statement takes longer than running it.
+_GAPS = (
+    sa.select(sa.func.sum(_S.end_offset - _S.base_offset - _S.record_count))
+    .where(_S.topic_id == sa.bindparam("topic_id"), _S.partition == sa.bindparam("number"))
+    .where(_S.base_offset < sa.bindparam("before"), _S.end_offset > sa.bindparam("after"))
+)
+
+
+def count_gaps(connection: sa.Connection, topic: Topic, ranges: Mapping[int, OffsetRange]) -> dict[int, int]:
+    """Per partition, the offsets without a record in all segments that overlap the range (the whole segments)."""
+    counts: dict[int, int] = {}
+    for partition, (start, end) in ranges.items():
+        parameters = {"topic_id": topic.topic_id, "number": partition, "before": end, "after": start}
+        counts[partition] = int(connection.execute(_GAPS, parameters).scalar() or 0)
+    return counts

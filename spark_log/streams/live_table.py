@@ -1,0 +1,238 @@
+"""`Table`: a compacted topic beside a stream, current in every micro-batch. Kafka Streams' KStream-KTable join.
+
+Spark reads the static side of a streaming join once, so the join is made in foreachBatch, with the table as of offsets
+that hold for the whole batch. What is kept between batches: the last value of each key as of some *base* version,
+cached, and partitioned and sorted for joins; and, cached too, those that changed since. Each is a function of offsets
+and the log alone, so a lost executor costs time and nothing else. A batch reads what is new in the topic, and a new
+base only when much has changed or compaction has been at work.
+"""
+
+import logging
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.native import read_plan
+from spark_log.errors import InvalidOptionError
+from spark_log.failpoints import failpoint
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.log import Log
+from spark_log.streams.batch_notes import MicroBatch, Notes, current_batch
+from spark_log.streams.table_version import TableVersion, look
+from spark_log.streams.tables import check_compacted, last_values
+
+logger = logging.getLogger(__name__)
+
+_CHANGED_MAX = 100_000
+"""Changed records up to which they are read and folded by themselves, and sent whole to every task of a join."""
+_KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
+_RECORDS_PER_TASK = 250_000
+JOIN_KINDS = ("inner", "left")
+
+
+@dataclass(frozen=True)
+class _State:
+    """The table as of `version`: `changed` in place of the rows of `base` with the same keys.
+
+    Columns: _table_key, and those of `read_table` with the prefix _base_ or _changed_ (`_changed_value` null: deleted).
+    """
+
+    version: TableVersion
+    base_version: TableVersion
+    base: DataFrame
+    changed: DataFrame | None
+
+
+class Table:
+    """A compacted topic, for joins with streams. Driver.
+
+    >>> planes = Table(spark, address, "planes")                                         # doctest: +SKIP
+    >>> def route(batch):
+    ...     return [(planes.join(batch, on="tailnum"), TopicOutput(address, "enriched"))]
+    >>> write_stream(flights, route, checkpoint=folder)                                  # doctest: +SKIP
+
+    Guaranteed: all rows of a micro-batch, in all outputs, see one version of the table, which holds at least every
+    change that could be read when the batch began. So a record that was appended after a change was acknowledged sees
+    that change, or a later one. A batch that comes again after a crash sees the version that it saw before: it is noted
+    beside the checkpoint before it is used. Only if records of that version have been compacted, erased or expired
+    since, so that it cannot be had any more, does the batch see the table as it is now, and a warning is logged.
+
+    One Table for each query: two queries would read a base each for their versions in turn.
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
+    """
+
+    def __init__(self, spark: SparkSession, cluster: str, topic: str) -> None:
+        self.topic = topic
+        self._spark = spark
+        self._cluster = Cluster.open(cluster)
+        self._log = Log(self._cluster, holder=f"table {topic}")
+        self._lock = Lock()
+        self._state: _State | None = None
+        self._batch: MicroBatch | None = None
+        try:
+            check_compacted(self._log.find_topic(topic))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Table":
+        return self
+
+    def __exit__(self, *_: "type[BaseException] | BaseException | TracebackType | None") -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the store and of what is cached."""
+        with self._lock:
+            if self._state is not None:
+                self._forget(self._state.base, self._state.changed)
+                self._state = None
+            self._log.close()
+            self._cluster.close()
+
+    def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
+        """`batch` with one more column: the table's row with the key `on`, a struct; null where there is none.
+
+        `on` is a column of bytes or text, or a Column that gives the key's bytes. The struct has the fields value
+        binary, partition, offset, timestamp. Its column is called `name`, or as the topic. With how="inner", rows
+        without a match are left out. A row whose `on` is null matches nothing. Inside foreachBatch the table is of
+        the micro-batch's version, elsewhere as of now. Raises InvalidOptionError.
+        """
+        if batch.isStreaming:
+            raise InvalidOptionError(
+                f"table {self.topic!r}: a streaming frame is joined batch by batch: call join in the function that is"
+                " given to write_stream or foreachBatch"
+            )
+        if how not in JOIN_KINDS:
+            raise InvalidOptionError(f"how {how!r}: expected {' or '.join(JOIN_KINDS)}")
+        name = name or self.topic
+        if name.lower() in (column.lower() for column in batch.columns):
+            raise InvalidOptionError(f"name {name!r}: the batch has a column of this name: choose another one")
+        keyed = batch.withColumn(_KEY, self._key(batch, on))
+        state = self._as_of_batch(batch.sparkSession)
+        found = keyed.join(state.base, _KEY, how if state.changed is None else "left")
+        row = _row(_BASE, state.base)
+        if state.changed is not None:
+            found = found.join(sf.broadcast(state.changed), _KEY, "left")
+            is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
+            row = sf.when(is_changed, _row(_CHANGED, state.changed)).otherwise(row)
+        joined = found.select(*(_quoted(column) for column in batch.columns), row.alias(name))
+        return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
+
+    def rows(self) -> DataFrame:
+        """The table as of now, or as of the micro-batch: the columns of `read_table`."""
+        state = self._as_of_batch(self._spark)
+        rows = _named(state.base, _BASE)
+        if state.changed is not None:
+            unchanged = state.base.join(state.changed, _KEY, "left_anti")
+            rows = _named(unchanged, _BASE).unionByName(_named(state.changed, _CHANGED).where("value IS NOT NULL"))
+        return rows
+
+    def _key(self, batch: DataFrame, on: "str | Column") -> Column:
+        if isinstance(on, str) and on not in batch.columns:
+            raise InvalidOptionError(f"on {on!r}: no such column: there are {', '.join(batch.columns)}")
+        column = _quoted(on) if isinstance(on, str) else on
+        kind = batch.select(column.alias("it")).schema["it"].dataType
+        if not isinstance(kind, StringType | BinaryType):
+            raise InvalidOptionError(
+                f"on {on!r} is {kind.simpleString()}, expected text or bytes: cast it as the table's keys were written"
+            )
+        return column.cast(BinaryType())
+
+    def _as_of_batch(self, session: SparkSession) -> _State:
+        with self._lock:
+            batch = current_batch(session)
+            if batch is not None and batch == self._batch and self._state is not None:
+                return self._state  # a second join in the same batch
+            notes = None if batch is None else Notes(session, batch, self.topic)
+            version = self._version(notes)
+            while (state := self._brought_to(version)) is None:
+                version = self._version(notes)
+            self._state, self._batch = state, batch
+            return state
+
+    def _version(self, notes: Notes | None) -> TableVersion:
+        """What the batch is to see: what was noted when it ran before, if that can still be had, else as of now."""
+        noted = None if notes is None else notes.read()
+        if noted is not None:
+            version = TableVersion.from_text(noted)
+            if look(self._log, self.topic, version)[1] == version:
+                return version
+            logger.warning(
+                "table %s: records of the version that this batch saw before have been compacted, erased or expired: it"
+                " sees the table as it is now",
+                self.topic,
+            )
+        version = look(self._log, self.topic)[1]
+        if notes is not None:
+            notes.write(version.as_text())
+            failpoint("stream.table-noted")
+        return version
+
+    def _brought_to(self, version: TableVersion) -> _State | None:
+        """The state at `version`; None if records were taken out of the log before they could be read."""
+        state = self._state
+        if state is not None and state.version == version:
+            return state
+        new = None if state is None else version.since(state.base_version)
+        if state is not None and new is not None and sum(found.size for found in new.values()) <= _CHANGED_MAX:
+            changed = _prefixed(self._read(version, new, 1), _CHANGED).persist() if new else None
+            after = _State(version, state.base_version, state.base, changed)
+            before = [state.changed]
+        else:
+            whole = {number: OffsetRange(mark.start, mark.end) for number, mark in version.marks.items()}
+            tasks = min(-(-version.records // _RECORDS_PER_TASK), self._shuffle_partitions()) or 1
+            base = self._read(version, whole, tasks).where(sf.col("value").isNotNull())
+            base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
+            base.count()  # now: joins are planned by its size, and need not shuffle and sort it again
+            after = _State(version, version, base, None)
+            before = [] if state is None else [state.base, state.changed]
+        if look(self._log, self.topic, version)[1] != version:
+            self._forget(after.changed, None if state is not None and after.base is state.base else after.base)
+            return None
+        self._forget(*before)
+        return after
+
+    def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame:
+        """`last_values` of the ranges: the plan is of now, and may know segments that go on beyond them."""
+        plan = self._log.plan({TopicPartition(self.topic, number): found for number, found in ranges.items()})
+        records = read_plan(self._spark, self.topic, plan)
+        ends = sf.array(*(sf.lit(version.marks[number].end) for number in sorted(version.marks)))
+        records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))
+        return last_values(records.repartition(tasks, "key"))
+
+    def _shuffle_partitions(self) -> int:
+        return int(str(self._spark.conf.get("spark.sql.shuffle.partitions")))
+
+    def _forget(self, *frames: DataFrame | None) -> None:
+        for frame in frames:
+            if frame is not None:
+                frame.unpersist()
+
+
+def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
+    return rows.select(*(sf.col(name).alias(_KEY if name == "key" else prefix + name) for name in rows.columns))
+
+
+def _named(rows: DataFrame, prefix: str) -> DataFrame:
+    """`_prefixed` undone."""
+    return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
+
+
+def _row(prefix: str, rows: DataFrame) -> Column:
+    """A row of the table as a struct; null where there is none, or it is deleted."""
+    fields = (sf.col(name).alias(_field(name, prefix)) for name in rows.columns if name != _KEY)
+    return sf.when(sf.col(f"{prefix}value").isNotNull(), sf.struct(*fields))
+
+
+def _field(name: str, prefix: str) -> str:
+    return "key" if name == _KEY else name.removeprefix(prefix)
+
+
+def _quoted(name: str) -> Column:
+    return sf.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,84 @@
+"""Which state of a table: the offsets up to which its topic was read, and a mark of what had been compacted by then."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.gaps import count_gaps
+from spark_log.log.log import Log
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A partition of the topic: offsets [start, end), of which `gaps` have no record any more.
+
+    While start and gaps stay the same, nothing below `end` has been taken out of the log.
+    """
+
+    start: int
+    end: int
+    gaps: int
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """What `Table` knows of its topic at one time; equal versions are the same rows."""
+
+    topic_uuid: str
+    marks: Mapping[int, Mark]
+
+    @property
+    def records(self) -> int:
+        """Records of the log below the marks: at least as many as the table has rows."""
+        return sum(mark.end - mark.start - mark.gaps for mark in self.marks.values())
+
+    def since(self, base: "TableVersion") -> dict[int, OffsetRange] | None:
+        """The records that made this version out of `base`; None if that cannot be said.
+
+        It can while the log below `base` is what it was, and nothing has been taken out of what came since: a tombstone
+        that was compacted away would be missed.
+        """
+        if self.topic_uuid != base.topic_uuid or not base.marks.keys() <= self.marks.keys():
+            return None
+        new: dict[int, OffsetRange] = {}
+        for partition, mark in self.marks.items():
+            before = base.marks.get(partition, Mark(0, 0, 0))
+            if mark.start != before.start or mark.gaps != before.gaps or mark.end < before.end:
+                return None
+            if mark.end > before.end:
+                new[partition] = OffsetRange(before.end, mark.end)
+        return new
+
+    def as_text(self) -> str:
+        marks = {str(number): [mark.start, mark.end, mark.gaps] for number, mark in sorted(self.marks.items())}
+        return json.dumps({"version": 1, "topic": self.topic_uuid, "partitions": marks})
+
+    @classmethod
+    def from_text(cls, text: str) -> "TableVersion":
+        """ValueError, KeyError or TypeError for anything that `as_text` did not write."""
+        found = json.loads(text)
+        if found["version"] != 1:
+            raise ValueError(f"version {found['version']!r}, expected 1")
+        marks = {int(number): Mark(*(int(part) for part in mark)) for number, mark in found["partitions"].items()}
+        return cls(str(found["topic"]), marks)
+
+
+def look(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
+    """The topic as it is now: up to its high watermarks, or up to where `at` ends. UnknownTopicOrPartitionError.
+
+    Equal to `at` if all records of that version are still there.
+    """
+    with log.cluster.store.snapshot() as connection:
+        topic = find_topic(connection, name)
+        positions = planner.positions(connection, [topic])
+        ranges: dict[int, OffsetRange] = {}
+        for partition in range(topic.partition_count) if at is None else at.marks:
+            start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
+            end = watermark if at is None else min(watermark, at.marks[partition].end)
+            ranges[partition] = OffsetRange(start, max(start, end))
+        gaps = count_gaps(connection, topic, ranges)
+    marks = {partition: Mark(start, end, gaps[partition]) for partition, (start, end) in ranges.items()}
+    return topic, TableVersion(topic.uuid, marks)

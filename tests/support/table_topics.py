@@ -1,0 +1,18 @@
+"""Compacted topics for the tests of tables."""
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.log.write_ids import Writer
+from spark_log.upkeep.compaction import compact
+from spark_log.upkeep.report import Report
+from spark_log.upkeep.work import Work
+
+
+def compact_now(cluster: Cluster, topic: str) -> Report:
+    """Compact whatever of the topic can be; it must be something."""
+    writer = Writer(cluster.store, "compaction of a test", 60_000)
+    try:
+        [report] = compact(Work(cluster, ClusterSettings(), writer, topic_names=[topic]), force=True)
+        return report
+    finally:
+        writer.close()
