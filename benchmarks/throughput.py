@@ -75,7 +75,7 @@ class Bench:
         self.records, self.rounds = arguments.records, arguments.rounds
         self.address = str(folder / "cluster")
         self.cluster = Cluster.init(self.address)
-        self.spark = _session(folder)
+        self.spark = spark_session(folder)
         self.input = folder / "input"
 
     def run(self) -> list[Result]:
@@ -250,7 +250,7 @@ def _seconds(action: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def _session(folder: Path) -> SparkSession:
+def spark_session(folder: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from spark_log.errors import SparkLogError, redact
 
 _OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
+_RAISED_IN_A_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE|$)", re.MULTILINE)
 _DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
 
 
 def one_line(error: BaseException) -> str:
     """What happened, for a person, without a traceback and without passwords."""
     text = str(error)
-    inside = _OURS_INSIDE_SPARKS.findall(text)
+    inside = _OURS_INSIDE_SPARKS.findall(text) or _RAISED_IN_A_QUERY.findall(text)
     if inside:
         text = inside[-1]
     elif _DELTA_MISSING.search(text):

@@ -44,7 +44,8 @@ def run_stream_job(
     if not SparkConf().contains(_SHUFFLE_PARTITIONS):  # Spark's 200 would make 200 tasks and state stores of each batch
         spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
     started = clock.monotonic_s()
-    decoded = [decode(source(spark, one), one, f"{number}") for number, one in enumerate(inputs)]
+    go_on = arguments.dead_letter_topic is not None
+    decoded = [decode(source(spark, one), one, f"{number}", go_on) for number, one in enumerate(inputs)]
     frame, outputs = routed(arguments, build(*(good for good, _ in decoded)), [bad for _, bad in decoded], keys)
     query = write_stream(
         frame,
@@ -84,10 +85,10 @@ def source(spark: SparkSession, given: Input) -> DataFrame:
     return spark.readStream.format("spark_log").options(**given.options).load()
 
 
-def decode(records: DataFrame, given: Input, name: str) -> tuple[DataFrame, DataFrame]:
+def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
     """Records with values of the schema, as columns, counted under `name`; and those without, as dead letters.
 
-    Raises InvalidOptionError where the event time is no column of type TIMESTAMP.
+    Without `go_on` the latter end the query. Raises InvalidOptionError where the event time is no timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
     schema = cast(StructType, StructType.fromDDL(given.value_schema)).add(MALFORMED, StringType())
@@ -96,7 +97,12 @@ def decode(records: DataFrame, given: Input, name: str) -> tuple[DataFrame, Data
     malformed = sf.col(f"decoded.{MALFORMED}")
     read = measured(read, sf.col(_BYTES), malformed, None, name)
     columns = [sf.col(column).alias(f"_{column}") for column in about]
-    good = read.where(malformed.isNull()).select("decoded.*", *columns).drop(MALFORMED)
+    at = sf.concat_ws("", sf.lit("record "), "topic", sf.lit("-"), "partition", sf.lit("@"), "offset")
+    said = sf.concat(
+        at, sf.lit(": the value is not of --value-schema (name a --dead-letter-topic to go on without it)")
+    )
+    fine = malformed.isNull() if go_on else sf.when(malformed.isNotNull(), sf.raise_error(said)).isNull()
+    good = read.where(fine).select("decoded.*", *columns).drop(MALFORMED)
     check_time(good, given.event_time)
     return good, read.where(malformed.isNotNull()).select(*_letter(records, sf.lit("no JSON of the schema")))
 

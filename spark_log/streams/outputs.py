@@ -84,7 +84,7 @@ def write_stream(
     if isinstance(outputs, TopicOutput | DeltaOutput | ConsoleOutput):
         outputs = (outputs,)
     if not callable(outputs):
-        _check(outputs, output_mode)
+        check_outputs(outputs, output_mode)
     writer = _triggered(frame.writeStream, trigger).outputMode(output_mode).option("checkpointLocation", checkpoint)
     if name is not None:
         writer = writer.queryName(name)
@@ -108,7 +108,7 @@ def write_batch(batch: DataFrame, batch_id: int, route: Route, output_mode: Outp
         batch.persist()
     try:
         parts = route(batch)
-        _check([output for _, output in parts], output_mode)
+        check_outputs([output for _, output in parts], output_mode)
         failpoint("stream.batch-begun")
         for rows, output in parts:
             _write(rows, output, output_mode, application, batch_id)
@@ -126,7 +126,7 @@ def _merges(output: Output) -> bool:
     return isinstance(output, DeltaOutput) and bool(output.keys)
 
 
-def _check(outputs: Sequence[Output], output_mode: OutputMode) -> None:
+def check_outputs(outputs: Sequence[Output], output_mode: OutputMode) -> None:
     """InvalidOptionError for what could not be written once: a second write to one target would pass for a replay."""
     if not outputs:
         raise InvalidOptionError("outputs: at least one is needed")

@@ -1,6 +1,7 @@
 """Aggregates over windows of event time: Spark's own, checked, in one layout, and their late records counted."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from spark_log.errors import InvalidOptionError
+from spark_log.streams.aggregation import Aggregate, columns_of
 
 START, END = "window_start", "window_end"
 """Columns of the result, timestamps: a window is [start, end)."""
@@ -73,7 +75,12 @@ Window = Tumbling | Sliding | Session
 
 
 def windowed(
-    frame: DataFrame, time: str, window: Window, *by: str, watermark: str | None = None, aggregates: "list[Column]"
+    frame: DataFrame,
+    time: str,
+    window: Window,
+    *by: str,
+    aggregates: Sequence[Aggregate],
+    watermark: str | None = None,
 ) -> DataFrame:
     """Columns window_start, window_end, `by` and the aggregates: one row for each window and group with records.
 
@@ -81,18 +88,14 @@ def windowed(
     its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time seen; later records of it
     are dropped, and counted (`late_records`). In mode update a row comes again whenever it changed. Without a
     watermark no window ever ends: state grows for ever, and append is refused by Spark. Batch frames work too.
-    Raises InvalidOptionError.
+    Aggregates are texts as "mean(dep_delay) as mean_delay" or columns. Raises InvalidOptionError.
     """
     check_time(frame, time)
-    if not aggregates:
-        raise InvalidOptionError("aggregates: at least one is needed")
-    for column in by:
-        if column not in frame.columns:
-            raise InvalidOptionError(f"by {column!r}: no such column: there are {', '.join(frame.columns)}")
+    columns = columns_of(frame, [*by], aggregates)
     if watermark is not None:
         parse_interval("watermark", watermark)
         frame = frame.withWatermark(time, watermark)
-    grouped = frame.groupBy(window.column(time).alias("_window"), *by).agg(*aggregates)
+    grouped = frame.groupBy(window.column(time).alias("_window"), *by).agg(*columns)
     start, end = sf.col("_window.start").alias(START), sf.col("_window.end").alias(END)
     return grouped.select(start, end, *(name for name in grouped.columns if name != "_window"))
 
