@@ -1,0 +1,149 @@
+"""Retention and clean-up killed at any point: the next run goes on, and nothing is lost that somebody needs."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.failpoints import POINTS
+from spark_log.ids import TopicPartition
+from spark_log.log import write_ids
+from spark_log.log.append import Appended
+from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
+from spark_log.metadata import tables as t
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.records import NOON_MS, read_all, table
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from spark_log.cluster.cluster import Cluster
+from spark_log.ids import TopicPartition
+from spark_log.log.retention import delete_records
+from spark_log.upkeep import upkeep
+if sys.argv[2] == "delete_records":
+    delete_records(Cluster.open(sys.argv[1]), {TopicPartition("t", 0): 2, TopicPartition("t", 1): -1})
+else:
+    list(upkeep(sys.argv[1], sys.argv[2:]))
+"""
+
+
+def killed_at(point, address, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, address, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "SPARK_LOG_FAILPOINT": point},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, f"never came to {point}: {done.stderr[-2000:]}"
+
+
+class Scene:
+    """Two brokers; a topic with old and young records in two partitions, a deleted topic, an orphan."""
+
+    def __init__(self, folder, address):
+        self.cluster = Cluster.init(address, log_dir=str(folder / "d1"))
+        add_broker(self.cluster, 2, [str(folder / "d2")])
+        self.roots = [folder / "d1", folder / "d2"]
+        configs = {"inline.max.bytes": "700", "retired.file.retention.ms": "0"}
+        self.topic = create_topic(self.cluster, "t", 2, 2, configs)
+        doomed = create_topic(self.cluster, "doomed", 1, 2, {"inline.max.bytes": "0"})
+        self.log = Log(self.cluster)
+        for partition in (0, 1):
+            self.append(partition, "x" * 1000, "tail", timestamp_ms=NOON_MS)
+        self.append(0, "young", "y" * 1000)
+        self.log.append(doomed, [Records(0, table("a"))])
+        delete_topic(self.cluster, "doomed")
+        self.write_id = write_ids.register(self.cluster.store, "test", 60_000)
+        for root in self.roots:
+            Path(root, self.topic.folder, "_segments", "0", f"{self.write_id}-0.parquet").write_text("orphan")
+        self.execute(t.retired_file.update().values(retired_ms=0))
+        self.execute(t.write_id.update().where(t.write_id.c.write_id == self.write_id).values(until_ms=0))
+
+    def execute(self, statement):
+        return self.cluster.store.transact(lambda connection, _: connection.execute(statement))
+
+    def append(self, partition, *values, timestamp_ms=None):
+        for value in values:
+            records = Records(partition, table(value, timestamp_ms=timestamp_ms or clock.wall_ms()))
+            [outcome] = self.log.append(self.topic, [records])
+            assert isinstance(outcome, Appended)
+
+    def records(self):
+        return [(partition, value[:5]) for partition, _, value in read_all(self.log, self.topic)]
+
+    def is_tidy(self):
+        """After all of upkeep: the files in the log dirs are the log, and the metadata names nothing else."""
+        s = t.segment.c
+        query = sa.select(s.partition, s.name).where(~s.inline)
+        named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
+        for root in self.roots:
+            segments = root / self.topic.folder / "_segments"
+            assert {str(path.relative_to(segments)) for path in segments.rglob("*") if path.is_file()} == named
+            assert {path.name for path in root.iterdir() if path.is_dir()} == {self.topic.folder}
+        blobs = sa.select(sa.func.count()).select_from(t.blob)
+        inline = sa.select(sa.func.count()).where(s.inline)
+        count = self.cluster.store.read(lambda c: (c.execute(blobs).scalar_one(), c.execute(inline).scalar_one()))
+        assert count[0] == count[1]
+        retired = sa.select(sa.func.count()).select_from(t.retired_file)
+        assert self.cluster.store.read(lambda c: c.execute(retired).scalar_one()) == 0
+        assert_delta_is_the_log(self.cluster)
+        assert_replicas_are_whole(self.cluster)
+
+
+@pytest.fixture
+def scene(cluster_address, tmp_path):
+    scene = Scene(tmp_path, cluster_address)
+    yield scene
+    scene.log.close()
+    scene.cluster.close()
+
+
+def goes_on(scene, address):
+    scene.log.close()
+    list(upkeep(address, ["retention", "files"]))
+    assert scene.records() == [(0, "young"), (0, "yyyyy")]
+    scene.is_tidy()
+    scene.append(1, "on")
+    assert scene.records()[-1] == (1, "on")
+
+
+OURS = [name for name in POINTS if name.startswith(("retention.", "clean_up."))]
+ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
+"""Where a transaction ends with the connection, and where files are ahead of their rows."""
+
+
+@pytest.mark.parametrize(
+    ("point", "cluster_address"),
+    [*((point, "sqlite") for point in OURS), *((point, "postgres") for point in ON_POSTGRESQL)],
+    indirect=["cluster_address"],
+)
+def test_upkeep_killed_at(point, scene, cluster_address):
+    killed_at(point, cluster_address, "retention", "files")
+    before = point == "retention.decided"
+    assert len(scene.records()) == (6 if before else 2), "all of the transaction, or nothing"
+    assert_replicas_are_whole(scene.cluster)
+    goes_on(scene, cluster_address)
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("point", ["retention.decided", "retention.committed"])
+def test_delete_records_killed_at(point, scene, cluster_address):
+    killed_at(point, cluster_address, "delete_records")
+    assert len(scene.records()) == (6 if point == "retention.decided" else 2)
+    wanted = {TopicPartition("t", 0): 2, TopicPartition("t", 1): 2}
+    assert delete_records(scene.cluster, wanted) == wanted
+    goes_on(scene, cluster_address)
