@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli import topic_tables as show
+from spark_log.cli.erase import erase
 from spark_log.cli.options import Cluster_, Json, TopicName, parse_before, parse_pairs
 from spark_log.cli.output import count_of, print_json, say
 
@@ -178,6 +179,9 @@ def delete_records(
     else:
         for number, offset in starts.items():
             say(f"{name}-{number} now starts at offset {offset:,}.")
+
+
+app.command()(erase)
 
 
 @app.command()

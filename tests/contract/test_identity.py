@@ -2,12 +2,15 @@
 table until an operator has accepted it.
 """
 
+import json
 import logging
 
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
+from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.retired_replicas import delete_retired_replicas
@@ -33,6 +36,12 @@ def append(cluster, topic, value):
 def in_delta(cluster, topic):
     [location] = delta_tables(cluster, topic).values()
     return sorted(value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist())
+
+
+def store_command(name, url, *options):
+    """Exit code and JSON of `spark-log store …`."""
+    done = CliRunner().invoke(app, ["store", name, "--cluster", url, "--json", *options])
+    return done.exit_code, json.loads(done.stdout)
 
 
 def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(own_postgres_server, tmp_path, caplog):
@@ -65,8 +74,14 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
     with Cluster.open(url) as cluster:  # another process
         with pytest.raises(StoreChangedError):
             publish(cluster, topic)
-        now = cluster.store.transact(lambda c, _: identity.accept(c, cluster.store.clock(c).wall_ms))
-        assert (now.timeline, cluster.store.read(identity.recorded)) == (2, now)
+        code, status = store_command("status", url)
+        assert code == 1 and "timeline 1" in status["recorded"] and "timeline 2" in status["identity"]
+        assert [(each["folder"], each["files"]) for each in status["unnamed"]] == [(topic.folder, 1)]
+        code, accepted = store_command("accept", url, "--yes")
+        assert code == 0 and accepted["accepted"] and "timeline 2" in accepted["now"]
+        code, status = store_command("status", url)
+        assert code == 0 and "timeline 2" in status["recorded"] and status["accepted"] and not status["problem"]
+        assert not store_command("accept", url)[1]["accepted"], "there is nothing to ask"
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["before the backup", "new"]
         delete_retired_replicas(cluster, nobody_forbids)
@@ -102,3 +117,6 @@ def test_sqlite_has_no_identity_of_its_own(tmp_path):
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         cluster.store.read(identity.check_identity)
         assert cluster.store.read(lambda c: c.execute(sa.select(t.cluster.c.system_identifier)).scalar()) is None
+    assert store_command("accept", str(tmp_path / "cluster")) == (0, {"accepted": False, "before": None, "now": None})
+    shown = CliRunner().invoke(app, ["store", "status", "--cluster", str(tmp_path / "cluster")])
+    assert shown.exit_code == 0 and "SQLite" in shown.stdout, shown.output

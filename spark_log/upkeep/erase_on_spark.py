@@ -1,0 +1,44 @@
+"""Erasing with Spark: many segments at once, each scanned and written by a task. Tasks get keys and log dirs, and
+nothing of the metadata store.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_log.config import ClusterSettings
+
+R = TypeVar("R")
+
+_ITEMS_PER_TASK = 4
+"""A task costs about 30 ms, a segment mostly more; few enough that one slow disk does not hold up a whole stage."""
+
+
+def on_spark(spark: SparkSession) -> "Callable[[pa.Array], OnSpark]":
+    """For argument `workers` of `erase`."""
+    return lambda keys: OnSpark(spark, keys)
+
+
+class OnSpark:
+    """Tasks of a Spark session. The keys are broadcast once: a worker's memory grows with them, by about 50 bytes each,
+    and not with the topic.
+    """
+
+    at_once = 1_000
+
+    def __init__(self, spark: SparkSession, keys: pa.Array) -> None:
+        self._context = spark.sparkContext
+        self._keys = self._context.broadcast(keys)
+
+    def run(self, work: Callable[[Any, pa.Array], R], items: Sequence[Any]) -> Iterator[R]:
+        if not items:
+            return
+        keys = self._keys
+        enough = self._context.defaultParallelism * 4
+        tasks = min(len(items), max(enough, len(items) // _ITEMS_PER_TASK))
+        yield from self._context.parallelize(items, tasks).map(lambda item: work(item, keys.value)).collect()
+
+    def lease_ms(self, settings: ClusterSettings) -> int:
+        return settings.spark_write_id_lease_ms

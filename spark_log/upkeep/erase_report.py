@@ -1,0 +1,50 @@
+"""What an erase says of its work, for people and for scripts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_log.upkeep.purge import Purged
+from spark_log.upkeep.report import Amount
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What was done. Keys are personal data: only their number is told."""
+
+    topic: str
+    keys: int
+    ends: Mapping[int, int]
+    """Per partition: records below this offset were looked at."""
+    records: int
+    partitions: int
+    """With such records."""
+    segments_scanned: int
+    before: Amount
+    """Segments that were replaced."""
+    after: Amount
+    purged: Purged | None
+    """None without `purge`."""
+    notes: tuple[str, ...]
+    """For people: what was not reached, and what to do about it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        shown = [
+            f"Erased {self.records:,} records of {self.keys:,} keys from {self.topic}: {self.before.files:,} of"
+            f" {self.segments_scanned:,} segments in {self.partitions:,} partitions were replaced"
+            f" ({self.before.bytes:,} -> {self.after.bytes:,} bytes)."
+        ]
+        if self.purged is not None:
+            moved = f", and {self.purged.replicas:,} replicas that had moved away" if self.purged.replicas else ""
+            shown.append(f"Purged {self.purged.files:,} old files ({self.purged.bytes:,} bytes){moved}.")
+        elif self.before:
+            shown.append(
+                "The replaced files stay for retired.file.retention.ms, where older Delta versions still show the"
+                " records; with --purge they go at once."
+            )
+        shown.append("Records appended since it began were not looked at.")
+        return [*shown, *(f"Note: {note}" for note in self.notes)]

@@ -1,0 +1,148 @@
+"""Purging: files that have left the log and hold records of erased keys go at once, instead of
+retired.file.retention.ms later.
+
+They are marked in the metadata as if they had been retired for ever, and then clean-up is run for the topic: retired
+files, replicas that a reassignment left behind (whole), and orphans. What it does not come to, its next runs finish; so
+they do what lies in log dirs that are away, when those are back. Readers on such a file fail, and Delta versions from
+before cannot be read any more: what a purge is for.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.partition_rows import CHUNK
+from spark_log.cluster.retired_replicas import delete_retired_replicas
+from spark_log.cluster.topics import Topic
+from spark_log.config_values import INT64_MAX
+from spark_log.errors import SparkLogError, redact
+from spark_log.failpoints import failpoint
+from spark_log.log import write_ids
+from spark_log.log.clean_up import CleanableLogDirs, delete_retired_files
+from spark_log.log.erasing import OldFile, old_file_holds
+from spark_log.log.orphans import delete_orphans
+from spark_log.log.publication import log_dirs_with_replicas
+from spark_log.metadata import tables as t
+from spark_log.upkeep.erase_workers import Workers
+
+_F, _S = t.retired_file.c, t.segment.c
+
+FOR_EVER_MS = -INT64_MAX
+"""retired_file.retired_ms of what is to go now, whatever retired.file.retention.ms is."""
+
+
+@dataclass(frozen=True)
+class Purged:
+    """`files` and `bytes` count each copy; `replicas` had moved away, and went whole."""
+
+    files: int
+    bytes: int
+    replicas: int
+    waiting: int
+    """Retired files that clean-up has still to delete somewhere."""
+    unreachable: tuple[str, ...]
+    """Log dirs with replicas of the topic that did not answer."""
+    notes: tuple[str, ...]
+
+
+def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Collection[str]) -> Purged:
+    """Purge the topic's retired files that hold such keys; `known` are paths of which that is known.
+
+    A file that cannot be read goes too.
+    """
+    store = cluster.store
+    log_dirs = CleanableLogDirs.of(cluster)
+    paths = store.read(lambda connection: _retired(connection, topic))
+    copies = _copies(log_dirs, paths)
+    unknown = [path for path in paths if path not in known and copies[path]]
+    items = [OldFile(path, tuple(copies[path])) for path in unknown]
+    holding = {path for path, verdict in zip(unknown, workers.run(old_file_holds, items), strict=True) if verdict}
+    # where the only copy is away, nobody can say
+    due = [path for path in paths if path in known or path in holding or (log_dirs.failures and not copies[path])]
+    store.transact(lambda connection, _attempt: _mark(connection, topic, due))
+    failpoint("erase.marked")
+    deleted = delete_retired_files(cluster, log_dirs, topic)
+    write_ids.expire(store)
+    deleted += delete_orphans(cluster, log_dirs, topic)
+    replicas = delete_retired_replicas(cluster, nobody_forbids)
+    with_replicas = store.read(lambda connection: log_dirs_with_replicas(connection, topic))
+    unreachable = tuple(redact(log_dirs.infos[each].uri) for each in with_replicas if each in log_dirs.failures)
+    waiting = len({*store.read(lambda connection: _retired(connection, topic))} & {*due})
+    notes = [*deleted.notes, *_strangers(cluster, log_dirs, topic)]
+    notes += [f"{uri} could not be reached: clean-up deletes old files there when it is back" for uri in unreachable]
+    if not store.scrub():
+        notes.append(
+            "the database keeps what it has deleted until VACUUM FULL of table blob, in its write-ahead log and backups"
+        )
+    return Purged(deleted.files, deleted.bytes, replicas, waiting, unreachable, tuple(notes))
+
+
+def _retired(connection: sa.Connection, topic: Topic) -> list[str]:
+    here = (_F.topic_id == topic.topic_id) & _F.partition.is_not(None)
+    return list(connection.execute(sa.select(_F.path).where(here).order_by(_F.path)).scalars())
+
+
+def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[LogDirInfo]]:
+    """The log dirs that have each file, of those that answer."""
+    found: dict[str, list[LogDirInfo]] = {path: [] for path in paths}
+    for log_dir_id, info in log_dirs.infos.items():
+        log_dir = log_dirs.open(log_dir_id)
+        try:
+            sizes = log_dir.sizes(paths) if log_dir is not None else [None] * len(paths)
+        except (SparkLogError, OSError) as error:
+            log_dirs.leave_alone(log_dir_id, error)
+            continue
+        for path, size in zip(paths, sizes, strict=True):
+            if size is not None:
+                found[path].append(info)
+    return found
+
+
+def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None:
+    for first in range(0, len(paths), CHUNK):
+        these = _F.path.in_(paths[first : first + CHUNK])
+        connection.execute(t.retired_file.update().where(these).values(retired_ms=FOR_EVER_MS))
+    replicas = t.retired_replica.update().where(t.retired_replica.c.topic_id == topic.topic_id)
+    connection.execute(replicas.values(retired_ms=FOR_EVER_MS))
+
+
+def _strangers(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:
+    """What is left in the topic's folders that neither the metadata nor clean-up knows."""
+    notes: list[str] = []
+    for log_dir_id in log_dirs.infos:
+        log_dir = log_dirs.open(log_dir_id)
+        if log_dir is not None:
+            try:
+                notes += _strangers_in(cluster, log_dir, topic)
+            except (SparkLogError, OSError) as error:
+                notes.append(redact(str(error)))
+    return notes
+
+
+def _strangers_in(cluster: Cluster, log_dir: LogDir, topic: Topic) -> list[str]:
+    files = [path.removeprefix(f"{topic.folder}/") for path in log_dir.list_files(topic.folder)]
+    # after the listing: what was appended meanwhile is named by now
+    named = cluster.store.read(lambda connection: _named(connection, topic))
+    orphans = sum(path.startswith("_segments/") and path not in named for path in files)
+    foreign = sum(not path.startswith(("_segments/", "_delta_log/")) for path in files)
+    where = redact(log_dir.uri)
+    notes = []
+    if orphans:
+        notes.append(
+            f"{orphans} files in {where} that no metadata names, of writers that were killed or are at work, were not"
+            " looked at: `spark-log upkeep files` removes them when their write ids have run out"
+        )
+    if foreign:
+        notes.append(f"{foreign} files that other programs put into the Delta table in {where} were not looked at")
+    return notes
+
+
+def _named(connection: sa.Connection, topic: Topic) -> set[str]:
+    """Paths of segments and retired files, relative to the topic's folder."""
+    query = sa.select(_S.partition, _S.name).where(_S.topic_id == topic.topic_id, ~_S.inline)
+    live = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
+    return live | {path.removeprefix(f"{topic.folder}/") for path in _retired(connection, topic)}
