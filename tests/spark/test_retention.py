@@ -1,0 +1,36 @@
+"""Retention beside readers of the topic's Delta table in Spark."""
+
+from spark_log import clock
+from spark_log.log.delta import delta_tables
+from spark_log.log.retention import apply_retention
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.topics import append, make, stored
+
+
+def test_a_delta_stream_that_lags_reads_on_through_retention(spark, cluster, log, tmp_path):
+    """What leaves is no data change: the stream gets every record once, those that have left the log too."""
+    topic = make(cluster, "t", inline_max_bytes="0")
+    (location,) = delta_tables(cluster, topic).values()
+    now_ms = clock.wall_ms()
+    append(log, topic, "0", timestamp_ms=1)
+
+    read = []
+
+    def run():
+        stream = spark.readStream.format("delta").load(location)
+        writer = stream.selectExpr("base_offset + offset_delta AS offset", "CAST(value AS STRING) AS value").writeStream
+        writer = writer.foreachBatch(lambda frame, _: read.extend((row.offset, row.value) for row in frame.collect()))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+        return sorted(read)
+
+    assert run() == [(0, "0")]
+    for number in range(1, 5):
+        append(log, topic, f"{number}", timestamp_ms=1 if number < 4 else now_ms)
+    assert apply_retention(cluster, topic).segments == 4
+    assert_delta_is_the_log(cluster)
+    append(log, topic, "5", timestamp_ms=now_ms)
+    assert list(upkeep(cluster, ["retention", "files"])) == []
+    assert run() == [(number, f"{number}") for number in range(6)]
+    assert stored(cluster, "t") == {0: ["4", "5"]}, "and who begins now"
