@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.cli import broker, cluster, consume, coordinator, group, partition, produce, store, topic
+from spark_log.cli import broker, cluster, consume, coordinator, group, partition, produce, store, topic, upkeep
 from spark_log.errors import SparkLogError, redact
 
 
@@ -41,6 +41,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
+app.command("upkeep")(upkeep.upkeep)
 app.add_typer(store.app, name="store")
 
 

@@ -1,0 +1,124 @@
+"""`spark-log upkeep`: do the coordinator's upkeep now."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_log.cli.options import Cluster_
+from spark_log.cli.output import bytes_of, note, print_table, say
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.upkeep import Report
+
+
+def upkeep(
+    cluster: Cluster_,
+    task: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK", help="Which; all by default.", show_default=False)
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
+) -> None:
+    """Do upkeep now, and tell what was done. A coordinator does the same on its own schedule; both may.
+
+    **Tasks**, in the order in which they run
+
+    - `flush`: force to disk what was acknowledged before (flush.ms)
+    - `seal`: inline tails older than segment.ms become files
+    - `retention`: drop what retention.ms and retention.bytes no longer keep
+    - `compact`: keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it
+    - `merge`: small segments become one of segment.bytes
+    - `delta`: Delta tables are brought up to date, checkpointed, and freed of expired log files
+    - `files`: delete retired files, deleted topics, and files that nobody names
+    - `expire`: forget offsets of empty groups, and silent producers
+
+    **Examples**
+
+    - `spark-log upkeep`
+    - `spark-log upkeep seal merge --topic events`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.upkeep import TASKS
+
+    known = [each.name for each in TASKS]
+    for name in task or ():
+        if name not in known:
+            raise typer.BadParameter(f"{name!r}: expected {', '.join(known)}", param_hint="TASK")
+    chosen = [name for name in known if not task or name in task]
+    found: list[Report] = []
+    failures: list[str] = []
+    with Cluster.open(cluster) as opened, _spinner() as spinner:
+        for report in _run(opened, chosen, topic, spinner, failures):
+            found.append(report)
+            if as_json:
+                typer.echo(json.dumps(asdict(report)))
+    if not as_json:
+        _print(found)
+    for text in failures:
+        note(f"spark-log: {text}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _run(
+    cluster: "Cluster", names: Sequence[str], topics: Sequence[str] | None, spinner: Any, failures: list[str]
+) -> "Iterator[Report]":
+    from spark_log.upkeep import upkeep as run
+
+    for name in names:
+        if spinner is not None:
+            spinner.update(f"{name} …")
+        try:
+            yield from run(cluster, [name], topics=topics)
+        except UnknownTopicOrPartitionError:
+            raise  # nothing has been done
+        except (SparkLogError, OSError) as error:
+            failures.append(f"{name}: {' '.join(redact(str(error)).split())}")
+
+
+def _spinner() -> AbstractContextManager[Any]:
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status("")
+
+
+def _print(reports: "Sequence[Report]") -> None:
+    if not reports:
+        say("Nothing to do.")
+        return
+    print_table(
+        None,
+        ("task", "topic", "partitions", "files", "bytes", "records", "notes"),
+        [
+            (
+                report.task,
+                report.topic,
+                report.partitions or None,
+                _from_to(report, "files"),
+                _from_to(report, "bytes"),
+                _from_to(report, "records"),
+                "\n".join(report.notes),
+            )
+            for report in reports
+        ],
+    )
+
+
+def _from_to(report: "Report", what: str) -> str | None:
+    before, after = getattr(report.before, what), getattr(report.after, what)
+    if not (report.before or report.after):
+        return None
+    show = bytes_of if what == "bytes" else "{:,}".format
+    return f"{show(before)} -> {show(after)}"

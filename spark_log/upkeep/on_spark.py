@@ -1,0 +1,84 @@
+"""Upkeep on Spark, for clusters that are too large for one machine: the driver plans and swaps, tasks read and write.
+
+What travels to a task is a `Rewriting` and the log dirs, and back a `Written`; nothing that knows the metadata store.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import open_log_dir
+from spark_log.config import ClusterSettings
+from spark_log.errors import StorageUnavailableError, redact
+from spark_log.log.merge import Write
+from spark_log.log.rewriting import Rewriting, Written, write
+from spark_log.log.slices import LogDirs
+from spark_log.log.write_ids import Writer
+from spark_log.upkeep.merge import merge_segments
+from spark_log.upkeep.report import Report
+from spark_log.upkeep.work import Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PARTITIONS_MAX = 256
+"""Merged at the same time: each has a thread on the driver, which waits for its task."""
+
+
+def merge_on_spark(
+    spark: "SparkSession",
+    cluster: "str | Cluster",
+    *,
+    topics: Collection[str] | None = None,
+    settings: ClusterSettings | None = None,
+) -> Iterator[Report]:
+    """Merge small segments, as many partitions at once as Spark has cores. As `upkeep(cluster, ["merge"])` else."""
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    settings = settings or ClusterSettings()
+    # long: nothing renews it while the driver is busy, and a task may wait for a core
+    writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
+    try:
+        work = Work(opened, settings, writer, topic_names=topics)
+        threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
+        yield from merge_segments(work, _write_in_tasks(spark), threads)
+    finally:
+        writer.close()
+        if opened is not cluster:
+            opened.close()
+
+
+def _write_in_tasks(spark: "SparkSession") -> Write:
+    """`rewriting.write` as a Spark job of one task; a task that is tried again writes under another name."""
+
+    def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
+        from py4j.protocol import Py4JError
+
+        context = spark.sparkContext
+        needed = {log_dir_id: info for log_dir_id, info in log_dirs.items() if log_dir_id in _log_dirs_of(rewriting)}
+        try:
+            (written,) = (
+                context.parallelize([(rewriting, name, needed)], 1).map(lambda job: _write_here(*job)).collect()
+            )
+        except Py4JError as error:
+            text = str(getattr(error, "java_exception", error)).strip()
+            last = [line for line in text.splitlines() if "Error: " in line]
+            raise StorageUnavailableError(
+                redact(f"partition {rewriting.topic.name}-{rewriting.partition}: {(last or [text])[0].strip()}")
+            ) from error
+        return written
+
+    return write_in_a_task
+
+
+def _log_dirs_of(rewriting: Rewriting) -> set[int]:
+    return {*rewriting.log_dirs.values(), *(i for piece in rewriting.slices for i in piece.log_dir_ids)}
+
+
+def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
+    """On an executor."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    unique = f"{name.removesuffix('.parquet')}-{task.taskAttemptId()}.parquet"
+    return write(rewriting, unique, log_dirs, open_log_dir)
