@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import create_topic
+from spark_log.log.log import Log
+from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.spark import QUICK_JVM
 
 REPOSITORY = Path(__file__).parents[2]
@@ -128,3 +131,18 @@ def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: P
     with Cluster.open(str(cluster)) as opened:
         (described,) = describe_topics(opened, ["ticks"])
     assert described.partitions[0].high_watermark == summary["records"]
+
+
+def test_erase_keys_that_are_in_parquet(cluster: Path, tmp_path: Path) -> None:
+    with Cluster.open(str(cluster)) as opened:
+        topic, log = create_topic(opened, "t", 2), Log(opened)
+        for partition in (0, 1):
+            append_keyed(log, topic, (b"goes", b"private"), (b"stays", b"1"), (b"goes too", b"x"), partition=partition)
+        log.close()
+        pq.write_table(pa.table({"id": ["goes", "nobody", "goes"]}), tmp_path / "keys.parquet")
+        keys = ["--keys-parquet", str(tmp_path / "keys.parquet"), "--keys-column", "id", "--key", "goes too"]
+        summary = summary_of(submit(cluster, "erase", "t", *keys, "--purge", "--json"))
+        assert (summary["keys"], summary["records"], summary["partitions"]) == (3, 4, 2)
+        assert rows_of(log, topic) == [(0, 1, b"stays", b"1"), (1, 1, b"stays", b"1")]
+        assert summary["purged"]["files"] == 2, "what the tails were sealed into"
+    assert files_with(cluster, b"private") == []
