@@ -2,7 +2,8 @@
 retired.file.retention.ms.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,7 +17,17 @@ def retire_files(
     connection: sa.Connection, topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
 ) -> None:
     """Note that these segment files have left the log. `change` is the partition's with which they did."""
+    insert_retired(connection, retired_rows(topic, partition, names, change, now))
+
+
+def retired_rows(
+    topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
+) -> list[dict[str, Any]]:
+    """The rows of `retire_files`; those of many partitions are inserted at once."""
     facts = {"topic_id": topic.topic_id, "partition": partition, "change": change, "retired_ms": now.wall_ms}
-    rows = [{"path": segment_path(topic.folder, partition, name), **facts} for name in names]
+    return [{"path": segment_path(topic.folder, partition, name), **facts} for name in names]
+
+
+def insert_retired(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
         connection.execute(t.retired_file.insert(), rows)

@@ -11,6 +11,7 @@ their files for retired.file.retention.ms; the inline ones travel with them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
@@ -19,7 +20,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.partition_rows import CHUNK, Key, lock_partitions, save_partitions
 from spark_log.cluster.replication import PartitionState
-from spark_log.cluster.retired_files import retire_files
+from spark_log.cluster.retired_files import insert_retired, retired_rows
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import (
@@ -213,6 +214,7 @@ def _move_log_start(
     """Begin the logs at `low`, without `gone`: every segment that ends there or before."""
     after: dict[Key, PartitionState] = {}
     blobs: list[str] = []
+    retired: list[dict[str, Any]] = []
     dropped = Dropped()
     for key, segments in gone.items():
         state = before[key]
@@ -227,13 +229,14 @@ def _move_log_start(
             tail_bytes=state.tail_bytes - sum(segment.bytes for segment in inline),
             change=state.change + bool(files),
         )
-        retire_files(connection, topic, key[1], files, after[key].change, now)
+        retired += retired_rows(topic, key[1], files, after[key].change, now)
         dropped += Dropped(
             frozenset([key[1]]),
             len(segments),
             sum(segment.bytes for segment in segments),
             sum(segment.record_count for segment in segments),
         )
+    insert_retired(connection, retired)
     if dropped.segments:
         bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
         _DELETE_BELOW.run(connection, bounds)
