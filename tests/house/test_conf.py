@@ -33,6 +33,6 @@ def test_classes_named_are_on_the_class_path(spark: SparkSession) -> None:
 def test_delta_jar_is_the_one_in_all_places() -> None:
     texts = [
         path.read_text()
-        for path in (CONF.parent / "scripts" / "delta_jars.py", Path(__file__).parents[1] / "support" / "spark.py")
+        for path in (CONF.parent / "scripts" / "spark_jars.py", Path(__file__).parents[1] / "support" / "spark.py")
     ]
     assert all("io.delta:delta-spark_4.2_2.13:4.4.0" in text for text in texts)

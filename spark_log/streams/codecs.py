@@ -1,0 +1,236 @@
+"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams, on Spark's own
+functions.
+
+>>> flights = decode(records, Json("carrier STRING, delay INT"))                        # doctest: +SKIP
+>>> valid(flights).select("value.carrier", "offset")                                    # doctest: +SKIP
+>>> dead_letters(flights)                    # what could not be read, with the reason   # doctest: +SKIP
+
+What is bad, exactly. A null value is not: it is a tombstone, and stays null.
+
+    Json       bytes that are not UTF-8; a text that is not one JSON object and nothing else (RFC 8259); a field whose
+               value is not of the schema's type, as from_json sees it: no text for a number, no fraction for a whole
+               number, nothing out of range, but anything for STRING; a field that is NOT NULL and null or missing.
+               Fields that the schema does not name are passed over.
+    Avro       bytes that are not one record of the schema to the last byte: truncated and trailing ones are found.
+               Avro's bytes do not say of which schema they are: a record of another one may pass for one of this.
+    Protobuf   bytes that protobuf's parser refuses, and a field of another wire type. In protobuf unknown fields are
+               allowed and nearly every field may be absent, so a message cut between two fields is a message.
+
+With Confluent's framing, also bytes that do not begin with it, or that name another schema than the one asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from spark_log.errors import InvalidOptionError
+from spark_log.streams.parsing import (
+    Parser,
+    avro_parser,
+    from_column,
+    json_parser,
+    needing_jar,
+    protobuf_parser,
+)
+
+RAW, ERROR = "raw", "error"
+"""Columns that `decode` adds: the bytes as they were, and what is wrong with them, null if nothing is."""
+
+_BARE, _PARSED = "_spark_log_bare", "_spark_log_parsed"
+
+
+@dataclass(frozen=True)
+class Confluent:
+    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message.
+
+    `schema_id`: encoding needs it. Decoding takes messages of this schema only, or of any without it.
+    """
+
+    schema_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema_id is not None and not 0 <= self.schema_id < 2**31:
+            raise InvalidOptionError(f"schema_id: expected a number from 0 to 2147483647, got {self.schema_id!r}")
+
+    @property
+    def begin(self) -> bytes:
+        """What a message begins with, as far as it is known."""
+        return b"\0" if self.schema_id is None else b"\0" + self.schema_id.to_bytes(4, "big")
+
+
+@dataclass(frozen=True)
+class Json:
+    """JSON objects. `schema`: DDL, or a StructType. `options`: of from_json and to_json, as timestampFormat."""
+
+    schema: str | StructType
+    options: Mapping[str, str] = field(default_factory=dict)
+    framing: Confluent | None = None
+
+
+@dataclass(frozen=True)
+class Avro:
+    """Avro records. `schema`: the record's schema as JSON text."""
+
+    schema: str
+    framing: Confluent | None = None
+
+
+@dataclass(frozen=True)
+class Protobuf:
+    """Protobuf messages. `descriptor`: a descriptor set (protoc --include_imports --descriptor_set_out), its path or
+    its bytes. With Confluent's framing: the first message of the schema's file.
+    """
+
+    message: str
+    descriptor: str | bytes
+    framing: Confluent | None = None
+
+    @property
+    def descriptor_set(self) -> bytes:
+        if isinstance(self.descriptor, bytes):
+            return self.descriptor
+        try:
+            with open(self.descriptor, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise InvalidOptionError(f"descriptor {self.descriptor!r}: cannot be read: {error}") from error
+
+
+Codec = Json | Avro | Protobuf
+
+
+def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
+    """`column` (binary or string) becomes a struct of the schema's fields, null where it was null or is bad. Columns
+    `raw` (binary) and `error` (string) are added.
+
+    Raises InvalidOptionError for a schema or a column that cannot be, InvalidConfigurationError without the codec's
+    JAR.
+    """
+    kinds = {each.name: each.dataType for each in frame.schema.fields}
+    if not isinstance(kinds.get(column), BinaryType | StringType):
+        raise InvalidOptionError(f"column {column!r}: expected a binary or string column, one of {frame.columns}")
+    for name in (RAW, ERROR):
+        if name in kinds:
+            raise InvalidOptionError(f"column {name!r}: decode adds one of this name; rename yours")
+    parser = _parser(codec)
+    raw = sf.col(RAW)
+    framed = _framed(raw, codec)
+    reason = parser.reason(sf.col(_BARE), sf.col(_PARSED))
+    if framed is None:
+        bare = raw
+    else:
+        bare = sf.when(framed, sf.expr(f"substring({RAW}, {_frame_bytes(codec) + 1})"))
+        whose = codec.framing.schema_id if codec.framing else None
+        which = "" if whose is None else f" with schema id {whose}"
+        reason = sf.when(~framed, sf.lit(f"does not begin with Confluent's framing{which}")).otherwise(reason)
+    with needing_jar(type(codec).__name__, frame.sparkSession):
+        parsed = (
+            frame.withColumn(RAW, sf.col(column).cast(BinaryType()))
+            .withColumn(_BARE, bare)
+            .withColumn(_PARSED, parser.parsed(sf.col(_BARE)))
+            .withColumn(ERROR, sf.when(raw.isNotNull(), reason))
+        )
+    good = sf.when(sf.col(ERROR).isNull(), sf.col(_PARSED)["value"])
+    return parsed.withColumn(column, good).select(*frame.columns, RAW, ERROR)
+
+
+def encode(
+    frame: DataFrame,
+    codec: Codec,
+    *,
+    value: str | Column | Sequence[str] | None = None,
+    key: str | Column | None = None,
+    headers: Mapping[str, str | Column] | None = None,
+    timestamp: str | Column | None = None,
+    partition: str | Column | None = None,
+) -> DataFrame:
+    """Records as `format("spark_log")` writes them: value, and key, headers, timestamp, partition where they are given.
+
+    `value`: a struct (null becomes null, a tombstone), or the names of the columns that make one; all without. `key`:
+    string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError without the
+    codec's JAR, and Spark's errors where the columns do not fit the schema.
+    """
+    if isinstance(value, str | Column):
+        payload = from_column(value)
+    else:
+        payload = sf.struct(*(frame.columns if value is None else value))
+    columns = {"value": _framed_payload(_encoded(payload, codec), codec)}
+    if key is not None:
+        columns["key"] = from_column(key)
+    if headers is not None:
+        pairs = [
+            sf.struct(sf.lit(name).alias("key"), from_column(text).cast(BinaryType()).alias("value"))
+            for name, text in headers.items()
+        ]
+        columns["headers"] = sf.array(*pairs)
+    if timestamp is not None:
+        columns["timestamp"] = from_column(timestamp)
+    if partition is not None:
+        columns["partition"] = from_column(partition)
+    with needing_jar(type(codec).__name__, frame.sparkSession):
+        return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _parser(codec: Codec) -> Parser:
+    match codec:
+        case Json():
+            return json_parser(_schema_of(codec), codec.options)
+        case Avro():
+            return avro_parser(codec.schema)
+        case Protobuf():
+            return protobuf_parser(codec.message, codec.descriptor_set)
+
+
+def _schema_of(codec: Json) -> StructType:
+    if isinstance(codec.schema, StructType):
+        return codec.schema
+    try:
+        schema = StructType.fromDDL(codec.schema)
+    except Exception as error:
+        raise InvalidOptionError(f"schema {codec.schema!r}: not a DDL: {str(error).splitlines()[0]}") from error
+    if not isinstance(schema, StructType):
+        raise InvalidOptionError(f"schema {codec.schema!r}: expected fields, as 'carrier STRING, delay INT'")
+    return schema
+
+
+def _encoded(payload: Column, codec: Codec) -> Column:
+    match codec:
+        case Json():
+            return sf.to_json(payload, dict(codec.options)).cast(BinaryType())
+        case Avro():
+            from pyspark.sql.avro.functions import to_avro
+
+            return to_avro(payload, codec.schema)
+        case Protobuf():
+            from pyspark.sql.protobuf.functions import to_protobuf
+
+            return to_protobuf(payload, codec.message, binaryDescriptorSet=codec.descriptor_set)
+
+
+def _frame_bytes(codec: Codec) -> int:
+    return 6 if isinstance(codec, Protobuf) else 5
+
+
+def _framed(raw: Column, codec: Codec) -> Column | None:
+    """Whether the bytes have the codec's framing; None if it has none. A Protobuf's ends with a zero byte, short for
+    the list [0] of message indexes: the first message of the schema's file.
+    """
+    if codec.framing is None:
+        return None
+    begin = codec.framing.begin
+    framed = raw.substr(1, len(begin)) == sf.lit(begin)
+    if isinstance(codec, Protobuf):
+        framed = framed & (raw.substr(6, 1) == sf.lit(b"\0"))
+    return framed & (sf.octet_length(raw) >= _frame_bytes(codec))
+
+
+def _framed_payload(payload: Column, codec: Codec) -> Column:
+    if codec.framing is None:
+        return payload
+    if codec.framing.schema_id is None:
+        raise InvalidOptionError("schema_id: needed to encode with Confluent's framing")
+    begin = codec.framing.begin + (b"\0" if isinstance(codec, Protobuf) else b"")
+    return sf.concat(sf.lit(begin), payload)

@@ -1,0 +1,62 @@
+"""What `codecs.decode` made of records: the good ones, and the others as dead letters for a topic of their own.
+
+>>> write_stream(                                                                        # doctest: +SKIP
+...     decode(records, codec),
+...     lambda batch: [(valid(batch), flights), (dead_letters(batch), TopicOutput(cluster, "flights-dead"))],
+...     checkpoint="/data/checkpoints/flights",
+... )
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType
+
+from spark_log.errors import InvalidOptionError
+from spark_log.streams.codecs import ERROR, RAW
+
+PREFIX = "__spark_log.errors."
+"""Of the headers that a dead letter gets, which are otherwise those of Kafka Connect's dead letter queue. Ours, since
+it was not Connect that wrote them: a record that went through both has both."""
+
+_ORIGINS = ("topic", "partition", "offset")
+_NO_HEADERS = "cast(array() as array<struct<key:string,value:binary>>)"
+
+
+def valid(decoded: DataFrame) -> DataFrame:
+    """The records that are good, tombstones among them, without the columns `raw` and `error`."""
+    return decoded.where(sf.col(ERROR).isNull()).drop(RAW, ERROR)
+
+
+def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
+    """The records that are bad, as they came and as `format("spark_log")` writes them: key, value, headers, timestamp.
+
+    `column` is the one that was decoded. To their own headers come `__spark_log.errors.topic`, `.partition` and
+    `.offset` (as text, where the frame has such columns) and `.exception.message`. Raises InvalidOptionError.
+    """
+    kinds = {each.name: each.dataType for each in decoded.schema.fields}
+    for name in (RAW, ERROR, column):
+        if name not in kinds:
+            raise InvalidOptionError(f"column {name!r}: missing; expected what decode returns, got {decoded.columns}")
+    record: dict[str, Column] = {}
+    for name in ("key", "value"):
+        if name == column:
+            record[name] = sf.col(RAW)
+        elif name in kinds:
+            if not isinstance(kinds[name], BinaryType | StringType):
+                raise InvalidOptionError(
+                    f"column {name!r} is {kinds[name].simpleString()}, expected binary or string: of two columns that"
+                    " are decoded, take the dead letters of the first before the second is"
+                )
+            record[name] = sf.col(name)
+    reasons = [_header(name, sf.col(name).cast(StringType())) for name in _ORIGINS if name in kinds]
+    reasons.append(_header("exception.message", sf.col(ERROR)))
+    own = sf.coalesce(sf.col("headers"), sf.expr(_NO_HEADERS)) if "headers" in kinds else sf.expr(_NO_HEADERS)
+    record["headers"] = sf.concat(own, sf.array(*reasons))
+    if "timestamp" in kinds:
+        record["timestamp"] = sf.col("timestamp")
+    bad = decoded.where(sf.col(ERROR).isNotNull())
+    return bad.select(*(value.alias(name) for name, value in record.items()))
+
+
+def _header(name: str, text: Column) -> Column:
+    return sf.struct(sf.lit(PREFIX + name).alias("key"), text.cast(BinaryType()).alias("value"))

@@ -1,0 +1,177 @@
+"""How bytes become columns, and how it is found out that they do not.
+
+Spark's parsers stop where a value ends, whatever comes then, and its Avro gives the same nulls for bytes that are bad
+as for a record of nulls. So what is parsed is not the value but an envelope around it, which comes out whole only if
+the value fills its place exactly.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+
+_PERMISSIVE = {"mode": "PERMISSIVE"}
+_CORRUPT = "corrupt"
+_SHOWN_MAX = 100
+"""Characters of a bad value that a reason shows."""
+
+_PACKAGES = {"Avro": "spark-avro", "Protobuf": "spark-protobuf"}
+_END = uuid.uuid4().bytes
+"""What follows an Avro record in its envelope. No writer of records can know it."""
+
+
+class Parser(NamedTuple):
+    """`parsed` makes a struct with the field `value` out of the bytes; `reason(bytes, parsed)` says what is wrong with
+    bytes that are not null, null if nothing is.
+    """
+
+    parsed: Callable[[Column], Column]
+    reason: Callable[[Column, Column], Column]
+
+
+def from_column(given: str | Column) -> Column:
+    return sf.col(given) if isinstance(given, str) else given
+
+
+def avro_parser(schema: str) -> Parser:
+    """InvalidOptionError unless the schema is a record's."""
+    try:
+        record = json.loads(schema)
+        if not isinstance(record, dict) or record.get("type") != "record":
+            raise ValueError('its type is not "record"')
+    except ValueError as error:
+        raise InvalidOptionError(f"schema {schema[:_SHOWN_MAX]!r}: not the JSON of an Avro record: {error}") from error
+    end = {"type": "fixed", "name": "spark_log_end", "size": len(_END)}
+    fields = [{"name": "value", "type": record}, {"name": "end", "type": end}]
+    envelope = json.dumps({"type": "record", "name": "spark_log_envelope", "fields": fields})
+    bad = sf.lit(f"not a record of Avro schema {record.get('name')}: truncated, too long, or of another schema")
+
+    def parsed(bare: Column) -> Column:
+        from pyspark.sql.avro.functions import from_avro
+
+        return from_avro(sf.concat(bare, sf.lit(_END)), envelope, _PERMISSIVE)
+
+    def reason(_bare: Column, parsed: Column) -> Column:
+        return sf.when(~sf.coalesce(parsed["end"] == sf.lit(_END), sf.lit(False)), bad)
+
+    return Parser(parsed, reason)
+
+
+def protobuf_parser(message: str, descriptor_set: bytes) -> Parser:
+    bad = sf.lit(f"not a message of Protobuf type {message}")
+
+    def parsed(bare: Column) -> Column:
+        from pyspark.sql.protobuf.functions import from_protobuf
+
+        value = from_protobuf(bare, message, options=_PERMISSIVE, binaryDescriptorSet=descriptor_set)
+        return sf.struct(value.alias("value"))
+
+    return Parser(parsed, lambda _bare, parsed: sf.when(parsed["value"].isNull(), bad))
+
+
+def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
+    """A text T is one JSON object and nothing else if {"value":T} parses to a struct and [T] to one element: what
+    might follow the object in T to escape the one would break the other.
+    """
+    envelope = StructType().add("value", schema).add(_CORRUPT, StringType())
+    given = {"allowSingleQuotes": "false", **options, **_PERMISSIVE, "columnNameOfCorruptRecord": _CORRUPT}
+
+    def parsed(bare: Column) -> Column:
+        return sf.from_json(sf.concat(sf.lit('{"value":'), bare.cast(StringType()), sf.lit("}")), envelope, given)
+
+    def reason(bare: Column, parsed: Column) -> Column:
+        text, value, corrupt = bare.cast(StringType()), parsed["value"], parsed[_CORRUPT]
+        alone = sf.coalesce(sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]"))) == 1, sf.lit(False))
+        misfits = [
+            sf.when(
+                value[each.name].isNull(),
+                _says(f"field {each.name}: not of type {each.dataType.simpleString()}: ", _member(text, each.name)),
+            )
+            for each in schema.fields
+            if _can_be_named(each.name)
+        ]
+        missing = [
+            sf.when(is_null(value), sf.lit(f"field {path}: null or missing, and NOT NULL"))
+            for path, is_null in _nulls_where_none_may_be(schema)
+        ]
+        return (
+            sf.when(~sf.is_valid_utf8(text), sf.lit("not UTF-8"))
+            .when(~alone | value.isNull(), sf.lit("not one JSON object"))
+            .when(corrupt.isNotNull(), sf.coalesce(*misfits, sf.lit("a field is not of the schema's type")))
+            .otherwise(sf.coalesce(*missing, sf.lit(None).cast(StringType())))
+        )
+
+    return Parser(parsed, reason)
+
+
+def _can_be_named(name: str) -> bool:
+    """Whether a JSON path can name the field."""
+    return "'" not in name and "]" not in name
+
+
+def _member(text: Column, name: str) -> Column:
+    return sf.get_json_object(text, f"$['{name}']")
+
+
+def _says(words: str, shown: Column) -> Column:
+    """Null where there is nothing to show."""
+    return sf.concat(sf.lit(words), shown.substr(1, _SHOWN_MAX))
+
+
+IsNull = Callable[[Column], Column]
+"""Whether something in a value is null that may not be; false for a value that is null itself."""
+
+
+def _nulls_where_none_may_be(kind: DataType, path: str = "") -> list[tuple[str, IsNull]]:
+    """Each place of which the schema says that it may not be null, which from_json does not look at."""
+    match kind:
+        case StructType():
+            return [
+                (where, _of_field(each.name, is_null))
+                for each in kind.fields
+                for where, is_null in _of_part(each.dataType, each.nullable, f"{path}.{each.name}".lstrip("."))
+            ]
+        case ArrayType():
+            parts = _of_part(kind.elementType, kind.containsNull, f"{path}[]")
+            return [(where, _of_items(lambda value: value, is_null)) for where, is_null in parts]
+        case MapType():
+            parts = _of_part(kind.valueType, kind.valueContainsNull, f"{path}{{}}")
+            return [(where, _of_items(sf.map_values, is_null)) for where, is_null in parts]
+        case _:
+            return []
+
+
+def _of_part(kind: DataType, may_be_null: bool, path: str) -> list[tuple[str, IsNull]]:
+    mine: list[tuple[str, IsNull]] = [] if may_be_null else [(path, lambda value: value.isNull())]
+    return mine + _nulls_where_none_may_be(kind, path)
+
+
+def _of_field(name: str, is_null: IsNull) -> IsNull:
+    return lambda value: value.isNotNull() & is_null(value[name])
+
+
+def _of_items(items: Callable[[Column], Column], is_null: IsNull) -> IsNull:
+    return lambda value: sf.coalesce(sf.exists(items(value), is_null), sf.lit(False))
+
+
+@contextmanager
+def needing_jar(codec: str, spark: SparkSession) -> Iterator[None]:
+    """InvalidConfigurationError with what to do, where Spark lacks the codec's functions."""
+    try:
+        yield
+    except AnalysisException as error:
+        if "_NOT_LOADED_SQL_FUNCTIONS_UNUSABLE" not in str(error.getCondition()):
+            raise
+        package = f"org.apache.spark:{_PACKAGES[codec]}_2.13:{spark.version}"
+        raise InvalidConfigurationError(
+            f"{codec} needs a JAR of Spark's that is not loaded: spark-submit --packages {package} …, or"
+            f" spark.jars.packages={package} when the session is made"
+        ) from error

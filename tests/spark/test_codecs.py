@@ -1,0 +1,274 @@
+"""Values to columns and back, and what becomes of values that are none, in batches and in streams."""
+
+import io
+import json
+
+import fastavro
+import pyarrow as pa
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.log.log import Records
+from spark_log.streams.codecs import Avro, Confluent, Json, Protobuf, decode, encode
+from spark_log.streams.dead_letters import dead_letters, valid
+from spark_log.streams.outputs import TopicOutput, write_stream
+from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, flight_bytes
+from tests.support.mirroring import everything
+from tests.support.records import table
+from tests.support.topics import make, read_stream
+
+FLIGHT = "carrier STRING, delay INT"
+AVRO_FLIGHT = json.dumps(
+    {
+        "type": "record",
+        "name": "Flight",
+        "namespace": "example",
+        "fields": [{"name": "carrier", "type": ["null", "string"]}, {"name": "delay", "type": ["null", "int"]}],
+    }
+)
+UNREADABLE = "not a record of Avro schema Flight: truncated, too long, or of another schema"
+
+
+def avro(carrier, delay):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, json.loads(AVRO_FLIGHT), {"carrier": carrier, "delay": delay})
+    return out.getvalue()
+
+
+def decoded(spark, codec, values):
+    """{value: struct, or error} of each value, all decoded at once."""
+    frame = spark.createDataFrame([(n, value) for n, value in enumerate(values)], "n INT, value BINARY")
+    rows = decode(frame, codec).orderBy("n").collect()
+    assert [row.raw for row in rows] == values
+    for row in rows:
+        assert row.value is None or row.error is None
+    return [row.error if row.error is not None else row.value and tuple(row.value) for row in rows]
+
+
+JSON_CASES = {
+    b'{"carrier":"UA","delay":3}': ("UA", 3),
+    b' {"delay" : -3 ,\n"more":{"x":[1]}} ': (None, -3),
+    b'{"carrier":5}': ("5", None),
+    b'{"carrier":{"x":1}}': ('{"x":1}', None),
+    b"{}": (None, None),
+    b'{"delay":null}': (None, None),
+    '{"carrier":"é€\U0001f600"}'.encode(): ("é€\U0001f600", None),
+    None: None,
+    b"": "not one JSON object",
+    b"  ": "not one JSON object",
+    b"null": "not one JSON object",
+    b"5": "not one JSON object",
+    b'"UA"': "not one JSON object",
+    b'[{"carrier":"UA"}]': "not one JSON object",
+    b"[]": "not one JSON object",
+    b'{"carrier":"UA"': "not one JSON object",
+    b'{"carrier":"UA"} x': "not one JSON object",
+    b'{"carrier":"UA"}{"carrier":"B6"}': "not one JSON object",
+    b'{"carrier":"UA"},{"carrier":"B6"}': "not one JSON object",
+    b'{"carrier":"UA"},"value":{"carrier":"B6"}': "not one JSON object",
+    b'{"carrier":"UA"}],"x":[{}': "not one JSON object",
+    b'{"carrier":"UA"}] x': "not one JSON object",
+    b'{"carrier":"UA"}} x': "not one JSON object",
+    b"{'carrier':'UA'}": "not one JSON object",
+    b'{"carrier":"UA",}': "not one JSON object",
+    b'{"delay":01}': "not one JSON object",
+    b'{"delay":"3"}': "field delay: not of type int: 3",
+    b'{"carrier":"UA","delay":3.5}': "field delay: not of type int: 3.5",
+    b'{"delay":3000000000}': "field delay: not of type int: 3000000000",
+    b'{"delay":[1]}': "field delay: not of type int: [1]",
+    b'{"delay":"' + b"x" * 200 + b'"}': "field delay: not of type int: " + "x" * 100,
+    b'{"carrier":"\xff\xfe"}': "not UTF-8",
+    b"\xff": "not UTF-8",
+    b"\x00\x00\x00\x00\x07abc": "not one JSON object",
+}
+
+
+def test_json(spark):
+    found = dict(zip(JSON_CASES, decoded(spark, Json(FLIGHT), list(JSON_CASES)), strict=True))
+    assert found == JSON_CASES
+
+
+def test_json_that_lacks_what_may_not_be_null(spark):
+    schema = (
+        "id INT NOT NULL, at STRUCT<day: INT NOT NULL, hour: INT>, stops ARRAY<STRUCT<name: STRING NOT NULL>>,"
+        " fares MAP<STRING, INT>"
+    )
+    cases = {
+        b'{"id":1}': None,
+        b'{"id":1,"at":{"day":2},"stops":[{"name":"x"},null],"fares":{"a":null}}': None,
+        b'{"id":null}': "field id: null or missing, and NOT NULL",
+        b"{}": "field id: null or missing, and NOT NULL",
+        b'{"id":1,"at":{"hour":2}}': "field at.day: null or missing, and NOT NULL",
+        b'{"id":1,"stops":[{"name":"x"},{}]}': "field stops[].name: null or missing, and NOT NULL",
+        b'{"id":"1"}': "field id: not of type int: 1",
+        b'{"id":1,"at":{"day":"x"}}': "a field is not of the schema's type",
+    }
+    frame = spark.createDataFrame([(value,) for value in cases], "value BINARY")
+    assert {row.raw: row.error for row in decode(frame, Json(schema)).collect()} == cases
+
+
+AVRO_CASES = [
+    (avro("UA", 3), ("UA", 3)),
+    (avro(None, None), (None, None)),
+    (None, None),
+    (avro("UA", 3)[:-1], UNREADABLE),
+    (avro("UA", 3)[:2], UNREADABLE),
+    (avro("UA", 3) + b"\0", UNREADABLE),
+    (avro("UA", 3) * 2, UNREADABLE),
+    (b"", UNREADABLE),
+    (b"\xff" * 11, UNREADABLE),
+    (b'{"carrier":"UA","delay":3}', UNREADABLE),
+]
+
+
+def test_avro(spark):
+    values, expected = map(list, zip(*AVRO_CASES, strict=True))
+    assert decoded(spark, Avro(AVRO_FLIGHT), values) == expected
+
+
+def test_avro_as_confluents_serializers_frame_it(spark):
+    framed = [None if value is None else b"\0\0\0\0\x07" + value for value, _ in AVRO_CASES]
+    expected = [result for _, result in AVRO_CASES]
+    assert decoded(spark, Avro(AVRO_FLIGHT, Confluent()), framed) == expected
+    assert decoded(spark, Avro(AVRO_FLIGHT, Confluent(7)), framed) == expected
+    bad = [b"", b"\0\0\0\0", b"\x01\0\0\0\x07" + avro("UA", 3), avro("UA", 3)]
+    assert decoded(spark, Avro(AVRO_FLIGHT, Confluent()), bad) == ["does not begin with Confluent's framing"] * 4
+    other = [b"\0\0\0\0\x08" + avro("UA", 3)]
+    assert decoded(spark, Avro(AVRO_FLIGHT, Confluent(7)), other) == [
+        "does not begin with Confluent's framing with schema id 7"
+    ]
+    assert decoded(spark, Json(FLIGHT, framing=Confluent()), [b'\0\0\0\0\x07{"delay":3}']) == [(None, 3)]
+
+
+def has_protobuf(spark):
+    try:
+        decode(spark.createDataFrame([(b"",)], "value BINARY"), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET))
+    except InvalidConfigurationError as error:
+        assert str(error).startswith(
+            f"Protobuf needs a JAR of Spark's that is not loaded: spark-submit --packages"
+            f" org.apache.spark:spark-protobuf_2.13:{spark.version} …"
+        )
+        return False
+    return True
+
+
+def test_protobuf_or_what_it_needs(spark, tmp_path):
+    if not has_protobuf(spark):
+        with pytest.raises(InvalidConfigurationError, match="Protobuf needs a JAR"):
+            encode(spark.range(1), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET))
+        pytest.skip("spark-protobuf's JAR is not to be had here; what a user is told instead is shown above")
+    good = flight_bytes("UA", 3)
+    bad = "not a message of Protobuf type Flight"
+    cases = [
+        (good, ("UA", 3)),
+        (b"", (None, None)),
+        (None, None),
+        (good[:4], ("UA", None)),
+        (good[:-1], bad),
+        (b"\xff" * 9, bad),
+        (b"\x08\x01", bad),
+    ]
+    values, expected = map(list, zip(*cases, strict=True))
+    codec = Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)
+    assert decoded(spark, codec, values) == expected
+    (tmp_path / "flight.desc").write_bytes(FLIGHT_DESCRIPTOR_SET)
+    by_path = Protobuf("Flight", str(tmp_path / "flight.desc"), Confluent(7))
+    rows = spark.createDataFrame([("UA", 3)], FLIGHT)
+    [row] = encode(rows, by_path).collect()
+    assert row.value == b"\0\0\0\0\x07\0" + good
+    assert decoded(spark, by_path, [row.value, good]) == [
+        ("UA", 3),
+        "does not begin with Confluent's framing with schema id 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [Json(FLIGHT), Json(FLIGHT, framing=Confluent(1)), Avro(AVRO_FLIGHT), Avro(AVRO_FLIGHT, Confluent(2**31 - 1))],
+)
+def test_what_is_encoded_is_decoded(spark, codec):
+    rows = spark.createDataFrame([("UA", 3), (None, 4), ("B6", None), (None, None)], FLIGHT)
+    assert_df_equality(
+        valid(decode(encode(rows, codec), codec)).select("value.*"), rows, ignore_row_order=True, ignore_nullable=True
+    )
+    keyed = rows.withColumn("flight", F.when(F.col("delay") != 4, F.struct("carrier", "delay")))
+    records = encode(
+        keyed, codec, value="flight", key="carrier", headers={"a": "carrier", "b": F.lit("x")},
+        timestamp=F.timestamp_millis(F.lit(5)), partition=F.lit(0),
+    )  # fmt: skip
+    assert [field.name for field in records.schema] == ["value", "key", "headers", "timestamp", "partition"]
+    tombstones = records.where("value IS NULL").select("key", "headers").collect()
+    assert len(tombstones) == 3, "a struct that is null is a tombstone: also where its condition was null"
+    assert tombstones[0].headers == [("a", None), ("b", b"x")]
+    only = encode(rows, codec, value=["delay"]) if isinstance(codec, Json) else None
+    assert only is None or valid(decode(only, codec)).where("value.carrier IS NOT NULL").isEmpty()
+
+
+def test_what_cannot_be_decoded_is_said_by_name(spark):
+    frame = spark.createDataFrame([(b"", "", 1)], "value BINARY, raw STRING, n INT")
+    with pytest.raises(InvalidOptionError, match="column 'raw': decode adds one of this name"):
+        decode(frame, Json(FLIGHT))
+    frame = frame.drop("raw")
+    with pytest.raises(InvalidOptionError, match=r"column 'n': expected a binary or string column, one of \['value'"):
+        decode(frame, Json(FLIGHT), column="n")
+    with pytest.raises(InvalidOptionError, match="schema 'carrier STRING,': not a DDL"):
+        decode(frame, Json("carrier STRING,"))
+    with pytest.raises(InvalidOptionError, match="schema 'INT': expected fields"):
+        decode(frame, Json("INT"))
+    for schema in ("{", '"string"', '{"type":"enum"}'):
+        with pytest.raises(InvalidOptionError, match="not the JSON of an Avro record"):
+            decode(frame, Avro(schema))
+    with pytest.raises(InvalidOptionError, match="descriptor '/nowhere': cannot be read"):
+        decode(frame, Protobuf("Flight", "/nowhere"))
+    with pytest.raises(InvalidOptionError, match="schema_id: needed to encode"):
+        encode(frame, Json(FLIGHT, framing=Confluent()))
+    with pytest.raises(InvalidOptionError, match="schema_id: expected a number"):
+        Confluent(-1)
+    twice = decode(decode(frame, Json(FLIGHT)).drop("raw", "error").withColumn("key", F.lit("k")), Json(FLIGHT), "key")
+    with pytest.raises(InvalidOptionError, match=r"column 'value' is struct<.*>, expected binary or string"):
+        dead_letters(twice, "key")
+    with pytest.raises(InvalidOptionError, match="column 'raw': missing"):
+        dead_letters(frame)
+
+
+@pytest.mark.parametrize("codec", [Json(FLIGHT), Avro(AVRO_FLIGHT)], ids=["json", "avro"])
+def test_a_stream_parts_the_good_from_the_dead_letters(spark, cluster, log, tmp_path, codec):
+    json_ = b'{"carrier":"UA","delay":3}'
+    good, bad, reason = json_, b"{", b"not one JSON object"
+    if isinstance(codec, Avro):
+        good, bad, reason = avro("UA", 3), avro("UA", 3)[:-1], UNREADABLE.encode()
+    topic = make(cluster, "in", 2)
+    outputs = [TopicOutput(str(cluster.store.address), make(cluster, name).name) for name in ("good", "dead")]
+
+    def send(partition, *values, **columns):
+        rows = table(*("" for _ in values), **columns)
+        place = rows.schema.get_field_index("value")
+        rows = rows.set_column(place, rows.schema.field(place), [pa.array(values, pa.binary())])
+        log.append(topic, [Records(partition, rows)])
+
+    send(1, good, bad, None, key=b"k", headers=[("own", b"1")], timestamp_ms=1000)
+    send(0, bad, good)
+    source = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", includeHeaders=True)
+    query = write_stream(
+        decode(source, codec),
+        lambda batch: list(
+            zip((encode(valid(batch), Json(FLIGHT), value="value"), dead_letters(batch)), outputs, strict=True)
+        ),
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+    query.awaitTermination()
+    assert sorted(str(row["value"]) for row in everything(cluster, "good")) == ["None", str(json_), str(json_)]
+    second, first = sorted(everything(cluster, "dead"), key=lambda row: row["timestamp"], reverse=True)
+    assert (first["key"], first["value"], first["timestamp"].timestamp()) == (b"k", bad, 1.0)
+    assert [(each["key"], each["value"]) for each in first["headers"]] == [
+        ("own", b"1"),
+        ("__spark_log.errors.topic", b"in"),
+        ("__spark_log.errors.partition", b"1"),
+        ("__spark_log.errors.offset", b"1"),
+        ("__spark_log.errors.exception.message", reason),
+    ]
+    assert (second["key"], second["value"]) == (None, bad)
+    assert [each["value"] for each in second["headers"]] == [b"in", b"0", b"0", reason]
