@@ -155,11 +155,12 @@ def _compact_units(
     spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str, log_dirs: LogDirs
 ) -> list[_Outcome]:
     """What became of each unit, in their order."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         return _run(spark, passes, write_id, log_dirs)
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         # Spark's reader has no other replica to go to, and does not say which file it was that it could not read
         logger.warning("compaction: all segments are looked at, and repaired: %s", redact(str(error))[:500])
         bad = _repair(spark, passes, log_dirs)

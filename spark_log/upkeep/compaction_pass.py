@@ -156,6 +156,7 @@ class Compacting:
         self._work = work
         self._topic = topic
         self._changed: set[int] = set()
+        self._completed = False
         self._before = Amount()
         self._after = Amount()
         self._tombstones = 0
@@ -196,6 +197,7 @@ class Compacting:
             now_ms = store.clock(connection).wall_ms
             return _note(connection, planned, tombstones, now_ms, guard)
 
+        self._completed = True
         if not store.transact(note):
             self.gave_way(planned)
 
@@ -205,9 +207,9 @@ class Compacting:
 
     def report(self) -> Report | None:
         """What was done, once it is published; None if there is nothing to tell."""
-        if self._changed:
+        if self._changed or self._completed:  # a pass that was killed may have left it to this one
             try_publish(self._work.cluster, [self._topic])
-        elif not self._notes:
+        if not self._changed and not self._notes:
             return None
         dropped = [f"{self._tombstones} tombstones dropped"] if self._tombstones else []
         notes = (*dropped, *self._notes)

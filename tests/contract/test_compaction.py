@@ -1,0 +1,346 @@
+"""Compaction of a real log: what readers, followers, producers and Delta have of it, and what stands in its way."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import Consumer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import alter_configs
+from spark_log.config import ClusterSettings
+from spark_log.groups.inspect import group_lag
+from spark_log.ids import OffsetRange
+from spark_log.ids import TopicPartition as OurPartition
+from spark_log.log.append import Appended, ProducerSequence
+from spark_log.log.followers import Followers
+from spark_log.log.log import Log, Records
+from spark_log.log.retention import delete_records
+from spark_log.log.rewriting import segments
+from spark_log.log.write_ids import Writer
+from spark_log.metadata import tables as t
+from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.upkeep import compaction, last_offsets, upkeep
+from spark_log.upkeep.compaction_pass import look, plan_pass, read_passes
+from spark_log.upkeep.work import Work
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.records import NOON_MS
+from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.subprocess_python import REPOSITORY
+from tests.support.topics import make
+
+FILES = {"inline_max_bytes": "0", "segment_bytes": "14"}
+"""Each append is a file, and each file is compacted by itself."""
+
+
+def keyed(text, timestamp_ms=NOON_MS):
+    """`a1`: key a, value a1. `-a`: a tombstone. `~x`: no key."""
+    words = text.split()
+    return pa.table(
+        [
+            pa.array([None if word[0] == "~" else word.lstrip("-")[:1].encode() for word in words], pa.binary()),
+            pa.array([None if word[0] == "-" else word.encode() for word in words], pa.binary()),
+            pa.nulls(len(words), RECORD_SCHEMA.field("headers").type),
+            pa.array([timestamp_ms * 1000] * len(words)).cast(RECORD_SCHEMA.field("timestamp").type),
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def append(log, topic, *batches, partition=0, **columns):
+    for batch in batches:
+        [outcome] = log.append(topic, [Records(partition, keyed(batch, **columns))])
+        assert isinstance(outcome, Appended), outcome
+
+
+def read(log, topic, partition=0):
+    """`offset:value` of all that can be read."""
+    where = OurPartition(topic.name, partition)
+    found = OffsetRange(*log.positions(topic)[where])
+    rows = [row for batch in log.read({where: found}) for row in batch.to_pylist()]
+    return " ".join(f"{row['offset']}:{(row['value'] or b'-' + row['key']).decode()}" for row in rows)
+
+
+def work_on(cluster, **settings):
+    return Work(cluster, ClusterSettings(**settings), Writer(cluster.store, "test", 60_000))
+
+
+def compact(cluster, *, force=True, **settings):
+    return list(compaction.compact(work_on(cluster, **settings), force=force))
+
+
+def passes(cluster, topic, partition=0):
+    return cluster.store.read(lambda connection: read_passes(connection, (topic.topic_id, partition)))
+
+
+@pytest.fixture
+def local(tmp_path):
+    """A cluster on SQLite, for what the kind of store has no part in."""
+    with Cluster.init(str(tmp_path / "local")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def local_log(local):
+    log = Log(local)
+    yield log
+    log.close()
+
+
+def test_readers_pass_over_gaps_and_empty_segments(cluster, cluster_address, log):
+    topic = make(cluster, "t", 2, cleanup_policy="compact", delete_retention_ms="0", **FILES)
+    append(log, topic, "a1 b1", "a2 b2", timestamp_ms=NOON_MS)
+    append(log, topic, "a3", "b3", timestamp_ms=NOON_MS + 1_000)
+    append(log, topic, "c1 -c", timestamp_ms=NOON_MS + 2_000)
+    append(log, topic, "x1 -x", partition=1)
+    consumer = Consumer(cluster=cluster_address, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False)
+    p0, p1 = TopicPartition("t", 0), TopicPartition("t", 1)
+    consumer.assign([p0, p1])
+    [first] = compact(cluster)
+    assert read(log, topic) == "4:a3 5:b3 7:-c"
+    [second] = compact(cluster)  # tombstones wait for a pass, here for no time
+    assert read(log, topic) == "4:a3 5:b3"
+    assert read(log, topic, 1) == ""
+    assert (first.partitions, first.before.files, first.before.records, first.after.records) == (2, 4, 8, 2)
+    assert (second.after.records, second.notes) == (0, ("2 tombstones dropped",))
+    assert compact(cluster) == [], "nothing is left to do"
+
+    counts = cluster.store.read(lambda c: c.execute(sa.select(t.segment.c.record_count)).scalars().all())
+    assert sorted(counts) == [0, 0, 0, 0, 1, 1]
+    while consumer.position(p0) < 8 or consumer.position(p1) < 2:
+        for records in consumer.poll(timeout_ms=1_000).values():
+            assert {(record.offset, record.value) for record in records} <= {(4, b"a3"), (5, b"b3")}
+    consumer.commit({p0: OffsetAndMetadata(8, "", -1), p1: OffsetAndMetadata(2, "", -1)})
+    assert [lag.lag for lag in group_lag(cluster.store, "g")] == [0, 0]
+    consumer.seek(p0, 1)  # into a segment that has nothing left
+    arrow = []
+    while consumer.position(p0) < 8:
+        arrow += [offset for batch in consumer.poll_arrow(timeout_ms=1_000).values() for offset in batch["offset"]]
+    assert [offset.as_py() for offset in arrow] == [4, 5]
+    consumer.close()
+    found = log.offsets_for_times(topic, {0: NOON_MS, 1: NOON_MS})
+    assert found == {0: 4, 1: None}
+    assert log.offsets_for_times(topic, {0: NOON_MS + 2_000}) == {0: None}
+    assert log.offsets_for_times(topic, {0: 0}) == {0: 4}
+
+    append(log, topic, "a4")
+    assert read(log, topic) == "4:a3 5:b3 8:a4"
+    assert_delta_is_the_log(cluster)
+    every_replica_is_whole(cluster)
+
+
+def test_a_follower_gets_what_is_left(three_brokers):
+    """One that was away, and had the files of before."""
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = topic_on(cluster, "t", [[1, 2, 3]], cleanup_policy="compact", inline_max_bytes="0")
+    append(log, topic, "a1 b1", "a2")
+    take_away(cluster, 3)
+    append(log, topic, "a3 c1")
+    compact(cluster)
+    bring_back(cluster, 3)
+    followers = Followers(cluster)
+    followers.drain(30)
+    followers.close()
+    ends = cluster.store.read(lambda c: c.execute(sa.select(t.replica.c.log_end_offset)).scalars().all())
+    assert ends == [5, 5, 5]
+    every_replica_is_whole(cluster)
+    assert read(log, topic) == "1:b1 3:a3 4:c1"
+    append(log, topic, "d1")
+    assert_delta_is_the_log(cluster)
+    log.close()
+
+
+def test_what_an_unclean_election_cuts_off_no_pass_has_been_over(three_brokers):
+    cluster = three_brokers
+    log = Log(cluster)
+    configs = {"cleanup_policy": "compact", "delete_retention_ms": "0", "inline_max_bytes": "0"}
+    topic = topic_on(cluster, "t", [[2, 3]], unclean_leader_election_enable="true", **configs)
+    append(log, topic, "a1 a2")
+    take_away(cluster, 3)
+    append(log, topic, "b1 b2")
+    compact(cluster)
+    assert [each.end_offset for each in passes(cluster, topic)] == [4]
+    take_away(cluster, 2)
+    bring_back(cluster, 3)
+    elect_leaders(cluster.store, nobody_forbids)
+    assert passes(cluster, topic) == []
+    start = log.positions(topic)[OurPartition("t", 0)].high_watermark
+    append(log, topic, "c1 -c")
+    compact(cluster)
+    assert read(log, topic).endswith(f"{start + 1}:-c"), "a new tombstone waits, though its offset was clean before"
+    log.close()
+
+
+def test_a_pass_gives_way_to_a_change_of_the_isr(three_brokers, monkeypatch):
+    cluster = three_brokers
+    log = Log(cluster)
+    topic = topic_on(cluster, "t", [[1, 2]], cleanup_policy="compact", **FILES)
+    append(log, topic, "a1 b1", "a2 b2 c1", "c2")
+    compact_unit = compaction.compact_unit
+
+    def meanwhile(unit, *arguments):
+        if unit.rewriting.base_offset == 2:
+            take_away(cluster, 2)
+        return compact_unit(unit, *arguments)
+
+    monkeypatch.setattr(compaction, "compact_unit", meanwhile)
+    [report] = compact(cluster)
+    assert report.notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
+    assert (report.before.files, passes(cluster, topic)) == (1, [])
+    monkeypatch.setattr(compaction, "compact_unit", compact_unit)
+    compact(cluster)
+    assert read(log, topic) == "2:a2 3:b2 5:c2"
+    assert len(passes(cluster, topic)) == 1
+    log.close()
+
+
+@pytest.mark.parametrize("point", ["compact.file-written", "compact.swapped:2", "compact.before-noted"])
+def test_killed_at(cluster, cluster_address, log, point):
+    """Nothing is lost, nothing comes back, no pass is noted; the next one goes on where it was."""
+    topic = make(cluster, "t", cleanup_policy="compact", delete_retention_ms="0", **FILES)
+    append(log, topic, "a1 b1", "a2 -b", "c1")
+    compact(cluster)
+    append(log, topic, "a3 c2", "d1 d2")
+    noted = passes(cluster, topic)
+    before = read(log, topic)
+    assert before == "2:a2 3:-b 4:c1 5:a3 6:c2 7:d1 8:d2"
+    program = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['compact']))"
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
+    command = [sys.executable, "-c", program, cluster_address]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    whole = "5:a3 6:c2 8:d2"
+    assert set(whole.split()) <= set(read(log, topic).split()) <= set(before.split())
+    assert passes(cluster, topic) == noted
+    every_replica_is_whole(cluster)
+    compact(cluster, force=False)
+    assert read(log, topic) == whole
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_retried_append_is_known_though_its_records_are_gone(cluster, produce, log):
+
+    topic = make(cluster, "t", cleanup_policy="compact")
+    producer_id = cluster.store.transact(
+        lambda c, _: c.execute(
+            t.producer.insert().returning(t.producer.c.producer_id),
+            {"epoch": 0, "last_used_ms": cluster.store.clock(c).wall_ms, "transaction_timeout_ms": 0},
+        ).scalar_one()
+    )
+    retried = Records(0, keyed("a1 b1"), ProducerSequence(producer_id, 0, 0))
+    log.append(topic, [retried])
+    append(log, topic, "a2 b2")
+    compact(cluster)
+    [outcome] = log.append(topic, [retried])
+    assert (outcome.base_offset, outcome.end_offset, outcome.duplicate) == (0, 2, True)
+    [outcome] = log.append(topic, [Records(0, keyed("a3"), ProducerSequence(producer_id, 0, 2))])
+    assert read(log, topic) == "2:a2 3:b2 4:a3"
+
+
+def test_what_is_too_young_stays_and_its_tail_is_not_sealed(local, local_log):
+    topic = make(local, "t", cleanup_policy="compact", min_compaction_lag_ms="600000")
+    now_ms = local.store.now().wall_ms
+    append(local_log, topic, "a1 a2 b1", timestamp_ms=now_ms - 700_000)
+    append(local_log, topic, "b2 b3", timestamp_ms=now_ms)
+    append(local_log, topic, "a3", timestamp_ms=now_ms - 700_000)
+    compact(local)
+    assert read(local_log, topic) == "1:a2 2:b1 3:b2 4:b3 5:a3"
+    tail = local.store.read(lambda c: segments(c, topic, 0, inline=True))
+    assert [each.base_offset for each in tail] == [3, 5]
+    alter_configs(local, "t", {"min.compaction.lag.ms": None})
+    compact(local)
+    assert read(local_log, topic) == "4:b3 5:a3"
+
+
+def test_it_is_done_when_it_is_due(local, local_log):
+    topic = make(local, "t", cleanup_policy="compact", **FILES)
+    append(local_log, topic, "a1 a2")
+    [report] = compact(local, force=False)
+    assert str(report).startswith("compact t: 1 partitions, 1 -> 1 files, ")
+    append(local_log, topic, *["b1 c1", "d1 e1", "f1 g1", "h1 i1"])
+    assert compact(local, force=False) == []  # a pass, that found nothing to take away
+    assert [each.end_offset for each in passes(local, topic)] == [2, 10]
+    append(local_log, topic, "b2")
+    assert compact(local, force=False) == []
+    assert passes(local, topic)[-1].end_offset == 10, "too little is new"
+    alter_configs(local, "t", {"max.compaction.lag.ms": "1"})
+    compact(local, force=False)
+    assert passes(local, topic)[-1].end_offset == 11
+    assert read(local_log, topic) == "1:a2 3:c1 4:d1 5:e1 6:f1 7:g1 8:h1 9:i1 10:b2"
+
+
+def test_what_is_large_is_left_to_spark(local, local_log):
+    topic = make(local, "t", 2, cleanup_policy="compact", **FILES)
+    append(local_log, topic, "a1 a2")
+    [report] = compact(local, log_cleaner_local_bytes_max=10)
+    [note] = report.notes
+    assert note.startswith("t-0: ") and note.endswith("log.cleaner.local.bytes.max: left to jobs/compact.py")
+    assert (report.partitions, read(local_log, topic), passes(local, topic)) == (0, "0:a1 1:a2", [])
+
+
+def test_keys_that_do_not_fit_into_memory_are_gone_over_in_buckets(local, local_log, monkeypatch):
+    topic = make(local, "t", cleanup_policy="compact", **FILES)
+    append(local_log, topic, *[" ".join(f"{chr(97 + (n * 8 + m) * 7 % 26)}{n}" for m in range(8)) for n in range(12)])
+    monkeypatch.setattr(last_offsets, "_BUCKET_RECORDS", 16)
+    monkeypatch.setattr(last_offsets, "_WAITING_BYTES", 30)
+    buckets = []
+    of_bucket = last_offsets._last_of_bucket
+
+    def looked(batches, bucket, count):
+        found = of_bucket(batches, bucket, count)
+        buckets.append((bucket, count, len(found)))
+        return found
+
+    monkeypatch.setattr(last_offsets, "_last_of_bucket", looked)
+    expected = {}
+    for word in read(local_log, topic).split():
+        expected[word.partition(":")[2][0]] = word
+    compact(local)
+    assert sorted(read(local_log, topic).split()) == sorted(expected.values())
+    assert [(bucket, count) for bucket, count, _ in buckets] == [(n, 7) for n in range(7)]
+    assert max(keys for _, _, keys in buckets) < len(expected) / 2, "keys of one partition fall into all buckets"
+
+
+def test_a_log_that_begins_in_the_middle_of_a_segment(local, local_log):
+    """What nobody can read goes with the next pass over it, and decides nothing."""
+    topic = make(local, "t", cleanup_policy="compact,delete", inline_max_bytes="0")
+    append(local_log, topic, "a1 b1 c1 d1", "a2 e1")
+    delete_records(local, {OurPartition("t", 0): 2})
+    compact(local)
+    assert read(local_log, topic) == "2:c1 3:d1 4:a2 5:e1"
+    [file] = local.store.read(lambda c: segments(c, topic, 0, inline=False))
+    assert (file.base_offset, file.end_offset, file.record_count) == (0, 6, 4)
+
+
+def test_compact_and_delete(local, local_log):
+    day_ms = 24 * 60 * 60 * 1000
+    topic = make(local, "t", cleanup_policy="compact,delete", retention_ms=str(day_ms), **FILES)
+    now_ms = local.store.now().wall_ms
+    append(local_log, topic, "a1 b1", timestamp_ms=now_ms - 2 * day_ms)
+    append(local_log, topic, "c1 c2", "d1", timestamp_ms=now_ms)
+    reports = list(upkeep(local, ["retention", "compact"]))
+    assert [report.task for report in reports] == ["retention", "compact"]
+    assert read(local_log, topic) == "3:c2 4:d1"
+    assert local_log.positions(topic)[OurPartition("t", 0)].log_start_offset == 2
+
+
+def test_two_passes_at_once_leave_what_one_does(local, local_log):
+    """The second was planned before the first one's swaps, and gives way."""
+    topic = make(local, "t", cleanup_policy="compact", **FILES)
+    append(local_log, topic, "a1 b1", "a2 b2")
+    work = work_on(local)
+    late = plan_pass(work, look(work, topic, 0))
+    compact(local)
+    compacting = compaction.Compacting(work, topic)
+    compaction._run(work, late, compacting)
+    assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
+    assert read(local_log, topic) == "2:a2 3:b2"
+    every_replica_is_whole(local)
