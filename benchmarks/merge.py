@@ -36,6 +36,9 @@ from spark_log.upkeep.on_spark import merge_on_spark
 BAR = 0.5
 """Within twice the time."""
 
+_FILES_A_CALL = 100
+"""Appended in one transaction, so that making the input does not take most of the time."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,9 +84,9 @@ def _small_segments(cluster: Cluster, name: str, arguments: argparse.Namespace) 
     per_file = arguments.records // arguments.files
     random = np.random.default_rng(1)
     log = Log(cluster)
-    for first in range(0, arguments.files, arguments.partitions):
-        count = min(arguments.partitions, arguments.files - first)
-        log.append(topic, [Records(number, _table(per_file, random)) for number in range(count)])
+    for first in range(0, arguments.files, _FILES_A_CALL):
+        numbers = range(first, min(first + _FILES_A_CALL, arguments.files))
+        log.append(topic, [Records(number % arguments.partitions, _table(per_file, random)) for number in numbers])
     log.close()
     return topic
 

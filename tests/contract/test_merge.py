@@ -1,0 +1,259 @@
+"""Merging, sealing by age, flush.ms and Delta upkeep, on both stores: whatever was read before is read after."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable, write_deltalake
+
+from spark_log import clock
+from spark_log.cluster.topics import alter_configs
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator
+from spark_log.log.catch_up import catch_up
+from spark_log.log.delta import delta_tables
+from spark_log.log.delta_upkeep import COMMITS_MAX
+from spark_log.log.log import Log
+from spark_log.metadata import tables as t
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change, rows
+from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.topics import append, make
+
+REPOSITORY = Path(__file__).parents[2]
+FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
+_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
+
+
+def run(cluster, *tasks, topics=None):
+    return list(upkeep(cluster, tasks, topics=topics))
+
+
+def append_files(log, topic, *numbers, partition=0):
+    """A file of three records for each number."""
+    for number in numbers:
+        append(log, topic, *(f"{number}-{index}" for index in range(3)), partition=partition, key=b"k")
+
+
+def shape(cluster, topic, partition=0):
+    """(base offset, end offset) of every segment, blobs as (base, end, "blob")."""
+    query = sa.select(_S.base_offset, _S.end_offset, _S.inline).where(
+        _S.topic_id == topic.topic_id, _S.partition == partition
+    )
+    found = cluster.store.read(lambda connection: connection.execute(query.order_by(_S.base_offset)).all())
+    return [(base, end, "blob") if inline else (base, end) for base, end, inline in found]
+
+
+def make_older(cluster, topic, by_ms):
+    """As if what the topic holds had been appended so long ago."""
+    older = t.segment.update().where(_S.topic_id == topic.topic_id).values(appended_ms=_S.appended_ms - by_ms)
+    change(cluster, older)
+
+
+def data_changes(location, kind):
+    """The files of the Delta log's actions of this kind that a stream of the table takes for new or deleted data."""
+    actions = [
+        action[kind]
+        for path in sorted(Path(location, "_delta_log").glob("*.json"))
+        for action in map(json.loads, path.read_text().splitlines())
+        if kind in action
+    ]
+    return [action for action in actions if action["dataChange"]]
+
+
+def test_merged_segments_hold_what_their_inputs_held(cluster, log):
+    topic = make(cluster, "t", 3, **FILES)
+    append_files(log, topic, *range(12))
+    append_files(log, topic, 0, 1, partition=2)
+    other = make(cluster, "other", **FILES)
+    append_files(log, other, 0, 1)
+    alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
+    append_files(log, "t", 12, 13, 14)
+    before = rows(log, "t")
+
+    (report,) = run(cluster, "merge", topics=["t"])
+    assert (report.task, report.topic, report.partitions, report.notes) == ("merge", "t", 2, ())
+    assert (report.before.files, report.after.files) == (17, 3)
+    assert report.before.records == report.after.records == len(before)
+    assert shape(cluster, topic) == [(0, 36), (36, 45)], "one of each timestamp type"
+    assert shape(cluster, topic, 2) == [(0, 6)]
+    assert shape(cluster, other) == [(0, 3), (3, 6)]
+    assert rows(log, "t") == before
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+    (location,) = delta_tables(cluster, topic).values()
+    assert len(data_changes(location, "add")) == 17, "what was merged is no new data to a Delta stream"
+    assert data_changes(location, "remove") == []
+
+    assert run(cluster, "merge", topics=["t"]) == [], "there is nothing left to merge"
+    append_files(log, "t", 15)
+    assert rows(log, "t")[: 15 * 3] == before[: 15 * 3]
+    assert_delta_is_the_log(cluster)
+
+
+def test_no_file_reaches_over_what_a_delta_table_has_shown(cluster, log):
+    """It would be old data and new data at once to a stream of that table."""
+    topic = make(cluster, "t", **FILES)
+    append_files(log, topic, *range(6))
+    change(cluster, t.publication_cursor.update().values(seen_offset=9))
+    run(cluster, "merge")
+    assert shape(cluster, topic) == [(0, 9), (9, 18)]
+    change(cluster, t.publication_cursor.update().values(seen_offset=18))
+    run(cluster, "merge")
+    assert shape(cluster, topic) == [(0, 18)]
+
+
+KILL = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['merge']))"
+
+
+@pytest.mark.parametrize("point", ["merge.file-written", "merge.committed"])
+def test_a_merge_that_is_killed(cluster, cluster_address, log, point):
+    topic = make(cluster, "t", 2, **FILES)
+    append_files(log, topic, *range(4))
+    append_files(log, topic, *range(4), partition=1)
+    before = rows(log, "t")
+    command = [sys.executable, "-c", KILL, cluster_address]
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": f"{point}:2"}
+    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    assert rows(log, "t") == before
+    append_files(log, topic, 4)
+    before = rows(log, "t")
+    run(cluster, "merge", "delta")
+    assert len(shape(cluster, topic)) <= 2, "the rest was merged"
+    assert shape(cluster, topic, 1) == [(0, 12)]
+    assert rows(log, "t") == before
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+    (location,) = delta_tables(cluster, topic).values()
+    assert len(data_changes(location, "add")) == 9, "each append once, whatever was merged"
+    assert data_changes(location, "remove") == []
+
+
+def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_brokers):
+    cluster = three_brokers
+    topic = topic_on(cluster, "t", [[1, 2, 3]], **FILES)
+    log = Log(cluster)
+    append_files(log, topic, *range(4))
+    take_away(cluster, 3)
+    append_files(log, topic, *range(4, 8))
+    before = rows(log, "t")
+
+    (report,) = run(cluster, "merge")
+    assert (report.before.files, report.after.files) == (8, 2), "what log dir 3 has published, and what it has not"
+    query = sa.select(_R.broker_id, _R.log_end_offset).order_by(_R.broker_id)
+    found = cluster.store.read(lambda connection: connection.execute(query).all())
+    assert list(map(tuple, found)) == [(1, 24), (2, 24), (3, 0)], "it is whole up to where the merged range begins"
+    every_replica_is_whole(cluster)
+
+    bring_back(cluster, 3)
+    assert catch_up(cluster, topic, 0, 3).segments_copied == 2
+    append_files(log, topic, 8)
+    every_replica_is_whole(cluster)
+    assert cluster.store.read(lambda connection: {row.in_sync for row in connection.execute(sa.select(t.replica))}) == {
+        True
+    }
+    assert rows(log, "t")[: len(before)] == before
+    assert_delta_is_the_log(cluster)
+    log.close()
+
+
+def test_tails_are_sealed_by_age_and_those_that_were_left_over(cluster, log):
+    old = make(cluster, "old", segment_ms="60000")
+    young = make(cluster, "young", segment_ms="60000")
+    left = make(cluster, "left", segment_ms="600000")
+    for name in ("old", "young", "left"):
+        append(log, name, "a")
+        append(log, name, "b")
+    make_older(cluster, old, 60_000)
+    make_older(cluster, left, 60_000)
+    assert [report.topic for report in run(cluster, "seal")] == ["old"]
+    assert shape(cluster, old) == [(0, 2)]
+    assert shape(cluster, young) == shape(cluster, left) == [(0, 1, "blob"), (1, 2, "blob")]
+    alter_configs(cluster, "left", {"inline.tail.bytes": "1"})  # as if it had not been sealed when it became long
+    (report,) = run(cluster, "seal")
+    assert (report.topic, report.before.files, report.after.files, report.after.records) == ("left", 2, 1, 2)
+    append(log, "old", "c")
+    assert run(cluster, "seal") == [], "a tail's age is that of its first blob"
+    assert [row["value"] for row in rows(log, "old")] == [b"a", b"b", b"c"]
+    assert_delta_is_the_log(cluster)
+
+
+def test_unforced_data_is_forced_by_flush_ms(cluster, log):
+    slow = make(cluster, "slow", flush_messages="1000", flush_ms="60000")
+    make(cluster, "never", flush_messages="1000")
+    make(cluster, "always")
+    for name in ("slow", "never", "always"):
+        append(log, name, "a", "b")
+
+    def recovery_points():
+        query = sa.select(t.topic.c.name, _P.recovery_point).join(t.topic, t.topic.c.topic_id == _P.topic_id)
+        return cluster.store.read(lambda connection: dict(map(tuple, connection.execute(query))))
+
+    assert recovery_points() == {"slow": 0, "never": 0, "always": 2}
+    assert run(cluster, "flush") == []
+    make_older(cluster, slow, 60_000)
+    (report,) = run(cluster, "flush")
+    assert (report.topic, report.partitions) == ("slow", 1)
+    assert recovery_points() == {"slow": 2, "never": 0, "always": 2}
+    append(log, "slow", "c")
+    assert run(cluster, "flush") == [], "the age is that of the first record that was not forced"
+    alter_configs(cluster, "never", {"flush.messages": "1"})
+    assert [report.topic for report in run(cluster, "flush")] == ["never"]
+
+
+def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster, log):
+    topic = make(cluster, "t", **FILES)
+    append_files(log, topic, *range(COMMITS_MAX - 2))
+    (location,) = delta_tables(cluster, topic).values()
+    folder = Path(location, "_delta_log")
+    assert run(cluster, "delta") == [], "a table that is right, and quick to open"
+
+    foreign = DeltaTable(location).to_pyarrow_table().slice(0, 1)
+    write_deltalake(location, foreign, mode="append")
+    (report,) = run(cluster, "delta")
+    assert report.notes == ("published what was behind", f"checkpoint at version {COMMITS_MAX}")
+    assert_delta_is_the_log(cluster)
+    assert (folder / f"{COMMITS_MAX:020d}.checkpoint.parquet").exists()
+
+    append_files(log, topic, *range(COMMITS_MAX))
+    long_ago_s = clock.wall_ms() / 1000 - 40 * 86_400
+    for path in folder.glob("*"):
+        if path.name[:20].isdigit() and int(path.name[:20]) <= COMMITS_MAX + 2:
+            os.utime(path, (long_ago_s, long_ago_s))
+    (report,) = run(cluster, "delta")
+    assert report.notes == (f"checkpoint at version {2 * COMMITS_MAX}",)
+    assert report.after.files < report.before.files
+    assert not (folder / f"{3:020d}.json").exists()
+    assert_delta_is_the_log(cluster)
+    for version in (COMMITS_MAX + 1, COMMITS_MAX + 5, 2 * COMMITS_MAX):
+        found = DeltaTable(location, version=version).to_pyarrow_table().num_rows
+        assert found == 3 * (version - 2), "what is younger than the log's retention, and what it is read from, stays"
+    append_files(log, topic, 99)
+    assert_delta_is_the_log(cluster)
+
+
+def test_the_coordinator_does_it_on_its_schedule(cluster, log):
+    """Beside a run of the same tasks by hand: swaps decide."""
+    topic = make(cluster, "t", segment_ms="1", inline_tail_bytes="100000", retention_ms="-1")
+    settings = ClusterSettings(log_seal_interval_ms=20, log_merge_interval_ms=20)
+    with Coordinator(cluster, settings=settings):
+        for number in range(30):
+            append(log, topic, f"{number}")
+            if number % 10 == 5:
+                run(cluster, "seal", "merge")
+        deadline_s = clock.monotonic_s() + 120
+        while len(shape(cluster, topic)) > 6 or (0, 1) in shape(cluster, topic):
+            assert clock.monotonic_s() < deadline_s, shape(cluster, topic)
+            clock.sleep_s(0.05)
+    assert [row["value"] for row in rows(log, "t")] == [str(number).encode() for number in range(30)]
+    run(cluster, "delta")
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
