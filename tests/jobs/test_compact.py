@@ -1,0 +1,45 @@
+"""The compaction job, up to where Spark would start."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.jobs import compact
+from spark_log.jobs.compact import CompactArguments, parse
+
+
+def test_arguments() -> None:
+    assert parse(["--cluster", "/data/log"], {}) == CompactArguments("/data/log", None, False, False)
+    given = parse(["--topic", "b", "--topic", "a", "--topic", "b", "--force", "--json"], {"SPARK_LOG_CLUSTER": "/log"})
+    assert given == CompactArguments("/log", ("b", "a"), True, True)
+    assert "secret" not in repr(parse(["--cluster", "postgresql+psycopg://me:secret@db/log"], {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--cluster: needed"),
+        (["--cluster", "/x", "--stream"], "unrecognized arguments: --stream"),
+        (["--cluster", "/x", "--topic"], "argument --topic: expected one argument"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments, {})
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_errors_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = str(tmp_path / "cluster")
+    assert compact.main(["--cluster", address]) == 1
+    with Cluster.init(address) as cluster:
+        create_topic(cluster, "plain")
+    assert compact.main(["--cluster", address, "--topic", "nowhere"]) == 1
+    assert compact.main(["--cluster", address, "--topic", "plain"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("compact: ") for line in lines)
+    assert "'nowhere'" in lines[1]
+    assert "cleanup.policy is 'delete', expected 'compact' or 'compact,delete'" in lines[2]
