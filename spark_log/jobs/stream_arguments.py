@@ -51,15 +51,15 @@ class StreamArguments:
 class StreamParser(Parser):
     """A parser of a stream job: `add_input`, the job's own groups, `add_stream`; then `read`, `input`, `stream`."""
 
-    def add_input(self, prefix: str = "", title: str = "input") -> None:
+    def add_input(self, prefix: str = "", title: str = "input", *, required: bool = True) -> None:
         """The arguments of an input, their names with `prefix` ("left-")."""
         group = self.add_argument_group(title)
-        group.add_argument(f"--{prefix}subscribe", metavar="TOPIC[,TOPIC]", required=True)
+        group.add_argument(f"--{prefix}subscribe", metavar="TOPIC[,TOPIC]", required=required)
         group.add_argument(
             f"--{prefix}value-format", choices=("json",), default="json", help="of the values [%(default)s]"
         )
         group.add_argument(
-            f"--{prefix}value-schema", metavar="DDL", required=True, help="as 'origin STRING, dep_delay DOUBLE'"
+            f"--{prefix}value-schema", metavar="DDL", required=required, help="as 'origin STRING, dep_delay DOUBLE'"
         )
         group.add_argument(
             f"--{prefix}event-time",

@@ -29,24 +29,36 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 Build = Callable[..., DataFrame]
 """The decoded inputs, in order -> the result."""
+PerBatch = Callable[[DataFrame], DataFrame]
+"""What is done to the result of each micro-batch by itself (a join with a table)."""
 
 
 def run_stream_job(
-    job: str, arguments: StreamArguments, inputs: Sequence[Input], build: Build, keys: Sequence[str]
+    job: str,
+    arguments: StreamArguments,
+    inputs: Sequence[Input],
+    build: Build,
+    keys: Sequence[str],
+    per_batch: PerBatch | None = None,
+    *,
+    delta: bool = False,
 ) -> int:
     """Exit code. `keys`: columns of the result that a row is known by: the key of its record in an output topic.
+
+    `delta`: `build` reads Delta tables.
 
     Raises errors of ours and of Spark's.
     """
     check(arguments, inputs)
     shared = arguments.shared
-    spark = start_session(job, delta=isinstance(arguments.output, DeltaOutput))
+    spark = start_session(job, delta=delta or isinstance(arguments.output, DeltaOutput))
     if not SparkConf().contains(_SHUFFLE_PARTITIONS):  # Spark's 200 would make 200 tasks and state stores of each batch
         spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
     started = clock.monotonic_s()
     go_on = arguments.dead_letter_topic is not None
     decoded = [decode(source(spark, one), one, f"{number}", go_on) for number, one in enumerate(inputs)]
-    frame, outputs = routed(arguments, build(*(good for good, _ in decoded)), [bad for _, bad in decoded], keys)
+    result, letters = build(*(good for good, _ in decoded)), [bad for _, bad in decoded]
+    frame, outputs = routed(arguments, result, letters, keys, per_batch)
     query = write_stream(
         frame,
         outputs,
@@ -108,16 +120,25 @@ def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[Da
 
 
 def routed(
-    arguments: StreamArguments, result: DataFrame, letters: Sequence[DataFrame], keys: Sequence[str]
+    arguments: StreamArguments,
+    result: DataFrame,
+    letters: Sequence[DataFrame],
+    keys: Sequence[str],
+    per_batch: PerBatch | None = None,
 ) -> tuple[DataFrame, Output | Route]:
     """The frame of the one query that writes results and dead letters, and what of it goes where.
 
     One query, so that both are of the same batch: either side's rows are null in the other's column.
     """
     output, topic = arguments.output, arguments.dead_letter_topic
-    rows = as_records(result, arguments.key, keys) if isinstance(output, TopicOutput) else result
+
+    def finished(rows: DataFrame) -> DataFrame:
+        rows = rows if per_batch is None else per_batch(rows)
+        return as_records(rows, arguments.key, keys) if isinstance(output, TopicOutput) else rows
+
+    rows, finish = (finished(result), None) if per_batch is None else (result, finished)
     if topic is None:
-        return rows, output
+        return rows, output if finish is None else (lambda batch: [(finish(batch), output)])
     bad = letters[0]
     for more in letters[1:]:
         bad = bad.unionByName(more)
@@ -128,8 +149,9 @@ def routed(
         return frame.select(*({**columns, name: sf.struct("*")}[other].alias(other) for other in columns))
 
     def parts(batch: DataFrame) -> list[tuple[DataFrame, Output]]:
+        results = batch.where("result IS NOT NULL").select("result.*")
         return [
-            (batch.where("result IS NOT NULL").select("result.*"), output),
+            (results if finish is None else finish(results), output),
             (batch.where("letter IS NOT NULL").select("letter.*"), TopicOutput(arguments.shared.cluster, topic)),
         ]
 

@@ -23,6 +23,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.streams.batch_notes import MicroBatch, Notes, current_batch
+from spark_log.streams.codecs import ERROR, RAW, Codec, decode
 from spark_log.streams.table_version import TableVersion, look
 from spark_log.streams.tables import check_compacted, last_values
 
@@ -51,7 +52,7 @@ class _State:
 class Table:
     """A compacted topic, for joins with streams. Driver.
 
-    >>> planes = Table(spark, address, "planes")                                         # doctest: +SKIP
+    >>> planes = Table(spark, address, "planes", value=Json("seats INT"))                # doctest: +SKIP
     >>> def route(batch):
     ...     return [(planes.join(batch, on="tailnum"), TopicOutput(address, "enriched"))]
     >>> write_stream(flights, route, checkpoint=folder)                                  # doctest: +SKIP
@@ -62,12 +63,15 @@ class Table:
     beside the checkpoint before it is used. Only if records of that version have been compacted, erased or expired
     since, so that it cannot be had any more, does the batch see the table as it is now, and a warning is logged.
 
+    With a codec (`value`), values become columns when they are read, once each; one that is bad counts as deleted.
+
     One Table for each query: two queries would read a base each for their versions in turn.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
     """
 
-    def __init__(self, spark: SparkSession, cluster: str, topic: str) -> None:
+    def __init__(self, spark: SparkSession, cluster: str, topic: str, *, value: Codec | None = None) -> None:
         self.topic = topic
+        self._codec = value
         self._spark = spark
         self._cluster = Cluster.open(cluster)
         self._log = Log(self._cluster, holder=f"table {topic}")
@@ -98,10 +102,10 @@ class Table:
     def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
         """`batch` with one more column: the table's row with the key `on`, a struct; null where there is none.
 
-        `on` is a column of bytes or text, or a Column that gives the key's bytes. The struct has the fields value
-        binary, partition, offset, timestamp. Its column is called `name`, or as the topic. With how="inner", rows
-        without a match are left out. A row whose `on` is null matches nothing. Inside foreachBatch the table is of
-        the micro-batch's version, elsewhere as of now. Raises InvalidOptionError.
+        `on` is a column of bytes or text, or a Column that gives the key's bytes. The struct has the fields of the
+        table's codec; without one value binary, partition, offset, timestamp. Its column is called `name`, or as the
+        topic. With how="inner", rows without a match are left out. A row whose `on` is null matches nothing. Inside
+        foreachBatch the table is of the micro-batch's version, elsewhere as of now. Raises InvalidOptionError.
         """
         if batch.isStreaming:
             raise InvalidOptionError(
@@ -116,16 +120,16 @@ class Table:
         keyed = batch.withColumn(_KEY, self._key(batch, on))
         state = self._as_of_batch(batch.sparkSession)
         found = keyed.join(state.base, _KEY, how if state.changed is None else "left")
-        row = _row(_BASE, state.base)
+        row = self._row(_BASE, state.base)
         if state.changed is not None:
             found = found.join(sf.broadcast(state.changed), _KEY, "left")
             is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
-            row = sf.when(is_changed, _row(_CHANGED, state.changed)).otherwise(row)
+            row = sf.when(is_changed, self._row(_CHANGED, state.changed)).otherwise(row)
         joined = found.select(*(_quoted(column) for column in batch.columns), row.alias(name))
         return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:
-        """The table as of now, or as of the micro-batch: the columns of `read_table`."""
+        """The table as of now, or as of the micro-batch: the columns of `read_table`, values decoded."""
         state = self._as_of_batch(self._spark)
         rows = _named(state.base, _BASE)
         if state.changed is not None:
@@ -204,7 +208,16 @@ class Table:
         records = read_plan(self._spark, self.topic, plan)
         ends = sf.array(*(sf.lit(version.marks[number].end) for number in sorted(version.marks)))
         records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))
-        return last_values(records.repartition(tasks, "key"))
+        last = last_values(records.repartition(tasks, "key"))
+        return last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR)
+
+    def _row(self, prefix: str, rows: DataFrame) -> Column:
+        """A row of the table as a struct; null where there is none, or it is deleted."""
+        value = sf.col(f"{prefix}value")
+        if self._codec is not None:
+            return value
+        fields = (sf.col(name).alias(_field(name, prefix)) for name in rows.columns if name != _KEY)
+        return sf.when(value.isNotNull(), sf.struct(*fields))
 
     def _shuffle_partitions(self) -> int:
         return int(str(self._spark.conf.get("spark.sql.shuffle.partitions")))
@@ -222,12 +235,6 @@ def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
 def _named(rows: DataFrame, prefix: str) -> DataFrame:
     """`_prefixed` undone."""
     return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
-
-
-def _row(prefix: str, rows: DataFrame) -> Column:
-    """A row of the table as a struct; null where there is none, or it is deleted."""
-    fields = (sf.col(name).alias(_field(name, prefix)) for name in rows.columns if name != _KEY)
-    return sf.when(sf.col(f"{prefix}value").isNotNull(), sf.struct(*fields))
 
 
 def _field(name: str, prefix: str) -> str:

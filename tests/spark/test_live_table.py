@@ -1,0 +1,210 @@
+"""A table beside a stream: current in every micro-batch, and the same again in one that comes again."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidOptionError, PolicyViolationError
+from spark_log.log.log import Log
+from spark_log.streams import live_table, outputs
+from spark_log.streams.codecs import Json
+from spark_log.streams.live_table import Table
+from spark_log.streams.outputs import TopicOutput, write_stream
+from spark_log.streams.tables import read_table
+from tests.support.keyed_log import append_keyed
+from tests.support.table_topics import compact_now
+from tests.support.topics import all_stored, append, fails, make, read_stream
+
+
+@pytest.fixture
+def topics(cluster: Cluster, log: Log) -> None:
+    """`planes`: a has 1 seat, b 1, in files; `flights` with the tail number as value; two outputs."""
+    make(cluster, "flights", 2)
+    make(cluster, "first")
+    make(cluster, "second")
+    make(cluster, "planes", 2, cleanup_policy="compact", inline_max_bytes="0")
+    change(log, a=1, b=1)
+
+
+def change(log: Log, **seats: int | None) -> None:
+    """New values of planes; None: deleted. Keys from m on are in partition 1."""
+    for partition in (0, 1):
+        rows = [
+            (key.encode(), None if value is None else str(value).encode())
+            for key, value in seats.items()
+            if (key >= "m") == bool(partition)
+        ]
+        if rows:
+            append_keyed(log, log.find_topic("planes"), *rows, partition=partition)
+
+
+def joined(planes: Table, batch: DataFrame) -> DataFrame:
+    """Records "tail number:seats"."""
+    with_plane = planes.join(batch.select(sf.col("value").cast("string").alias("tail")), on="tail")
+    seats = sf.coalesce(sf.col("planes.value").cast("string"), sf.lit("-"))
+    return with_plane.select(sf.concat_ws(":", "tail", seats).alias("value"))
+
+
+def run(spark: SparkSession, cluster: Cluster, checkpoint: Path, to: str = "first", *more: str) -> None:
+    """What is there, in one batch, to these topics, one after the other."""
+    address = str(cluster.store.address)
+    flights = read_stream(spark, cluster, subscribe="flights", startingOffsets="earliest")
+    with Table(spark, address, "planes") as planes:
+        query = write_stream(
+            flights,
+            lambda batch: [(joined(planes, batch), TopicOutput(address, topic)) for topic in (to, *more)],
+            checkpoint=str(checkpoint),
+            trigger="available-now",
+        )
+        query.awaitTermination()
+
+
+def test_the_join_sees_what_changes_while_the_query_runs(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
+) -> None:
+    address = str(cluster.store.address)
+    flights = read_stream(spark, cluster, subscribe="flights", startingOffsets="earliest")
+    rounds: list[tuple[dict[str, int | None], list[str]]] = [
+        ({}, ["a:1", "b:1", "z:-"]),
+        ({"a": 2, "z": 3}, ["a:2", "b:1", "z:3"]),
+        ({"b": None}, ["a:2", "b:-", "z:3"]),
+        ({"b": 4, "a": None, "c": 5}, ["a:-", "b:4", "z:3", "c:5"]),
+    ]
+    expected: list[str] = []
+    with Table(spark, address, "planes") as planes:
+        query = write_stream(
+            flights,
+            lambda batch: [(joined(planes, batch), TopicOutput(address, "first"))],
+            checkpoint=str(tmp_path / "checkpoint"),
+        )
+        try:
+            for number, (changes, values) in enumerate(rounds):
+                change(log, **changes)
+                if number == 3:
+                    compact_now(cluster, "planes")  # what the query has read of the table is not the log any more
+                append(log, "flights", *(value[0] for value in values), partition=number % 2)
+                query.processAllAvailable()
+                expected += values
+                assert all_stored(cluster, "first") == sorted(expected)
+        finally:
+            query.stop()
+        assert_df_equality(
+            planes.rows(), read_table(spark, cluster, "planes"), ignore_row_order=True, ignore_nullable=True
+        )
+
+
+def test_a_batch_frame_and_both_kinds(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+    frame = spark.createDataFrame([("a", 1), ("a", 2), ("x", 3), (None, 4)], "tail string, n int")
+    with Table(spark, str(cluster.store.address), "planes") as planes:
+        seats = sf.col("plane.value").cast("string").alias("seats")
+        for changes in ({}, {"x": 7, "b": None}):  # the second with changes beside the base
+            change(log, **changes)
+            x = "7" if changes else None
+            left = planes.join(frame, "tail", name="plane").select("tail", "n", seats)
+            expected = spark.createDataFrame([("a", 1, "1"), ("a", 2, "1"), ("x", 3, x), (None, 4, None)], left.schema)
+            assert_df_equality(left, expected, ignore_row_order=True, ignore_nullable=True)
+            inner = planes.join(frame, sf.col("tail").cast("binary"), how="inner", name="plane")
+            inner = inner.select("tail", "n", seats)
+            assert_df_equality(inner, expected.dropna(), ignore_row_order=True, ignore_nullable=True)
+            assert_df_equality(
+                planes.rows(), read_table(spark, cluster, "planes"), ignore_row_order=True, ignore_nullable=True
+            )
+
+
+def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+    """A value that is bad counts as deleted, in the base and among what changed since."""
+    topic = make(cluster, "planes", cleanup_policy="compact")
+    append_keyed(log, topic, (b"a", b'{"seats": 1}'), (b"bad", b"{"), (b"later", b'{"seats": 2}'))
+    frame = spark.createDataFrame([("a",), ("bad",), ("later",), ("none",)], "tail string")
+    with Table(spark, str(cluster.store.address), "planes", value=Json("seats INT")) as planes:
+        for later in (2, None):
+            rows = planes.join(frame, "tail").select("tail", "planes.seats").collect()
+            assert dict(rows) == {"a": 1, "bad": None, "later": later, "none": None}
+            inner = planes.join(frame, "tail", how="inner").select("tail", "planes.seats").collect()
+            assert dict(inner) == {key: value for key, value in dict(rows).items() if value is not None}
+            assert {row.key for row in planes.rows().collect()} == {row.tail.encode() for row in inner}
+            append_keyed(log, topic, (b"later", b"nonsense"))
+
+
+def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+    address = str(cluster.store.address)
+    with pytest.raises(PolicyViolationError, match="'flights' is not compacted"):
+        Table(spark, address, "flights")
+    frame = spark.createDataFrame([("a", 1)], "tail string, Planes int")
+    stream = read_stream(spark, cluster, subscribe="flights")
+    with Table(spark, address, "planes") as planes:
+        for message, call in {
+            "on 'x': no such column: there are tail, Planes": lambda: planes.join(frame, "x", name="p"),
+            "on 'Planes' is int, expected text or bytes": lambda: planes.join(frame, "Planes", name="p"),
+            "name 'planes': the batch has a column of this name": lambda: planes.join(frame, "tail"),
+            "how 'full': expected inner or left": lambda: planes.join(frame, "tail", how="full"),
+            "table 'planes': a streaming frame is joined batch by batch": lambda: planes.join(stream, "value"),
+        }.items():
+            with pytest.raises(InvalidOptionError, match=message):
+                call()
+
+
+def dies_at(point: str, count: int) -> Callable[[str], None]:
+    """A failpoint that raises: the query ends there as a crash would end it, and this process goes on."""
+    passed = [0]
+
+    def failpoint(name: str) -> None:
+        if name == point:
+            passed[0] += 1
+            if passed[0] == count:
+                raise RuntimeError(f"died at {point}")
+
+    return failpoint
+
+
+@pytest.mark.parametrize(
+    ("point", "count"),
+    [("stream.table-noted", 1), ("stream.output-written", 1), ("stream.output-written", 2)],
+)
+def test_a_batch_that_comes_again_sees_the_table_as_before(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path, point: str, count: int
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    append(log, "flights", "a", "b", "z")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (live_table, outputs):
+            patch.setattr(module, "failpoint", dies_at(point, count))
+        with fails(f"died at {point}"):
+            run(spark, cluster, checkpoint, "first", "second")
+    change(log, a=2, b=None, z=3)
+    append(log, "flights", "a")
+    run(spark, cluster, checkpoint, "first", "second")
+    assert all_stored(cluster, "first") == all_stored(cluster, "second") == ["a:1", "a:2", "b:1", "z:-"]
+
+
+def test_a_batch_that_comes_again_after_a_compaction(
+    spark: SparkSession,
+    cluster: Cluster,
+    log: Log,
+    topics: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it saw is gone: it sees the table as it is now, which is never older."""
+    append(log, "flights", "a", "b", "z")
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "failpoint", dies_at("stream.batch-begun", 1))
+        with fails("died at"):
+            run(spark, cluster, tmp_path / "checkpoint")
+    [note] = (tmp_path / "checkpoint" / "spark-log-notes" / "planes").glob("0")
+    assert json.loads(note.read_text())["partitions"] == {"0": [0, 2, 0], "1": [0, 0, 0]}
+    change(log, a=2, z=3)
+    compact_now(cluster, "planes")
+    with caplog.at_level(logging.WARNING):
+        run(spark, cluster, tmp_path / "checkpoint")
+    assert all_stored(cluster, "first") == ["a:2", "b:1", "z:3"]
+    assert "table planes: records of the version that this batch saw before" in caplog.text
+    assert json.loads(note.read_text())["partitions"]["0"] == [0, 3, 1]
