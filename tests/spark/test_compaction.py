@@ -1,0 +1,191 @@
+"""Compaction on Spark, and Spark readers of what it leaves."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log import read_topic
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnknownTopicOrPartitionError
+from spark_log.ids import OffsetRange
+from spark_log.jobs import compact as job
+from spark_log.log.append import Appended
+from spark_log.log.log import Log, Records
+from spark_log.produce.partitioner import partition_of, split_by_partition
+from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.upkeep import compact_on_spark
+from tests.support.damage import flipped_in_page, replicas_of
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.records import NOON_MS
+from tests.support.replicas import add_brokers, topic_on
+from tests.support.topics import make, read, read_stream
+
+KEY_COLUMN = 2
+"""Of a segment file."""
+
+Latest = dict[tuple[int, bytes], tuple[int, bytes | None]]
+"""(partition, key) -> (offset, value)."""
+
+
+def records(keys, first):
+    """One for each key; every seventh a tombstone, and a header on every fifth."""
+    rows = len(keys)
+    numbers = range(first, first + rows)
+    headers = [[("n", b"%d" % n)] if n % 5 == 0 else None for n in numbers]
+    columns = [
+        pa.array(keys, pa.binary()),
+        pa.array([None if n % 7 == 0 else b"value %d" % n for n in numbers], pa.binary()),
+        pa.array(headers, RECORD_SCHEMA.field("headers").type),
+        pa.array(np.arange(first, first + rows) * 1_000_000 + NOON_MS * 1000).cast(
+            RECORD_SCHEMA.field("timestamp").type
+        ),
+    ]
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def fill(log, topic, batches, rows, keys, latest, hot=0.0):
+    """Append batches of records with random keys (of `keys`, and a share of `hot` all with one), noting the last of
+    each.
+    """
+    random = np.random.default_rng(3)
+    for batch in range(batches):
+        numbers = np.where(random.random(rows) < hot, 0, random.integers(0, keys, rows)).tolist()
+        table = records([b"key-%d" % number for number in numbers], batch * rows)
+        parts = split_by_partition(table, partition_of(table.column("key"), None, topic.partition_count))
+        for partition, part in parts:
+            [outcome] = log.append(topic, [Records(partition, part)])
+            assert isinstance(outcome, Appended)
+            offsets = range(outcome.base_offset, outcome.end_offset)
+            for offset, key, value in zip(offsets, part["key"].to_pylist(), part["value"].to_pylist(), strict=True):
+                latest[partition, key] = (offset, value)
+
+
+def found_in(log: Log, topic, *partitions: int) -> Latest:
+    """In these partitions, or in all."""
+    ranges = {
+        tp: OffsetRange(*where)
+        for tp, where in log.positions(topic).items()
+        if not partitions or tp.partition in partitions
+    }
+    schema = read_schema(columns=["partition", "offset", "key", "value"])
+    rows = [row for batch in log.read(ranges, schema) for row in batch.to_pylist()]
+    found = {(row["partition"], row["key"]): (row["offset"], row["value"]) for row in rows}
+    assert len(found) == len(rows), "one record of each key"
+    return found
+
+
+@pytest.fixture
+def compacted(spark: SparkSession, cluster: Cluster, log: Log):
+    """Topic `t` of three partitions and many units, compacted beside another one, and what must be left of it."""
+    latest: Latest = {}
+    topic = make(cluster, "t", 3, cleanup_policy="compact", inline_max_bytes="3000", segment_bytes="9000")
+    fill(log, topic, 12, 500, 300, latest, hot=0.6)
+    hot: Latest = {}
+    other = make(cluster, "hot", 2, cleanup_policy="compact,delete", retention_ms="-1")
+    fill(log, other, 2, 3_000, 20_000, hot, hot=0.9)
+    make(cluster, "plain", 1)
+    told: list[str] = []
+    reports = compact_on_spark(spark, str(cluster.store.address), progress=told.append)
+    assert [report.topic for report in reports] == ["hot", "t"]
+    assert [report.before.records for report in reports] == [6_000, 6_000]
+    assert [report.after.records for report in reports] == [len(hot), len(latest)]
+    assert reports[1].before.files > reports[1].after.files > 3
+    assert told[0].startswith("5 partitions are due: 12,000 records, ")
+    assert found_in(log, other) == hot
+    return topic, latest
+
+
+def test_many_partitions_at_once_and_every_kind_of_reader(
+    spark: SparkSession, cluster: Cluster, log: Log, compacted, tmp_path
+) -> None:
+    topic, latest = compacted
+    assert found_in(log, topic) == latest
+    assert compact_on_spark(spark, cluster) == []
+    assert compact_on_spark(spark, cluster, ["t"], force=True) == [], "there is nothing left to take away"
+
+    rows = {(p, key): (offset, value) for (p, key), (offset, value) in latest.items()}
+
+    def as_found(frame):
+        collected = frame.select("partition", "key", "offset", "value").collect()
+        assert len(collected) == len(rows)
+        return {
+            (row.partition, bytes(row.key)): (row.offset, None if row.value is None else bytes(row.value))
+            for row in collected
+        }
+
+    assert as_found(read_topic(spark, cluster, "t")) == rows
+    assert as_found(read(spark, cluster, subscribe="t", minPartitions=7, maxRecordsPerPartition=300)) == rows
+    query = (
+        read_stream(spark, cluster, subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger=700)
+        .writeStream.format("memory")
+        .queryName("compacted")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    ends = {str(tp.partition): end for tp, (_, end) in log.positions(topic).items()}
+    assert json.loads(query.lastProgress["sources"][0]["endOffset"])["t"] == ends
+    assert as_found(spark.table("compacted")) == rows
+    folder = next(iter(cluster.log_dirs().values())).uri.removeprefix("file://") + "/" + topic.folder
+    delta = spark.read.format("delta").load(folder)
+    headers = read_topic(spark, cluster, "t", include_headers=True).where("headers is not null").count()
+    assert as_found(delta.withColumn("offset", F.col("base_offset") + F.col("offset_delta"))) == rows
+    assert delta.where("headers is not null").count() == headers > 0
+    assert_delta_is_the_log(cluster)
+
+    # and on: what comes now is dirty, tombstones go when their time has come
+    fill(log, topic, 1, 900, 300, latest)
+    job.compact(spark, cluster, job.parse(["--cluster", "here", "--topic", "t", "--force"], {}))
+    assert found_in(log, topic) == latest
+
+
+def test_expired_tombstones_go_and_headers_and_timestamps_stay(
+    spark: SparkSession, cluster: Cluster, log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latest: Latest = {}
+    topic = make(cluster, "t", 2, cleanup_policy="compact", delete_retention_ms="0", inline_max_bytes="0")
+    fill(log, topic, 3, 100, 150, latest)
+    before = {(row.partition, row.offset): row for row in read(spark, cluster, subscribe="t").collect()}
+    for _ in range(2):
+        job.compact(spark, cluster, job.parse(["--cluster", "here", "--json"], {}))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    values = {place: found for place, found in latest.items() if found[1] is not None}
+    assert found_in(log, topic) == values
+    after = read(spark, cluster, subscribe="t").collect()
+    assert all(before[row.partition, row.offset] == row for row in after)
+    reports = [line for line in lines if line["event"] == "report"]
+    assert reports[1]["notes"] == [f"{len(latest) - len(values)} tombstones dropped"]
+    assert [line["event"] for line in lines] == ["progress", "progress", "report", "summary"] * 2
+    assert lines[-1]["after"]["records"] == len(values)
+    assert compact_on_spark(spark, cluster) == []
+
+
+def test_bad_replicas(spark: SparkSession, tmp_path) -> None:
+    """A segment that Spark cannot read is repaired from another replica; without one, its partition alone waits."""
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        add_brokers(cluster, tmp_path, 2)
+        log = Log(cluster)
+        latest: Latest = {}
+        topic = topic_on(cluster, "t", [[1, 2], [1]], cleanup_policy="compact", inline_max_bytes="0")
+        fill(log, topic, 2, 200, 100, latest)
+        for copies in replicas_of(cluster, log, topic):
+            copies[0].write(flipped_in_page(copies[0].read(), KEY_COLUMN))
+        with pytest.raises(StorageUnavailableError, match=r"1 of 2 units were not compacted: .*not what was written"):
+            compact_on_spark(spark, cluster)
+        assert found_in(log, topic, 0) == {place: value for place, value in latest.items() if place[0] == 0}
+        log.close()
+
+
+def test_what_cannot_be_compacted_is_told_before_anything_is_done(spark: SparkSession, cluster: Cluster) -> None:
+    make(cluster, "plain", 1)
+    with pytest.raises(
+        InvalidConfigurationError, match=r"topic 'plain': cleanup.policy is 'delete', expected 'compact'"
+    ):
+        compact_on_spark(spark, cluster, ["plain"])
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nowhere'"):
+        compact_on_spark(spark, cluster, ["nowhere"])
