@@ -41,7 +41,11 @@ def main() -> int:
             for broker in (2, 3):
                 add_broker(cluster, broker, [str(folder / f"disk{broker}")], rack=f"rack {broker}")
             partitions = len(source.column("partition").unique())
-            configs = {"min.insync.replicas": "2", "message.timestamp.after.max.ms": str(2**62)}
+            configs = {
+                "min.insync.replicas": "2",
+                "message.timestamp.after.max.ms": str(2**62),
+                "retention.ms": "-1",  # the coordinator would drop what is of 2013
+            }
             create_topic(cluster, arguments.topic, partitions, replication_factor=3, configs=configs)
             failure = _play(cluster, address, arguments.topic, source, folder)
     except SparkLogError as error:

@@ -345,7 +345,7 @@ def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log)
 
 
 def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_go_on(cluster, cluster_address, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "retention.ms": "-1"})
     for broker in (1, 2, 3):  # alive, and nobody copies
         BrokerSession(cluster.store, broker, 3_600_000).register()
     log = Log(cluster)
