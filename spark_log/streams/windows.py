@@ -85,9 +85,9 @@ def windowed(
     """Columns window_start, window_end, `by` and the aggregates: one row for each window and group with records.
 
     `time` is a column of type timestamp; records without one are in no window. In output mode append a row comes once
-    its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time seen; later records of it
-    are dropped, and counted (`late_records`). In mode update a row comes again whenever it changed. Without a
-    watermark no window ever ends: state grows for ever, and append is refused by Spark. Batch frames work too.
+    its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time of earlier batches; later
+    records of it are dropped, and counted (`late_records`). In mode update a row comes again whenever it changed.
+    Without a watermark no window ever ends: state grows for ever, and append is refused by Spark. Batch frames too.
     Aggregates are texts as "mean(dep_delay) as mean_delay" or columns. Raises InvalidOptionError.
     """
     check_time(frame, time)
