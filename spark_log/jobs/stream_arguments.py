@@ -8,16 +8,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from spark_log.cluster.names import validate_user_topic
 from spark_log.datasource.options import ReadOptions
 from spark_log.errors import SparkLogError, redact
 from spark_log.jobs.arguments import AvailableNow, Every, Parser, Run, Shared, positive
+from spark_log.streams.codecs import Avro, Codec, Json, Protobuf
 from spark_log.streams.outputs import AS_FAST_AS_POSSIBLE, ConsoleOutput, DeltaOutput, Output, OutputMode, TopicOutput
 from spark_log.streams.windows import parse_interval
 
-ValueFormat = Literal["json"]
+ValueFormat = Literal["json", "avro", "protobuf"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,8 @@ class Input:
 
     options: Mapping[str, str] = field(repr=False)
     """Of format("spark_log"), the cluster included."""
-    value_format: ValueFormat
-    value_schema: str
-    """DDL. The record's own columns follow these: _key, _topic, _partition, _offset, _timestamp."""
+    codec: Codec
+    """The record's own columns follow the schema's: _key, _topic, _partition, _offset, _timestamp."""
     event_time: str
     """Column of the event time."""
     watermark: str | None
@@ -56,11 +56,15 @@ class StreamParser(Parser):
         group = self.add_argument_group(title)
         group.add_argument(f"--{prefix}subscribe", metavar="TOPIC[,TOPIC]", required=required)
         group.add_argument(
-            f"--{prefix}value-format", choices=("json",), default="json", help="of the values [%(default)s]"
+            f"--{prefix}value-format", choices=get_args(ValueFormat), default="json", help="of the values [%(default)s]"
         )
         group.add_argument(
-            f"--{prefix}value-schema", metavar="DDL", required=required, help="as 'origin STRING, dep_delay DOUBLE'"
+            f"--{prefix}value-schema",
+            metavar="SCHEMA",
+            required=required,
+            help="json: DDL as 'origin STRING, dep_delay DOUBLE'; avro: JSON; protobuf: file of a descriptor set",
         )
+        group.add_argument(f"--{prefix}value-message", metavar="NAME", help="protobuf: the message's full name")
         group.add_argument(
             f"--{prefix}event-time",
             metavar="COLUMN",
@@ -128,8 +132,20 @@ class StreamParser(Parser):
         watermark = facts[f"{named}watermark"]
         if watermark is not None:
             watermark = self.interval(f"{prefix}watermark", watermark)
-        schema, event_time = facts[f"{named}value_schema"], facts[f"{named}event_time"]
-        return Input(chosen, facts[f"{named}value_format"], schema, event_time, watermark)
+        return Input(chosen, self._codec(facts, prefix, named), facts[f"{named}event_time"], watermark)
+
+    def _codec(self, facts: Mapping[str, Any], prefix: str, named: str) -> Codec:
+        schema, message = facts[f"{named}value_schema"], facts[f"{named}value_message"]
+        form: ValueFormat = facts[f"{named}value_format"]
+        if (message is not None) != (form == "protobuf"):
+            self.error(f"--{prefix}value-message: needed with --{prefix}value-format protobuf, and only there")
+        match form:
+            case "json":
+                return Json(schema)
+            case "avro":
+                return Avro(schema)
+            case "protobuf":
+                return Protobuf(message, schema)
 
     def stream(
         self, given: argparse.Namespace, environ: Mapping[str, str], output_mode: OutputMode, keys: Sequence[str] = ()

@@ -6,7 +6,7 @@ from typing import cast
 from pyspark import SparkConf
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, StringType
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -18,11 +18,10 @@ from spark_log.jobs.running import offsets_around, run_to_end
 from spark_log.jobs.session import start_session
 from spark_log.jobs.stream_arguments import Input, StreamArguments, trigger_of
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.streams import codecs
+from spark_log.streams.dead_letters import dead_letters
 from spark_log.streams.outputs import DeltaOutput, Output, Route, TopicOutput, write_stream
 from spark_log.streams.windows import check_time
-
-MALFORMED = "_malformed"
-"""The value's text, where it is no JSON of the schema; else null."""
 
 _BYTES = "_bytes_of_key_and_value"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -100,23 +99,20 @@ def source(spark: SparkSession, given: Input) -> DataFrame:
 def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
     """Records with values of the schema, as columns, counted under `name`; and those without, as dead letters.
 
-    Without `go_on` the latter end the query. Raises InvalidOptionError where the event time is no timestamp.
+    Tombstones are neither. Without `go_on` what would be a dead letter ends the query. Raises InvalidOptionError where
+    the event time is no timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
-    schema = cast(StructType, StructType.fromDDL(given.value_schema)).add(MALFORMED, StringType())
-    value = sf.from_json(sf.col("value").cast(StringType()), schema, {"columnNameOfCorruptRecord": MALFORMED})
-    read = records.withColumns({_BYTES: bytes_of("key", "value"), "decoded": value})
-    malformed = sf.col(f"decoded.{MALFORMED}")
-    read = measured(read, sf.col(_BYTES), malformed, None, name)
+    read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), given.codec)
+    error = sf.col(codecs.ERROR)
+    read = measured(read, sf.col(_BYTES), error, None, name)
+    record = sf.concat_ws("", sf.lit("record "), "topic", sf.lit("-"), "partition", sf.lit("@"), "offset", sf.lit(": "))
+    said = sf.concat(record, error, sf.lit(" (name a --dead-letter-topic to go on without it)"))
+    fine = error.isNull() if go_on else sf.when(error.isNotNull(), sf.raise_error(said)).isNull()
     columns = [sf.col(column).alias(f"_{column}") for column in about]
-    at = sf.concat_ws("", sf.lit("record "), "topic", sf.lit("-"), "partition", sf.lit("@"), "offset")
-    said = sf.concat(
-        at, sf.lit(": the value is not of --value-schema (name a --dead-letter-topic to go on without it)")
-    )
-    fine = malformed.isNull() if go_on else sf.when(malformed.isNotNull(), sf.raise_error(said)).isNull()
-    good = read.where(fine).select("decoded.*", *columns).drop(MALFORMED)
+    good = read.where(fine).where("value IS NOT NULL").select("value.*", *columns)
     check_time(good, given.event_time)
-    return good, read.where(malformed.isNotNull()).select(*_letter(records, sf.lit("no JSON of the schema")))
+    return good, dead_letters(read)
 
 
 def routed(
@@ -172,11 +168,3 @@ def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataF
     else:
         chosen = sf.lit(None).cast(StringType())
     return result.select(chosen.alias("key"), sf.to_json(sf.struct("*")).alias("value"))
-
-
-def _letter(records: DataFrame, reason: Column) -> list[Column]:
-    """A record as it came, the reason behind its own headers."""
-    none = sf.array().cast("array<struct<key:string,value:binary>>")
-    had = sf.coalesce(sf.col("headers"), none) if "headers" in records.columns else none
-    why = sf.array(sf.struct(sf.lit("error").alias("key"), reason.cast(BinaryType()).alias("value")))
-    return [sf.col("key"), sf.col("value"), sf.col("timestamp"), sf.concat(had, why).alias("headers")]

@@ -9,6 +9,7 @@ from spark_log.jobs import aggregate, window
 from spark_log.jobs.aggregate import AggregateArguments
 from spark_log.jobs.arguments import AvailableNow, Every
 from spark_log.jobs.window import WindowArguments
+from spark_log.streams.codecs import Avro, Json, Protobuf
 from spark_log.streams.outputs import ConsoleOutput, DeltaOutput, TopicOutput
 from spark_log.streams.windows import Session, Sliding, Tumbling
 
@@ -31,6 +32,7 @@ def test_windows_onto_the_console() -> None:
     assert (given.group_by, given.aggregates) == (("k",), ("count",))
     assert (given.input.event_time, given.input.watermark) == ("at", "0 seconds")
     assert given.input.options == {"cluster": "/data/log", "subscribe": "t", "startingOffsets": "earliest"}
+    assert given.input.codec == Json("k STRING, x DOUBLE, at TIMESTAMP")
     assert (given.stream.output, given.stream.output_mode) == (ConsoleOutput(20), "append")
     assert given.stream.shared.run == Every("0 seconds")
     assert given.stream.shared.checkpoint == "c"
@@ -44,6 +46,12 @@ def test_kinds_of_windows_and_outputs() -> None:
     assert windows(f"{WINDOW} --to-delta d").stream.output == DeltaOutput("d")
     upserts = windows(f"{WINDOW} --to-delta d --output-mode update --group-by k").stream.output
     assert upserts == DeltaOutput("d", ("window_start", "k"))
+
+
+def test_formats_of_values() -> None:
+    assert windows(f"{WINDOW} --value-format avro --value-schema '{{}}'").input.codec == Avro("{}")
+    protobuf = windows(f"{WINDOW} --value-format protobuf --value-schema d.bin --value-message a.B").input.codec
+    assert protobuf == Protobuf("a.B", "d.bin")
 
 
 def test_running_aggregates_are_updates_by_group() -> None:
@@ -156,6 +164,8 @@ def test_a_file_is_refused(toml: str, said: str, tmp_path: Path, capsys: pytest.
         (f"{WINDOW} --starting-offsets committed", "needs option 'group.id'"),
         (f"{WINDOW} --trigger often", "expected available-now or an interval"),
         (f"{WINDOW} --value-format xml", "invalid choice: 'xml'"),
+        (f"{WINDOW} --value-message M", "--value-message: needed with --value-format protobuf, and only there"),
+        (f"{WINDOW} --value-format protobuf", "--value-message: needed"),
         (f"{WINDOW} --check d", "unrecognized arguments"),
     ],
 )
