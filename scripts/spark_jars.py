@@ -2,7 +2,7 @@
 
 Spark's resolver (Ivy) fetches them as it would for `spark.jars.packages`. Kept in pyspark's `jars` folder they cost
 nothing at each start, and drivers, executors and standalone workers of this environment all find them. Without Avro's
-or Protobuf's, everything but those two codecs works (spark_log/streams/codecs.py), and their tests are skipped.
+or Protobuf's, everything but these two codecs works (spark_log/streams/codecs.py).
 """
 
 import shutil

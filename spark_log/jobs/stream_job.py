@@ -19,7 +19,7 @@ from spark_log.jobs.session import start_session
 from spark_log.jobs.stream_arguments import Input, StreamArguments, trigger_of
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
 from spark_log.streams import codecs
-from spark_log.streams.dead_letters import dead_letters
+from spark_log.streams.bad_records import dead_letters
 from spark_log.streams.outputs import DeltaOutput, Output, Route, TopicOutput, write_stream
 from spark_log.streams.windows import check_time
 

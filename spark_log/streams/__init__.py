@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_log.streams.aggregation import running as running
+    from spark_log.streams.bad_records import dead_letters as dead_letters
+    from spark_log.streams.bad_records import valid as valid
+    from spark_log.streams.codecs import Avro as Avro
+    from spark_log.streams.codecs import Confluent as Confluent
+    from spark_log.streams.codecs import Json as Json
+    from spark_log.streams.codecs import Protobuf as Protobuf
+    from spark_log.streams.codecs import decode as decode
+    from spark_log.streams.codecs import encode as encode
     from spark_log.streams.outputs import ConsoleOutput as ConsoleOutput
     from spark_log.streams.outputs import DeltaOutput as DeltaOutput
     from spark_log.streams.outputs import TopicOutput as TopicOutput
@@ -21,27 +29,43 @@ if TYPE_CHECKING:
     from spark_log.streams.windows import windowed as windowed
 
 _HOME = {
+    "Avro": "codecs",
+    "Confluent": "codecs",
     "ConsoleOutput": "outputs",
     "DeltaOutput": "outputs",
+    "Json": "codecs",
+    "Protobuf": "codecs",
     "Session": "windows",
     "Sliding": "windows",
     "TopicOutput": "outputs",
     "Tumbling": "windows",
+    "dead_letters": "bad_records",
+    "decode": "codecs",
+    "encode": "codecs",
     "late_records": "windows",
     "running": "aggregation",
+    "valid": "bad_records",
     "windowed": "windows",
     "write_stream": "outputs",
 }
 
 __all__ = [
+    "Avro",
+    "Confluent",
     "ConsoleOutput",
     "DeltaOutput",
+    "Json",
+    "Protobuf",
     "Session",
     "Sliding",
     "TopicOutput",
     "Tumbling",
+    "dead_letters",
+    "decode",
+    "encode",
     "late_records",
     "running",
+    "valid",
     "windowed",
     "write_stream",
 ]

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.log.log import Records
+from spark_log.streams.bad_records import dead_letters, valid
 from spark_log.streams.codecs import Avro, Confluent, Json, Protobuf, decode, encode
-from spark_log.streams.dead_letters import dead_letters, valid
 from spark_log.streams.outputs import TopicOutput, write_stream
 from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, flight_bytes
 from tests.support.mirroring import everything
