@@ -7,7 +7,6 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,20 +17,20 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.log.fetch import Fetcher
 from spark_log.log.rewriting import Keep, Rewriting, Written, write
 from spark_log.log.slices import LogDirs, Slice
+from spark_log.records.key_set import KeySet
 from spark_log.records.schema import read_schema
 
 logger = logging.getLogger(__name__)
 
 _OFFSETS_AND_KEYS = read_schema(columns=["offset", "key"])
-_RECORDS_AT_ONCE = 65_536
 
 
-def to_erase(offsets: pa.Array, keys: pa.Array, erased: pa.Array, end: int) -> pa.BooleanArray:
-    """Which of the records go: their key is one of `erased` (binary, without null), and they lie below `end`."""
-    return pc.and_(pc.is_in(keys, value_set=erased), pc.less(offsets, end))
+def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.BooleanArray:
+    """Which of the records go: their key is one of `erased`, and they lie below `end`."""
+    return pc.and_(erased.contains(keys), pc.less(offsets, end))
 
 
-def keep_others(erased: pa.Array, end: int) -> Keep:
+def keep_others(erased: KeySet, end: int) -> Keep:
     """What `rewriting.write` is to keep: every other record, tombstones and headers as they are."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
@@ -67,27 +66,18 @@ class OldFile:
     log_dirs: Sequence[LogDirInfo]
 
 
-def holds(item: Scan, erased: pa.Array) -> bool | SparkLogError:
+def holds(item: Scan, erased: KeySet) -> bool | SparkLogError:
     """Whether the segment has a record to erase. Only its keys are read; an error is the value, not raised."""
     try:
-        batches = Fetcher(item.log_dirs).read([item.piece], _OFFSETS_AND_KEYS)
-        # is_in hashes the set anew with each call
-        at_once = max(_RECORDS_AT_ONCE, len(erased))
-        waiting: list[pa.RecordBatch] = []
-        for batch in chain(batches, [None]):
-            if batch is not None:
-                waiting.append(batch)
-            if waiting and (batch is None or sum(each.num_rows for each in waiting) >= at_once):
-                found = pa.Table.from_batches(waiting).combine_chunks()
-                waiting = []
-                if pc.any(to_erase(found.column("offset"), found.column("key"), erased, item.end)).as_py():
-                    return True
+        for batch in Fetcher(item.log_dirs).read([item.piece], _OFFSETS_AND_KEYS):
+            if pc.any(to_erase(batch.column("offset"), batch.column("key"), erased, item.end)).as_py():
+                return True
     except SparkLogError as error:
         return error
     return False
 
 
-def write_without(item: Write, erased: pa.Array) -> Written | SparkLogError:
+def write_without(item: Write, erased: KeySet) -> Written | SparkLogError:
     """The segment's new file, under a name of this attempt's own. An error is the value, not raised."""
     name = f"{item.prefix}-{uuid.uuid4().hex[:12]}.parquet"
     try:
@@ -96,13 +86,13 @@ def write_without(item: Write, erased: pa.Array) -> Written | SparkLogError:
         return error
 
 
-def old_file_holds(item: OldFile, erased: pa.Array) -> bool:
+def old_file_holds(item: OldFile, erased: KeySet) -> bool:
     """Whether the file has a record with such a key, at any offset; also if none of its copies can be read."""
     for info in item.log_dirs:
         try:
             with pq.ParquetFile(open_log_dir(info).open(item.path), page_checksum_verification=True) as file:
-                for batch in file.iter_batches(max(_RECORDS_AT_ONCE, len(erased)), columns=["key"]):
-                    if pc.any(pc.is_in(batch.column("key"), value_set=erased)).as_py():
+                for batch in file.iter_batches(columns=["key"]):
+                    if pc.any(erased.contains(batch.column("key"))).as_py():
                         return True
             return False
         except (SparkLogError, OSError, pa.ArrowException, IndexError, KeyError) as error:

@@ -53,6 +53,11 @@ def fingerprint(
     return int(_mix(rows).sum(dtype=np.uint64))
 
 
+def hash_values(values: pa.Array) -> Hashes:
+    """A 64-bit hash of each value of a binary or string array, shape (values,); the same in every process."""
+    return _bytes(values)
+
+
 def _mix(values: Hashes) -> Hashes:
     mixed = values ^ (values >> np.uint64(30))
     mixed *= np.uint64(0xBF58476D1CE4E5B9)

@@ -40,6 +40,7 @@ from spark_log.log.slices import Slice
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 from spark_log.metadata.identity import check_identity
+from spark_log.records.key_set import KeySet
 from spark_log.upkeep.erase_report import Erased
 from spark_log.upkeep.erase_workers import Here, Workers
 from spark_log.upkeep.purge import purge_old_files
@@ -58,7 +59,7 @@ def erase(
     *,
     ends: Mapping[int, int] | None = None,
     purge: bool = False,
-    workers: Callable[[pa.Array], Workers] = Here,
+    workers: Callable[[KeySet], Workers] = Here,
     settings: ClusterSettings | None = None,
 ) -> Erased:
     """Erase every record of these keys. `ends`: offsets, at most the high watermarks, that partitions end at instead.
@@ -73,7 +74,7 @@ def erase(
     if purge:
         cluster.store.read(check_identity)
     found, limits, above = cluster.store.read(lambda connection: _begin(connection, topic, ends or {}))
-    team = workers(wanted)
+    team = workers(KeySet(wanted))
     writer = Writer(cluster.store, "erase", team.lease_ms(settings))
     try:
         run = _Run(cluster, found, limits, team, writer, AtHand(cluster, settings))

@@ -5,10 +5,10 @@ nothing of the metadata store.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_log.config import ClusterSettings
+from spark_log.records.key_set import KeySet
 
 R = TypeVar("R")
 
@@ -16,7 +16,7 @@ _ITEMS_PER_TASK = 4
 """A task costs about 30 ms, a segment mostly more; few enough that one slow disk does not hold up a whole stage."""
 
 
-def on_spark(spark: SparkSession) -> "Callable[[pa.Array], OnSpark]":
+def on_spark(spark: SparkSession) -> "Callable[[KeySet], OnSpark]":
     """For argument `workers` of `erase`."""
     return lambda keys: OnSpark(spark, keys)
 
@@ -28,11 +28,11 @@ class OnSpark:
 
     at_once = 1_000
 
-    def __init__(self, spark: SparkSession, keys: pa.Array) -> None:
+    def __init__(self, spark: SparkSession, keys: KeySet) -> None:
         self._context = spark.sparkContext
         self._keys = self._context.broadcast(keys)
 
-    def run(self, work: Callable[[Any, pa.Array], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         if not items:
             return
         keys = self._keys

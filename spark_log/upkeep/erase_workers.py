@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-import pyarrow as pa
-
 from spark_log.config import ClusterSettings
+from spark_log.records.key_set import KeySet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +18,7 @@ class Workers(Protocol):
     at_once: int
     """Files that are written before they are swapped in."""
 
-    def run(self, work: Callable[[Any, pa.Array], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         """The results in the order of the items."""
         ...
 
@@ -33,11 +32,11 @@ class Here:
 
     at_once = 16
 
-    def __init__(self, keys: pa.Array) -> None:
+    def __init__(self, keys: KeySet) -> None:
         self._keys = keys
         self._threads = max(1, min(4, os.cpu_count() or 1))
 
-    def run(self, work: Callable[[Any, pa.Array], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         with ThreadPoolExecutor(self._threads, "spark-log-erase") as pool:
             yield from pool.map(lambda item: work(item, self._keys), items)
 

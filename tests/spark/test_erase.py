@@ -1,8 +1,11 @@
 """Erasing with Spark's tasks, beside streams that read the topic."""
 
+import pyarrow as pa
+
 from spark_log.cluster.topics import create_topic
 from spark_log.datasource.native import read_topic
 from spark_log.log.delta import delta_tables
+from spark_log.records.key_set import KeySet
 from spark_log.upkeep.erase import erase
 from spark_log.upkeep.erase_on_spark import OnSpark, on_spark
 from tests.support.delta_check import assert_delta_is_the_log
@@ -58,8 +61,8 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_go_on(spark
 
 
 def test_the_keys_are_broadcast_and_nothing_of_the_store_travels(spark, cluster):
-    import pyarrow as pa
-
-    workers = OnSpark(spark, pa.array([b"k"], pa.binary()))
-    assert sorted(workers.run(lambda item, keys: (item, keys.to_pylist()), range(9))) == [(n, [b"k"]) for n in range(9)]
+    workers = OnSpark(spark, KeySet(pa.array([b"k"], pa.binary())))
+    keys = pa.array([b"k", b"other", None], pa.binary())
+    found = workers.run(lambda item, erased: (item, erased.contains(keys).to_pylist()), range(9))
+    assert sorted(found) == [(n, [True, False, False]) for n in range(9)]
     assert list(workers.run(lambda item, keys: item, [])) == []

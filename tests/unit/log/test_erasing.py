@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.log.erasing import keep_others, to_erase
+from spark_log.records.key_set import KeySet
 from tests.support.keyed_log import keyed
 
 KEYS = st.sampled_from([b"a", b"ab", b"", b"\0", None])
@@ -20,7 +21,7 @@ def test_the_rule(rows, erased, end):
         offsets.append(at)
     keys = [key for key, _ in rows]
     goes = [key in erased and offset < end for key, offset in zip(keys, offsets, strict=True)]
-    erased_keys = pa.array(sorted(erased), pa.binary())
+    erased_keys = KeySet(pa.array(sorted(erased), pa.binary()))
     found = to_erase(pa.array(offsets, pa.int64()), pa.array(keys, pa.binary()), erased_keys, end)
     assert found.to_pylist() == goes
     stays = keep_others(erased_keys, end)(pa.array(offsets, pa.int64()), keyed([(key, None) for key in keys]))
