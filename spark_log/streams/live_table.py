@@ -93,9 +93,9 @@ class Table:
     def close(self) -> None:
         """Let go of the store and of what is cached."""
         with self._lock:
-            if self._state is not None:
+            if self._state is not None and self._spark.sparkContext._jsc is not None:  # else Spark has ended already
                 self._forget(self._state.base, self._state.changed)
-                self._state = None
+            self._state = None
             self._log.close()
             self._cluster.close()
 
