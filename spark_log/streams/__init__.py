@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from spark_log.streams.codecs import Protobuf as Protobuf
     from spark_log.streams.codecs import decode as decode
     from spark_log.streams.codecs import encode as encode
+    from spark_log.streams.deduplication import deduplicated as deduplicated
+    from spark_log.streams.deduplication import keep_first as keep_first
+    from spark_log.streams.deduplication import keep_last as keep_last
+    from spark_log.streams.joins import Bounds as Bounds
+    from spark_log.streams.joins import Side as Side
+    from spark_log.streams.joins import join_static as join_static
+    from spark_log.streams.joins import join_streams as join_streams
+    from spark_log.streams.live_table import Table as Table
     from spark_log.streams.outputs import ConsoleOutput as ConsoleOutput
     from spark_log.streams.outputs import DeltaOutput as DeltaOutput
     from spark_log.streams.outputs import TopicOutput as TopicOutput
     from spark_log.streams.outputs import write_stream as write_stream
+    from spark_log.streams.tables import read_table as read_table
+    from spark_log.streams.tables import table_changes as table_changes
+    from spark_log.streams.tables import write_table as write_table
     from spark_log.streams.windows import Session as Session
     from spark_log.streams.windows import Sliding as Sliding
     from spark_log.streams.windows import Tumbling as Tumbling
@@ -30,44 +41,66 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Avro": "codecs",
+    "Bounds": "joins",
     "Confluent": "codecs",
     "ConsoleOutput": "outputs",
     "DeltaOutput": "outputs",
     "Json": "codecs",
     "Protobuf": "codecs",
     "Session": "windows",
+    "Side": "joins",
     "Sliding": "windows",
+    "Table": "live_table",
     "TopicOutput": "outputs",
     "Tumbling": "windows",
     "dead_letters": "bad_records",
     "decode": "codecs",
+    "deduplicated": "deduplication",
     "encode": "codecs",
+    "join_static": "joins",
+    "join_streams": "joins",
+    "keep_first": "deduplication",
+    "keep_last": "deduplication",
     "late_records": "windows",
+    "read_table": "tables",
     "running": "aggregation",
+    "table_changes": "tables",
     "valid": "bad_records",
     "windowed": "windows",
     "write_stream": "outputs",
+    "write_table": "tables",
 }
 
 __all__ = [
     "Avro",
+    "Bounds",
     "Confluent",
     "ConsoleOutput",
     "DeltaOutput",
     "Json",
     "Protobuf",
     "Session",
+    "Side",
     "Sliding",
+    "Table",
     "TopicOutput",
     "Tumbling",
     "dead_letters",
     "decode",
+    "deduplicated",
     "encode",
+    "join_static",
+    "join_streams",
+    "keep_first",
+    "keep_last",
     "late_records",
+    "read_table",
     "running",
+    "table_changes",
     "valid",
     "windowed",
     "write_stream",
+    "write_table",
 ]
 
 
