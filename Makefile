@@ -15,7 +15,7 @@ export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication clean
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-upkeep bench-streams clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -68,6 +68,12 @@ bench-clients: venv postgres  ## how fast producer, consumer and groups are
 
 bench-replication: venv postgres  ## what replicas cost, and how fast failed ones are made good
 	$(PYTHON) -m benchmarks replication
+
+bench-upkeep: venv java postgres  ## how fast retention, merging and compaction are
+	$(WITH_JAVA) $(PYTHON) -m benchmarks upkeep
+
+bench-streams: venv java  ## how fast windowed aggregation is
+	$(WITH_JAVA) $(PYTHON) -m benchmarks streams
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -1,4 +1,4 @@
-"""`make bench`, `make bench-clients`, `make bench-replication`: on a PostgreSQL of their own too where it is
+"""`make bench`, and bench-clients, -replication, -upkeep and -streams: on a PostgreSQL of their own too where it is
 installed.
 """
 
@@ -12,6 +12,8 @@ SETS = {
     "log": ("benchmarks.throughput", "benchmarks.planning"),
     "replication": ("benchmarks.replication", "benchmarks.catch_up"),
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
+    "upkeep": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
+    "streams": ("benchmarks.streams",),
 }
 
 

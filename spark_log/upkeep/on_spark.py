@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import open_log_dir
 from spark_log.config import ClusterSettings
-from spark_log.errors import StorageUnavailableError, redact
+from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.ids import LogDirId
 from spark_log.log.merge import Write
 from spark_log.log.rewriting import Rewriting, Written, write
 from spark_log.log.slices import LogDirs
@@ -52,33 +53,36 @@ def _write_in_tasks(spark: "SparkSession") -> Write:
 
     def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
         from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
-        context = spark.sparkContext
-        needed = {log_dir_id: info for log_dir_id, info in log_dirs.items() if log_dir_id in _log_dirs_of(rewriting)}
+        needed = {log_dir_id: log_dirs[log_dir_id] for log_dir_id in _log_dirs_of(rewriting) & log_dirs.keys()}
         try:
             (written,) = (
-                context.parallelize([(rewriting, name, needed)], 1).map(lambda job: _write_here(*job)).collect()
+                spark.sparkContext.parallelize([(rewriting, name, needed)], 1)
+                .map(lambda job: _write_here(*job))
+                .collect()
             )
-        except Py4JError as error:
-            text = str(getattr(error, "java_exception", error)).strip()
-            last = [line for line in text.splitlines() if "Error: " in line]
-            raise StorageUnavailableError(
-                redact(f"partition {rewriting.topic.name}-{rewriting.partition}: {(last or [text])[0].strip()}")
-            ) from error
+        except (Py4JError, PySparkException) as error:
+            raise StorageUnavailableError(f"the Spark task failed: {redact(str(error))}") from error
+        if isinstance(written, str):
+            raise StorageUnavailableError(written)
         return written
 
     return write_in_a_task
 
 
-def _log_dirs_of(rewriting: Rewriting) -> set[int]:
+def _log_dirs_of(rewriting: Rewriting) -> set[LogDirId]:
     return {*rewriting.log_dirs.values(), *(i for piece in rewriting.slices for i in piece.log_dir_ids)}
 
 
-def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
-    """On an executor."""
+def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:
+    """On an executor. A text says what is wrong: an error there would only be tried again, and told in fifty lines."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
     assert task is not None
     unique = f"{name.removesuffix('.parquet')}-{task.taskAttemptId()}.parquet"
-    return write(rewriting, unique, log_dirs, open_log_dir)
+    try:
+        return write(rewriting, unique, log_dirs, open_log_dir)
+    except (SparkLogError, OSError) as error:
+        return redact(str(error))

@@ -1,0 +1,52 @@
+"""The upkeep job, up to where Spark would start."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.jobs import upkeep
+from spark_log.jobs.upkeep import UpkeepArguments, parse
+from spark_log.upkeep import TASKS
+
+
+def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    everything = tuple(task.name for task in TASKS)
+    assert parse(["--cluster", "/data/log"], {}) == UpkeepArguments("/data/log", None, everything, False)
+    given = parse(["--task", "merge", "--task", "seal", "--topic", "t", "--json"], {"SPARK_LOG_CLUSTER": "/log"})
+    assert given == UpkeepArguments("/log", ("t",), ("seal", "merge"), True)
+    assert "secret" not in repr(parse(["--cluster", "postgresql+psycopg://me:secret@db/log"], {}))
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    told = capsys.readouterr().out
+    assert all(task.name in told for task in TASKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--cluster: needed"),
+        (["--cluster", "/x", "--task", "tidy"], "argument --task: invalid choice: 'tidy'"),
+        (["--cluster", "/x", "--top", "t"], "unrecognized arguments: --top t"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments, {})
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_spark_where_it_needs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = str(tmp_path / "cluster")
+    assert upkeep.main(["--cluster", address]) == 1
+    Cluster.init(address).close()
+    assert upkeep.main(["--cluster", address, "--topic", "nowhere"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("upkeep: no cluster at ")
+    assert lines[1] == "upkeep: topic 'nowhere': unknown topic or partition"
+    assert upkeep.main(["--cluster", address, "--task", "seal", "--task", "delta", "--json"]) == 0
+    *progress, summary = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [each["text"] for each in progress] == ["seal", "delta"]
+    assert (summary["event"], summary["reports"], summary["failures"]) == ("summary", 0, [])
