@@ -33,7 +33,7 @@ from spark_log.log.segment_copy import SegmentFile, is_whole
 from spark_log.log.slices import LogDirs, Slice
 from spark_log.log.write_ids import Writer
 from spark_log.records.segment_file import SegmentFacts
-from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, compacted_topics, look, plan_pass
+from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, candidates, compacted_topics, look, plan_pass
 from spark_log.upkeep.report import Report
 from spark_log.upkeep.work import Work
 
@@ -76,15 +76,19 @@ def compact_on_spark(
 def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[[str], None]) -> list[Report]:
     passes: list[CompactionPass] = []
     under_way: dict[int, Compacting] = {}
+    failed: list[str] = []
     for topic in compacted_topics(work, work.topic_names):
         under_way[topic.topic_id] = Compacting(work, topic)
-        for partition in range(topic.partition_count):
-            due = look(work, topic, partition, force=force)
-            planned = None if due is None else plan_pass(work, due)
+        for partition in candidates(work, topic, force=force):
+            try:
+                due = look(work, topic, partition, force=force)
+                planned = None if due is None else plan_pass(work, due)
+            except (SparkLogError, OSError) as error:  # its tail could not be sealed
+                failed.append(redact(str(error)))
+                continue
             if planned is not None:
                 passes.append(planned)
     units = [unit for planned in passes for unit in planned.units]
-    failed: list[str] = []
     if units:
         size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
         records = sum(unit.record_count for unit in units)
@@ -99,17 +103,21 @@ def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[
             _swap(under_way[planned.topic.topic_id], planned, mine, write_id)
     reports = [report for each in under_way.values() if (report := each.report()) is not None]
     if failed:
-        raise StorageUnavailableError(f"{len(failed)} of {len(units)} units were not compacted: {failed[0]}")
+        for report in reports:
+            progress(str(report))
+        raise StorageUnavailableError(f"not all was compacted, {len(failed)} times: {failed[0]}")
     return reports
 
 
 def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_Outcome"], write_id: str) -> None:
-    done = [each.compacted for each in outcomes if each.compacted is not None]
-    for unit, each in zip(planned.units, outcomes, strict=True):
-        if each.compacted is not None and not compacting.swap(planned, unit, each.compacted, write_id):
-            return compacting.gave_way(planned)
-    if len(done) == len(planned.units):
-        compacting.complete(planned, done)
+    done = [(unit, each.compacted) for unit, each in zip(planned.units, outcomes, strict=True) if each.compacted]
+    swapped = [
+        compacting.swap(planned, unit, compacted, write_id) for unit, compacted in done
+    ]  # each does good by itself
+    if not all(swapped):
+        compacting.gave_way(planned)
+    elif len(done) == len(planned.units):
+        compacting.complete(planned, [compacted for _, compacted in done])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.log.compacting import Compacted, compact_unit
-from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, compacted_topics, look, plan_pass
+from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, candidates, compacted_topics, look, plan_pass
 from spark_log.upkeep.last_offsets import find_last_offsets
 from spark_log.upkeep.report import Report
 from spark_log.upkeep.work import Work
@@ -21,7 +21,7 @@ def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
     failed: Exception | None = None
     for topic in compacted_topics(work):
         compacting = Compacting(work, topic)
-        for partition in range(topic.partition_count):
+        for partition in candidates(work, topic, force=force):
             if work.stopping():
                 break
             try:
@@ -52,9 +52,12 @@ def _run(work: Work, planned: CompactionPass, compacting: Compacting) -> None:
     """The pass; each unit is swapped in as soon as it is written."""
     log_dirs = work.cluster.log_dirs()
     done: list[Compacted] = []
+    swapped = True
     for unit, last_offsets in zip(planned.units, find_last_offsets(planned.units, log_dirs), strict=True):
         write_id, name = work.writer.file_name()
         done.append(compact_unit(unit, last_offsets, name, log_dirs, work.cluster.log_dir))
-        if not compacting.swap(planned, unit, done[-1], write_id):
-            return compacting.gave_way(planned)
-    compacting.complete(planned, done)
+        swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each does good by itself
+    if swapped:
+        compacting.complete(planned, done)
+    else:
+        compacting.gave_way(planned)

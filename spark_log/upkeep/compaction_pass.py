@@ -31,7 +31,7 @@ from spark_log.metadata import tables as t
 from spark_log.upkeep.report import Amount, Report
 from spark_log.upkeep.work import Work
 
-_C = t.compaction.c
+_C, _P = t.compaction.c, t.partition.c
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,28 @@ def compacted_topics(work: Work, names: Collection[str] | None = None) -> list[T
                 f"topic {topic.name!r}: cleanup.policy is {policy!r}, expected 'compact' or 'compact,delete'"
             )
     return [topic for topic in found if topic.config.compacts]
+
+
+def candidates(work: Work, topic: Topic, *, force: bool = False) -> Sequence[int]:
+    """The partitions of the topic to `look` at: something came since the last pass, or tombstones wait."""
+    if force:
+        return range(topic.partition_count)
+    passed = (
+        sa.select(
+            _C.partition, sa.func.max(_C.end_offset).label("end_offset"), sa.func.max(_C.tombstone_count).label("left")
+        )
+        .where(_C.topic_id == topic.topic_id)
+        .group_by(_C.partition)
+        .subquery()
+    )
+    query = (
+        sa.select(_P.partition)
+        .select_from(t.partition.outerjoin(passed, passed.c.partition == _P.partition))
+        .where(_P.topic_id == topic.topic_id)
+        .where((_P.high_watermark > sa.func.coalesce(passed.c.end_offset, 0)) | (passed.c.left > 0))
+        .order_by(_P.partition)
+    )
+    return work.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
 
 
 def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
