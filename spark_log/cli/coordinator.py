@@ -6,23 +6,33 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json
+from spark_log.cli.options import Cluster_, Json, parse_pairs
 from spark_log.cli.output import note, print_facts, print_json, say
 
 
 def coordinator(
     cluster: Cluster_,
     status: Annotated[bool, typer.Option("--status", help="Show who is the coordinator, and end.")] = False,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="NAME=VALUE",
+            help="A cluster setting for this process, as log.merge.interval.ms=60000; repeatable.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Stand for coordinator: end the sessions of dead consumers, assign partitions, expire offsets and producers.
+    """Stand for coordinator: end the sessions of dead consumers, assign partitions, do upkeep (see `spark-log upkeep`).
 
-    One acts at a time; start as many as you like, on any host. Without any, consumers do these duties themselves.
+    One acts at a time; start as many as you like, on any host. Without any, consumers see to groups themselves.
     SIGTERM or Ctrl-C gives the lease back.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.config import ClusterSettings
     from spark_log.coordinator import Coordinator, coordinator_status
 
+    settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
     with Cluster.open(cluster) as opened:
         if status or as_json:
             found = coordinator_status(opened)
@@ -32,7 +42,7 @@ def coordinator(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        with Coordinator(opened) as standing:
+        with Coordinator(opened, settings=settings) as standing:
             say(f"Standing for coordinator of {opened.store.address}. Ctrl-C stops.")
             acting = False
             while not stop.wait(0.2):

@@ -37,12 +37,15 @@ PARTITION_COLUMNS = ["partition", "base_offset"]
 DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
 """offset = base_offset + offset_delta, for any Delta reader."""
 
+_CHECKPOINT_COMMITS = 100
+"""How often a commit makes a checkpoint too, which its append waits for; upkeep makes them more often."""
+
 _PROPERTIES = {
     "delta.appendOnly": "true",
     # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's
     "delta.deletedFileRetentionDuration": "interval 36500 days",
     "delta.logRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
 }
 _ATTEMPTS = 20
 
@@ -154,11 +157,21 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         version, delta_version = in_table + 1, table.version() + 1
         _commit(table, what, active, cursors, Transaction(application, version))
         log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
+        if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
+            sync_checkpoint(log_dir, topic, delta_version)
     failpoint("publish.committed")
     after = (version, delta_version)
     cluster.store.transact(lambda c, _attempt: publication.record(c, topic, info, recorded, after, due))
     failpoint("publish.recorded")
     return True
+
+
+def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
+    """Force the checkpoint of this version to disk, which deltalake does not: a torn one would be read by everybody."""
+    paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
+    for path, size in zip(paths, log_dir.sizes(paths), strict=True):
+        if size is not None:
+            log_dir.sync(path)
 
 
 def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> DeltaTable | None:

@@ -17,12 +17,11 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.log import publication
-from spark_log.log.delta import publish, storage_options
+from spark_log.log.delta import publish, storage_options, sync_checkpoint
 from spark_log.metadata.tables import publication as t_publication
 
 COMMITS_MAX = 10
-"""Commits since the last checkpoint that make the next one due: Delta's own delta.checkpointInterval. An append makes
-one only every hundred commits, since it has to wait for it."""
+"""Commits since the last checkpoint that make the next one due: Delta's own default of delta.checkpointInterval."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
             return None
         before = log_dir.list_files(folder)
         table.create_checkpoint()
-        for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
-            log_dir.sync(f"{folder}/{name}")  # first on disk: what it stands for may be deleted now
+        sync_checkpoint(log_dir, topic, version)  # first: what it stands for may be deleted now
         table.cleanup_metadata()
     except DeltaError as error:
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error

@@ -209,7 +209,14 @@ def test_unforced_data_is_forced_by_flush_ms(cluster, log):
     assert [report.topic for report in run(cluster, "flush")] == ["never"]
 
 
-def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster, log):
+def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster, log, monkeypatch):
+    forced, real_fsync = [], os.fsync
+
+    def fsync(descriptor):
+        forced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, *range(COMMITS_MAX - 2))
     (location,) = delta_tables(cluster, topic).values()
@@ -222,6 +229,7 @@ def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster
     assert report.notes == ("published what was behind", f"checkpoint at version {COMMITS_MAX}")
     assert_delta_is_the_log(cluster)
     assert (folder / f"{COMMITS_MAX:020d}.checkpoint.parquet").exists()
+    assert {f"{COMMITS_MAX:020d}.checkpoint.parquet", "_last_checkpoint"} <= set(forced)
 
     append_files(log, topic, *range(COMMITS_MAX))
     long_ago_s = clock.wall_ms() / 1000 - 40 * 86_400
