@@ -15,6 +15,7 @@ from typing import NamedTuple
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.partition_rows import load_partitions
+from spark_log.cluster.replication import PartitionState
 from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.datasource.ranges import rate_limit
@@ -175,13 +176,11 @@ class Mirror:
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """What each partition of the target lacks, by the source's topics. Raises the errors of `next_range`."""
-        with self.source.store.snapshot() as connection:
-            source = planner.positions(connection, [pair.source for pair in pairs.values()])
+        topics = [pair.source for pair in pairs.values()]
+        source = self.source.store.read(lambda connection: planner.positions(connection, topics))
         found: dict[TopicPartition, OffsetRange] = {}
         for name, pair in pairs.items():
-            with self.target.store.snapshot() as connection:
-                states = load_partitions(connection, pair.target.topic_id)
-            for (topic_id, number), state in states.items():
+            for (topic_id, number), state in self._states(pair.target).items():
                 tp = TopicPartition(name, number)
                 log = OffsetRange(state.log_start_offset, state.log_end_offset)
                 known = self._ends.get((topic_id, number))
@@ -196,6 +195,9 @@ class Mirror:
                 where = f"{pair.target.name}-{number}"
                 found[tp] = next_range(where, source[tp], log, allow_data_loss=self.settings.allow_data_loss)
         return found
+
+    def _states(self, topic: Topic) -> dict[tuple[int, int], PartitionState]:
+        return self.target.store.read(lambda connection: load_partitions(connection, topic.topic_id))
 
     def _check_seam(self, tp: TopicPartition, pair: Pair, source: Positions, target: Positions) -> None:
         """OffsetOutOfRangeError if the last records of the target are not the source's at the same offsets.
@@ -261,8 +263,8 @@ class Mirror:
     def _transfers(
         self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
     ) -> list[Transfer]:
-        with self.source.store.snapshot() as connection:
-            limits = planner.positions(connection, [pairs[name].source for name in {name for name, _ in taken}])
+        topics = [pairs[name].source for name in {name for name, _ in taken}]
+        limits = self.source.store.read(lambda connection: planner.positions(connection, topics))
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}

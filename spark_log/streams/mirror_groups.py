@@ -48,9 +48,12 @@ def copy_groups(source: Cluster, target: Cluster, topics: Mapping[str, Topic]) -
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = Commit(offset, metadata)
-    with target.store.snapshot() as connection:
-        limits = planner.positions(connection, topics.values())
-        known = {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()}
+    known, limits = target.store.read(
+        lambda connection: (
+            {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()},
+            planner.positions(connection, topics.values()),
+        )
+    )
     ends = {partition: found.high_watermark for partition, found in limits.items()}
     copied: dict[str, int] = {}
     for group_id, commits in groups.items():

@@ -1,0 +1,45 @@
+"""What a mirror's target lacks, and how far its groups may go."""
+
+import pytest
+
+from spark_log.errors import DataLossError, OffsetOutOfRangeError
+from spark_log.groups.offsets import Commit
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.slices import Positions
+from spark_log.streams.mirror import next_range
+from spark_log.streams.mirror_groups import advanced
+
+SOURCE = Positions(100, 200)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ((0, 0), (100, 200)),  # nothing in it: it begins where the source does
+        ((60, 60), (100, 200)),
+        ((0, 100), (100, 200)),
+        ((0, 150), (150, 200)),
+        ((150, 150), (150, 200)),  # retention has emptied it
+        ((0, 200), (200, 200)),
+    ],
+)
+def test_it_lacks_what_comes_after_its_end(target, expected):
+    assert next_range("t-0", SOURCE, OffsetRange(*target)) == OffsetRange(*expected)
+
+
+def test_what_cannot_be_made_good_is_an_error():
+    for target in ((0, 201), (201, 201)):
+        with pytest.raises(OffsetOutOfRangeError, match=r"t-0: the target's log ends at 201, beyond .* watermark 200"):
+            next_range("t-0", SOURCE, OffsetRange(*target))
+    with pytest.raises(DataLossError, match=r"t-0: the records with the offsets \[99, 100\) are gone"):
+        next_range("t-0", SOURCE, OffsetRange(0, 99))
+    assert next_range("t-0", SOURCE, OffsetRange(0, 99), allow_data_loss=True) == OffsetRange(99, 200)
+
+
+def test_groups_go_forward_and_not_beyond_what_is_there():
+    a, b, c, d = (TopicPartition("t", number) for number in range(4))
+    source = {a: Commit(5, "text"), b: Commit(5), c: Commit(50), d: Commit(5)}
+    ends = {a: 10, b: 10, c: 10, d: 10}
+    target = {b: Commit(6), d: Commit(4)}
+    assert advanced(source, target, ends) == {a: Commit(5, "text"), c: Commit(10), d: Commit(5)}
+    assert advanced(source, advanced(source, target, ends) | {b: Commit(6)}, ends) == {}
