@@ -44,7 +44,8 @@ def accept(
 ) -> None:
     """Accept the metadata store as it is now: clean-up of files and publication to Delta tables go on.
 
-    They stop when a PostgreSQL server has another system identifier or timeline than the one that was recorded.
+    They stop when a PostgreSQL server has another system identifier or timeline than the one that was recorded, and
+    where a Delta table lists segments that the metadata has never heard of: then the store is an older one.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.unnamed import unnamed_files
@@ -53,33 +54,26 @@ def accept(
     with Cluster.open(cluster) as opened:
         store = opened.store
         before, now = store.read(lambda c: (identity.recorded(c), identity.of_server(c)))
-        changed = now is not None and now != before
-        if changed and not yes:
-            note(f"It was {before or 'not known'}, and is {now}.\n{_ACCEPT}")
+        if not yes:
+            note(f"It was {before or 'not known'}, and is {now or 'not known'}.\n{_ACCEPT}")
             _print_unnamed(unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
-        if changed:
-            store.transact(lambda c, _attempt: identity.accept(c, store.clock(c).wall_ms))
+        store.transact(lambda c, _attempt: identity.accept(c, store.clock(c).wall_ms))
     if as_json:
-        print_json({"accepted": changed, "before": str(before) if before else None, "now": str(now) if now else None})
-    elif changed:
-        say(f"Accepted {now}. Clean-up and publication go on.")
+        print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:
-        say(f"Nothing to accept: it is {now}." if now else "Nothing to accept: this store does not tell who it is.")
+        say(f"Accepted{f' {now}' if now else ''}. Clean-up and publication go on.")
 
 
 def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    import sqlalchemy as sa
-
     from spark_log.errors import StoreChangedError
     from spark_log.metadata import identity
-    from spark_log.metadata import tables as t
     from spark_log.metadata.store import revision_of
 
     now, before = identity.of_server(connection), identity.recorded(connection)
-    accepted_ms = connection.execute(sa.select(t.cluster.c.accepted_ms)).scalar_one()
+    accepted_ms = identity.accepted_at_ms(connection)
     problem = None
     try:
         identity.check_identity(connection)

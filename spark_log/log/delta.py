@@ -23,12 +23,12 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log import publication
 from spark_log.log.publication import Cursor, PublishedFile
-from spark_log.metadata.identity import check_identity
+from spark_log.metadata.identity import accepted_at_ms, check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -150,6 +150,8 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         )
     else:
         what = difference({file.path: file for file in wanted}, active)
+        if in_table > (recorded or (0, 0))[0]:
+            _check_store_is_not_older(cluster, topic, info, table, what)
     failpoint("publish.before-commit")
     version, delta_version = in_table, table.version()
     if what:
@@ -164,6 +166,31 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     cluster.store.transact(lambda c, _attempt: publication.record(c, topic, info, recorded, after, due))
     failpoint("publish.recorded")
     return True
+
+
+def _check_store_is_not_older(
+    cluster: Cluster, topic: Topic, info: LogDirInfo, table: DeltaTable, what: Difference
+) -> None:
+    """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
+    of: then it was restored from a copy, and does not tell what is to go.
+
+    A publisher that was killed before it could record its commit leaves such a commit too, but no such segments.
+    """
+    ours = [path for path in what.remove if path.startswith("_segments/")]
+    if not ours:
+        return
+    named = cluster.store.read(lambda connection: publication.named_paths(connection, topic))
+    unknown = sum(path not in named for path in ours)
+    accepted_ms = cluster.store.read(accepted_at_ms)
+    last = table.history(1)  # nothing if that part of Delta's log has been cleaned up
+    committed_ms = last[0].get("timestamp", 0) if last else 0
+    if unknown and (accepted_ms is None or accepted_ms <= committed_ms):
+        raise StoreChangedError(
+            f"Delta table of topic {topic.name} in {redact(info.uri)} lists {unknown} segments that the metadata store"
+            " has never heard of: it seems to be restored from a copy that is older. Publication and clean-up of the"
+            " topic's files have stopped. See what it lacks with `spark-log store status`, then allow both with"
+            " `spark-log store accept`"
+        )
 
 
 def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:

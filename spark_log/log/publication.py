@@ -169,6 +169,15 @@ def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) 
     return _files(sorted(connection.execute(found).all()))
 
 
+def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
+    """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired ones."""
+    live = sa.select(_S.partition, _S.name).where(_S.topic_id == topic.topic_id, ~_S.inline)
+    named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
+    f = t.retired_file.c
+    retired = sa.select(f.path).where(f.topic_id == topic.topic_id, f.partition.is_not(None))
+    return named | {path[len(topic.folder) + 1 :] for path in connection.execute(retired).scalars()}
+
+
 def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[str]:
     """Files, relative to the topic's table, that the metadata has ceased to name since the cursors."""
     source, stale = _stale(topic, info)

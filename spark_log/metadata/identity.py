@@ -6,7 +6,8 @@ Delta tables. Both ask here first. PostgreSQL tells such servers apart by its sy
 its timeline, which each promotion and each recovery to a point in time raises. A connection's server does not change,
 so each connection asks once, when it is opened.
 
-SQLite has no such thing: there the counters in the log dirs are what shows a restored copy (cluster/inspection.py).
+SQLite has no such thing, and a PostgreSQL whose data folder was put back as it was once keeps both. What shows those is
+a Delta table that is further than the metadata (log/delta.py).
 """
 
 import logging
@@ -109,6 +110,12 @@ def check_identity(connection: sa.Connection) -> None:
             " `spark-log store status`, then allow both with `spark-log store accept`"
         )
     connection.info[_MATCHES] = before is not None
+
+
+def accepted_at_ms(connection: sa.Connection) -> int | None:
+    """When an operator accepted the store as it was then, by its clock; None if never."""
+    at: int | None = connection.execute(sa.select(_C.accepted_ms)).scalar_one()
+    return at
 
 
 def accept(connection: sa.Connection, now_ms: int) -> Identity | None:

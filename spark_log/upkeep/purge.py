@@ -25,11 +25,11 @@ from spark_log.log import write_ids
 from spark_log.log.clean_up import CleanableLogDirs, delete_retired_files
 from spark_log.log.erasing import OldFile, old_file_holds
 from spark_log.log.orphans import delete_orphans
-from spark_log.log.publication import log_dirs_with_replicas
+from spark_log.log.publication import log_dirs_with_replicas, named_paths
 from spark_log.metadata import tables as t
 from spark_log.upkeep.erase_workers import Workers
 
-_F, _S = t.retired_file.c, t.segment.c
+_F = t.retired_file.c
 
 FOR_EVER_MS = -INT64_MAX
 """retired_file.retired_ms of what is to go now, whatever retired.file.retention.ms is."""
@@ -126,7 +126,7 @@ def _strangers(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -> li
 def _strangers_in(cluster: Cluster, log_dir: LogDir, topic: Topic) -> list[str]:
     files = [path.removeprefix(f"{topic.folder}/") for path in log_dir.list_files(topic.folder)]
     # after the listing: what was appended meanwhile is named by now
-    named = cluster.store.read(lambda connection: _named(connection, topic))
+    named = cluster.store.read(lambda connection: named_paths(connection, topic))
     orphans = sum(path.startswith("_segments/") and path not in named for path in files)
     foreign = sum(not path.startswith(("_segments/", "_delta_log/")) for path in files)
     where = redact(log_dir.uri)
@@ -139,10 +139,3 @@ def _strangers_in(cluster: Cluster, log_dir: LogDir, topic: Topic) -> list[str]:
     if foreign:
         notes.append(f"{foreign} files that other programs put into the Delta table in {where} were not looked at")
     return notes
-
-
-def _named(connection: sa.Connection, topic: Topic) -> set[str]:
-    """Paths of segments and retired files, relative to the topic's folder."""
-    query = sa.select(_S.partition, _S.name).where(_S.topic_id == topic.topic_id, ~_S.inline)
-    live = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
-    return live | {path.removeprefix(f"{topic.folder}/") for path in _retired(connection, topic)}

@@ -4,9 +4,9 @@ table until an operator has accepted it.
 
 import json
 import logging
+import shutil
 
 import pytest
-import sqlalchemy as sa
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
@@ -21,6 +21,7 @@ from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log, Records
 from spark_log.metadata import identity
 from spark_log.metadata import tables as t
+from spark_log.upkeep import upkeep
 from tests.support.records import read_all, table
 
 FILES = {"inline.max.bytes": "0"}
@@ -78,10 +79,9 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         assert code == 1 and "timeline 1" in status["recorded"] and "timeline 2" in status["identity"]
         assert [(each["folder"], each["files"]) for each in status["unnamed"]] == [(topic.folder, 1)]
         code, accepted = store_command("accept", url, "--yes")
-        assert code == 0 and accepted["accepted"] and "timeline 2" in accepted["now"]
+        assert code == 0 and "timeline 1" in accepted["before"] and "timeline 2" in accepted["now"]
         code, status = store_command("status", url)
         assert code == 0 and "timeline 2" in status["recorded"] and status["accepted"] and not status["problem"]
-        assert not store_command("accept", url)[1]["accepted"], "there is nothing to ask"
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["before the backup", "new"]
         delete_retired_replicas(cluster, nobody_forbids)
@@ -113,10 +113,40 @@ def test_a_server_that_does_not_tell_is_used_with_a_warning(postgres_server, tmp
     assert caplog.text.count("GRANT EXECUTE ON FUNCTION pg_control_system()") == 1
 
 
-def test_sqlite_has_no_identity_of_its_own(tmp_path):
-    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+def test_an_older_copy_of_the_store_takes_nothing_out(tmp_path):
+    """On SQLite, where nothing but the log dirs can tell; a PostgreSQL of the same timeline is met the same way."""
+    address, backup = tmp_path / "cluster", tmp_path / "backup.sqlite"
+    with Cluster.init(str(address)) as cluster:
         cluster.store.read(identity.check_identity)
-        assert cluster.store.read(lambda c: c.execute(sa.select(t.cluster.c.system_identifier)).scalar()) is None
-    assert store_command("accept", str(tmp_path / "cluster")) == (0, {"accepted": False, "before": None, "now": None})
-    shown = CliRunner().invoke(app, ["store", "status", "--cluster", str(tmp_path / "cluster")])
-    assert shown.exit_code == 0 and "SQLite" in shown.stdout, shown.output
+        topic, untouched = (create_topic(cluster, name, configs=FILES) for name in ("t", "untouched"))
+        append(cluster, topic, "before the backup")
+        append(cluster, untouched, "a")
+    shutil.copy(address / "metadata.sqlite", backup)
+    with Cluster.open(str(address)) as cluster:
+        append(cluster, topic, "after the backup")
+    shutil.copy(backup, address / "metadata.sqlite")
+    with Cluster.open(str(address)) as cluster:
+        append(cluster, topic, "new")
+        append(cluster, untouched, "b")
+        assert in_delta(cluster, topic) == ["after the backup", "before the backup"]
+        assert in_delta(cluster, untouched) == ["a", "b"]
+        with pytest.raises(StoreChangedError, match=r"topic t .* 1 segments .*spark-log store accept"):
+            publish(cluster, topic)
+        files = sorted(path.name for path in address.rglob("_segments/*/*.parquet"))
+        [report] = upkeep(cluster, ["files"], topics=["t"])
+        assert any("orphans stay" in note for note in report.notes)
+        assert sorted(path.name for path in address.rglob("_segments/*/*.parquet")) == files
+        code, status = store_command("status", str(address))
+        assert (code, status["store"], status["identity"]) == (0, "SQLite", None)
+        assert [(each["folder"], each["files"]) for each in status["unnamed"]] == [(topic.folder, 1)]
+        refused = CliRunner().invoke(app, ["store", "accept", "--cluster", str(address)], input="n\n")
+        assert refused.exit_code == 1 and "taken out of the Delta tables" in refused.output
+        with pytest.raises(StoreChangedError):
+            publish(cluster, topic)
+        assert store_command("accept", str(address), "--yes") == (0, {"before": None, "now": None})
+        publish(cluster, topic)
+        assert in_delta(cluster, topic) == ["before the backup", "new"]
+        append(cluster, topic, "more")
+        assert in_delta(cluster, topic) == ["before the backup", "more", "new"]
+        list(upkeep(cluster, ["files"], topics=["t"]))
+        assert store_command("status", str(address))[1]["unnamed"] == []
