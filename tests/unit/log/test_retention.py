@@ -141,3 +141,5 @@ def test_what_an_earlier_deletion_left_goes_whatever_the_policy():
     compact = config(policy=frozenset({"compact"}))
     assert start_of(LOG, compact, log_start=4) == 4
     assert start_of(LOG, compact, log_start=5) == 5
+    log = [segment(0, 1, time_ms=NOW_MS), segment(1, 2, time_ms=0), segment(2, 3, time_ms=NOW_MS)]
+    assert start_of(log, config(retention_ms=10), log_start=1) == 2, "and it holds up nothing"
