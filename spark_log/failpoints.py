@@ -45,7 +45,7 @@ POINTS = {
     "broker.registered": "a served broker's lease is durable; it has done nothing yet",
     "coordinator.lease-taken": "the coordinator's lease is durable; it has done nothing yet",
     "stream.batch-begun": "inside foreachBatch, before the first output of a micro-batch is written",
-    "stream.table-noted": "inside foreachBatch, the version of a table that the micro-batch is to see is noted; not used",
+    "stream.table-noted": "inside foreachBatch, the version of a table that the batch is to see is noted, not used",
     "stream.output-written": "an output of a micro-batch is durable; the next one, or Spark's commit, has not begun",
     "publish.before-commit": "the difference is known; the Delta log has not been written",
     "publish.committed": "the Delta commit is done; the metadata store has not recorded it",
