@@ -1,0 +1,186 @@
+"""What a streaming query writes through `write_stream` is there once, whatever dies and wherever it goes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidOptionError
+from spark_log.log.log import Log
+from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
+from spark_log.streams.outputs import Output
+from tests.support.spark import QUICK_JVM
+from tests.support.subprocess_python import REPOSITORY
+from tests.support.topics import all_stored, append, fails, make, read_stream, stored
+
+
+def numbers(spark: SparkSession, cluster: Cluster) -> DataFrame:
+    """Topic in, two records a batch."""
+    frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    return frame.select("value", F.col("value").cast("string").cast("int").alias("n"))
+
+
+def uncommit(checkpoint: Path, batch: int) -> None:
+    """As if Spark had been killed after the outputs were written and before its own commit."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def test_parts_of_a_batch_go_to_several_outputs_once(
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second output is missing at first: the first has been written when the batch comes again."""
+    address, table, checkpoint = str(cluster.store.address), str(tmp_path / "table"), tmp_path / "checkpoint"
+    make(cluster, "in")
+    make(cluster, "even")
+    append(log, "in", "1", "2", "3", "4", "5")
+
+    def parts(batch: DataFrame) -> Sequence[tuple[DataFrame, Output]]:
+        return [
+            (batch.where("n % 2 = 0"), TopicOutput(address, "even")),
+            (batch.where("n % 2 = 1"), TopicOutput(address, "odd")),
+            (batch.select("n"), DeltaOutput(table)),
+            (batch.select("n"), ConsoleOutput(1)),
+        ]
+
+    def run() -> None:
+        write_stream(
+            numbers(spark, cluster), parts, checkpoint=str(checkpoint), trigger="available-now", name="parts"
+        ).awaitTermination()
+
+    with fails("topic 'odd': unknown topic or partition"):
+        run()
+    assert stored(cluster, "even") == {0: ["2"]}
+    make(cluster, "odd")
+    run()
+    uncommit(checkpoint, 2)
+    run()
+    assert stored(cluster, "even") == {0: ["2", "4"]}
+    assert stored(cluster, "odd") == {0: ["1", "3", "5"]}
+    assert sorted(row.n for row in spark.read.format("delta").load(table).collect()) == [1, 2, 3, 4, 5]
+    assert "batch 2" in capsys.readouterr().out
+
+
+def test_changed_groups_take_the_place_of_old_ones(
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+) -> None:
+    """Mode update into a topic by key and a Delta table by MERGE; mode complete into a table that is replaced."""
+    make(cluster, "in")
+    make(cluster, "out", cleanup_policy="compact")
+    append(log, "in", "1", "2", "3", "4", "5")
+    counts = numbers(spark, cluster).groupBy((F.col("n") % 2).alias("odd")).count()
+    rows = counts.withColumns({"key": F.col("odd").cast("string"), "value": F.col("count").cast("string")})
+    merged, replaced = str(tmp_path / "merged"), str(tmp_path / "replaced")
+    outputs = [TopicOutput(str(cluster.store.address), "out"), DeltaOutput(merged, ("odd",))]
+    for _ in range(2):
+        write_stream(
+            rows, outputs, checkpoint=str(tmp_path / "update"), trigger="available-now", output_mode="update"
+        ).awaitTermination()
+        uncommit(tmp_path / "update", 2)
+    assert all_stored(cluster, "out") == ["1", "1", "2", "2", "3"]
+    write_stream(
+        counts, DeltaOutput(replaced), checkpoint=str(tmp_path / "complete"), trigger="available-now",
+        output_mode="complete",
+    ).awaitTermination()  # fmt: skip
+    for table in (merged, replaced):
+        assert sorted((row.odd, row["count"]) for row in spark.read.format("delta").load(table).collect()) == [
+            (0, 2),
+            (1, 3),
+        ]
+
+
+def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+    make(cluster, "in")
+    append(log, "in", "1")
+    frame, topic = numbers(spark, cluster), TopicOutput(str(cluster.store.address), "in")
+    for change, said in [
+        ({"checkpoint": ""}, "checkpoint ''"),
+        ({"trigger": "often"}, "trigger 'often'"),
+        ({"output_mode": "upsert"}, "output_mode 'upsert'"),
+        ({"outputs": [topic, topic]}, "named twice"),
+        ({"outputs": []}, "at least one"),
+    ]:
+        given = {"outputs": topic, "checkpoint": str(tmp_path / "c"), **change}
+        with pytest.raises(InvalidOptionError, match=said):
+            write_stream(frame, **given)
+    twice = write_stream(
+        frame, lambda batch: [(batch, topic), (batch, topic)], checkpoint=str(tmp_path / "d"), trigger="available-now"
+    )
+    with fails("named twice"):
+        twice.awaitTermination()
+    assert stored(cluster, "in") == {0: ["1"]}, "nothing is written where a part would pass for a replay"
+
+
+DRIVER = f"""
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from spark_log.streams import TopicOutput, Tumbling, windowed, write_stream
+
+address, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.sql.shuffle.partitions", "1").config("spark.sql.session.timeZone", "UTC")
+spark = spark.config("spark.driver.extraJavaOptions", "{QUICK_JVM}").getOrCreate()
+records = spark.readStream.format("spark_log").options(
+    cluster=address, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="2"
+).load()
+events = records.select(F.timestamp_seconds(F.col("value").cast("string").cast("bigint")).alias("at"))
+windows = windowed(events, "at", Tumbling("1 minute"), aggregates=["count"], watermark="0 seconds")
+rows = windows.select(F.concat_ws(" ", F.unix_seconds("window_start"), "count").alias("value"))
+write_stream(
+    rows, [TopicOutput(address, "first"), TopicOutput(address, "second")],
+    checkpoint=checkpoint, trigger="available-now", output_mode="update",
+).awaitTermination()
+"""
+
+
+# (failpoint, what first and second hold when the driver has died there): each run takes up where the last one died
+KILLS = (
+    ("stream.batch-begun", [], []),
+    ("stream.output-written:3", ["0 2", "0 3", "60 1"], ["0 2"]),  # between the outputs of batch 1
+    (
+        "stream.output-written:4",
+        ["0 2", "0 3", "60 1", "60 3"],
+        ["0 2", "0 3", "60 1", "60 3"],
+    ),  # after both of batch 2
+)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_at_every_step_of_a_batch(cluster: Cluster, log: Log, tmp_path: Path) -> None:
+    """Counts by window, written as they change: each change is in both topics once."""
+    for name in ("in", "first", "second"):
+        make(cluster, name)
+    append(log, "in", "0", "1", "2", "60", "61", "62", "120", "121")
+    for point, first, second in KILLS:
+        assert drive(cluster, tmp_path, point) == -signal.SIGKILL
+        assert (all_stored(cluster, "first"), all_stored(cluster, "second")) == (sorted(first), sorted(second))
+    assert drive(cluster, tmp_path, None) == 0
+    whole = sorted(["0 2", "0 3", "60 1", "60 3", "120 2"])
+    assert (all_stored(cluster, "first"), all_stored(cluster, "second")) == (whole, whole)
+
+
+def drive(cluster: Cluster, folder: Path, point: str | None) -> int:
+    """Exit code of a driver of its own, with its JVM and workers ended."""
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
+    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    if point is not None:
+        environment["SPARK_LOG_FAILPOINT"] = point
+    command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(folder / "checkpoint")]
+    with (folder / "driver.log").open("ab") as output:
+        driver = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        code = driver.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    assert code in (0, -signal.SIGKILL), (folder / "driver.log").read_text()[-5000:]
+    return code
