@@ -206,23 +206,16 @@ def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dir
     places = [(number, unit, piece) for number, unit in enumerate(units) for piece in unit.rewriting.slices]
     codes = ends
     if places:
-        codes_of = [(number << 32) - unit.rewriting.base_offset for number, unit, _ in places]
+        firsts = [(number << 32) + piece.base_offset - unit.rewriting.base_offset for number, unit, piece in places]
         facts = {
             "log": pa.array([logs[number] for number, _, _ in places], pa.int32()),
-            "first": pa.array(
-                [base + piece.base_offset for base, (_, _, piece) in zip(codes_of, places, strict=True)], pa.int64()
-            ),
-            "start": pa.array(
-                [base + piece.start for base, (_, _, piece) in zip(codes_of, places, strict=True)], pa.int64()
-            ),
+            "first": pa.array(firsts, pa.int64()),
         }
         pieces = [piece for _, _, piece in places]
         rows = scan_segments(spark, pieces, log_dirs, "offset_delta int, key binary", facts)
-        code = F.col("first") + F.col("offset_delta")
-        rows = rows.where(F.col("key").isNotNull())
-        if any(piece.start > piece.base_offset for piece in pieces):
-            rows = rows.where(code >= F.col("start"))
-        last = rows.groupBy("log", "key").agg(F.max(code).alias("code")).select("code")
+        # records below the log start are among them: they overwrite nothing above it, and the tasks do not read them
+        code = F.max(F.col("first") + F.col("offset_delta")).alias("code")
+        last = rows.where(F.col("key").isNotNull()).groupBy("log", "key").agg(code).select("code")
         codes = last.unionAll(ends)
     tasks = min(len(units), _TASKS_MAX)
     in_tasks = codes.repartitionById(tasks, (F.shiftright("code", 32) % tasks).cast("int"))
