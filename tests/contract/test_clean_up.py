@@ -270,6 +270,20 @@ def test_folders_that_nobody_knows(cluster, log):
     assert clean(cluster) == {}
 
 
+def test_folders_of_topics_that_are_known_and_were_never_published(cluster, log):
+    """They look like those that nobody knows."""
+    for name in ("live", "deleted"):
+        topic = create_topic(cluster, name, configs=FILES)
+        append(log, topic, "a", timestamp_ms=clock.wall_ms())
+        shutil.rmtree(folder_of(cluster, 1) / topic.folder / "_delta_log")
+        [file] = (folder_of(cluster, 1) / topic.folder).rglob("*.parquet")
+        os.utime(file, (1, 1))
+    log.close()
+    delete_topic(cluster, "deleted")
+    assert clean(cluster) == {}
+    assert len(list(folder_of(cluster, 1).rglob("*.parquet"))) == 2
+
+
 def test_another_log_dir_in_its_place_loses_nothing(three_brokers, tmp_path):
     """A disk that was swapped behind our back: nothing is deleted there, and the others are cleaned."""
     cluster = three_brokers
