@@ -1,0 +1,277 @@
+"""All upkeep at once, killed at each of its named points, beside a producer and every kind of reader.
+
+A process does upkeep again and again and is killed at one point after the other, while a producer appends, a consumer
+group, two streaming queries and a Delta stream read. Nobody fails, and each finds what it should: every record once and
+in order, the last value of every key, and of the topic whose records expire what has not expired.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_log import Consumer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, alter_configs, create_topic
+from spark_log.failpoints import POINTS
+from spark_log.log.delta import delta_tables
+from spark_log.log.log import Log
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.keyed_producer import value
+from tests.support.records import ranges_of
+
+REPOSITORY = Path(__file__).parents[2]
+KEYS = 40
+UPKEEP_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
+SOON_S = 120.0
+SMALL = {
+    "inline.tail.bytes": "1500",
+    "segment.bytes": "60000",
+    "compression.type": "none",
+    "min.cleanable.dirty.ratio": "0.001",
+    "delete.retention.ms": "100",
+}
+CONFIGS = {
+    "events": {"retention.ms": "-1"},
+    "latest": {"cleanup.policy": "compact", "retention.ms": "-1"},
+    "short": {"retention.bytes": "6000"},
+}
+Seen = list[tuple[int, int, int]]
+"""(partition, offset, number), in the order in which a reader saw them."""
+
+
+def wait_for(what: Any, met: Any) -> None:
+    give_up_s = time.monotonic() + SOON_S
+    while not met():
+        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+class Process:
+    """A module of tests.support in a process of its own; what it prints, by line."""
+
+    def __init__(self, module: str, *arguments: str, failpoint: str | None = None) -> None:
+        environ = {**os.environ, **({"SPARK_LOG_FAILPOINT": failpoint} if failpoint else {})}
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.support.{module}", *arguments],
+            cwd=REPOSITORY, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def finish(self) -> int:
+        """Its standard input ends, and so does it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        code = self._process.wait(SOON_S)
+        self._reader.join()
+        self._process.stdout.close()  # type: ignore[union-attr]
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.finish()
+
+
+class GroupReader(threading.Thread):
+    """A consumer of a group, that keeps what it is given."""
+
+    def __init__(self, address: str, topic: str, group: str) -> None:
+        super().__init__(daemon=True)
+        self.seen: Seen = []
+        self.failure: Exception | None = None
+        self._stop_it = threading.Event()
+        self._arguments = (address, topic, group)
+
+    def run(self) -> None:
+        address, topic, group = self._arguments
+        try:
+            with Consumer(
+                topic, cluster=address, group_id=group, auto_offset_reset="earliest", session_timeout_ms=60_000
+            ) as consumer:
+                while not self._stop_it.is_set():
+                    for partition, records in consumer.poll(100).items():
+                        self.seen += [(partition.partition, r.offset, number_of(r.value)) for r in records]
+        except Exception as error:
+            self.failure = error
+
+    def end(self) -> None:
+        self._stop_it.set()
+        self.join(SOON_S)
+        if self.failure is not None:
+            raise self.failure
+
+
+class StreamReader:
+    """A streaming query that keeps what each of its batches held."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
+        self.seen: Seen = []
+        rows = frame.select("partition", "offset", F.substring_index(F.col("value").cast("string"), ".", 1).alias("n"))
+
+        def take(batch: DataFrame, _number: int) -> None:
+            self.seen += [(p, o, -1 if n is None else int(n)) for p, o, n in batch.collect()]
+
+        writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+        self.query: StreamingQuery = writer.start()
+
+    def end(self) -> None:
+        """Once it has read all that there is."""
+        self.query.processAllAvailable()
+        self.query.stop()
+        if (error := self.query.exception()) is not None:
+            raise error
+
+
+def number_of(value: bytes | None) -> int:
+    return -1 if value is None else int(value.partition(b".")[0])
+
+
+def log_of(log: Log, topic: Topic) -> Seen:
+    rows: Seen = []
+    for batch in log.read(ranges_of(log, topic)):
+        columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "value"))
+        rows += [(partition, offset, number_of(value)) for partition, offset, value in zip(*columns, strict=True)]
+    return rows
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Of the fixture `cluster`."""
+    return str(tmp_path / "cluster")
+
+
+@pytest.fixture
+def topics(cluster: Cluster) -> dict[str, Topic]:
+    made = {name: create_topic(cluster, name, 2, 1, {**SMALL, **configs}) for name, configs in CONFIGS.items()}
+    return {name: topic for name, topic in made.items() if topic is not None}
+
+
+@pytest.fixture
+def producer(cluster: Cluster, address: str, topics: dict[str, Topic]) -> Iterator[Process]:
+    process = Process("keyed_producer", address, str(KEYS), *topics)
+    yield process
+    if not process.ended():
+        process.kill()
+
+
+def acked(producer: Process, topic: str) -> Seen:
+    found = [line.split() for line in producer.lines]
+    return [(int(p), int(o), int(n)) for _, name, p, o, n in found if name == topic]
+
+
+def last_per_key(records: Seen) -> dict[int, tuple[int, int]]:
+    """Key -> (offset, number) of its last record. A key is in one partition, so offsets order it."""
+    last: dict[int, tuple[int, int]] = {}
+    for _, offset, number in sorted(records):
+        key = number % KEYS
+        last[key] = max(last.get(key, (-1, -1)), (offset, number))
+    return last
+
+
+def in_order(seen: Seen) -> bool:
+    """Offsets strictly increase in each partition: nothing doubled, nothing reordered."""
+    last: dict[int, int] = {}
+    for partition, offset, _ in seen:
+        if offset <= last.get(partition, -1):
+            return False
+        last[partition] = offset
+    return True
+
+
+def test_nobody_notices(
+    spark: SparkSession,
+    cluster: Cluster,
+    address: str,
+    log: Log,
+    topics: dict[str, Topic],
+    producer: Process,
+    tmp_path: Path,
+) -> None:
+    wait_for("files in the Delta table", lambda: delta_files(cluster, topics["events"]) > 3)
+    groups = [GroupReader(address, "events", "g") for _ in range(2)]
+    tails = {name: GroupReader(address, name, f"tail-{name}") for name in ("latest", "short")}
+    for reader in (*groups, *tails.values()):
+        reader.start()
+    ours = spark.readStream.format("spark_log").option("cluster", address).option("startingOffsets", "earliest")
+    streams = {name: StreamReader(ours.load(subscribe=name), tmp_path / name) for name in ("events", "latest")}
+    [table] = delta_tables(cluster, topics["events"]).values()
+    delta = spark.readStream.format("delta").load(table)
+    delta = delta.withColumn("offset", F.col("base_offset") + F.col("offset_delta"))
+    streams["delta"] = StreamReader(delta, tmp_path / "delta")
+
+    for point in UPKEEP_POINTS:
+        process = Process("upkeep_process", address, failpoint=point)
+        wait_for(f"the kill at {point}", process.ended)
+        assert process.finish() == -9, f"{point}: {process.lines[-3:]}"
+    process = Process("upkeep_process", address)
+    wait_for("whole rounds of upkeep", lambda process=process: process.lines.count("round") >= 3)
+    assert process.finish() == 0
+
+    assert producer.finish() == 0
+    for name in topics:  # what is in the tails too
+        alter_configs(cluster, name, {"segment.ms": "1"})
+    for _ in range(2):
+        list(upkeep(cluster))
+    now = {name: log_of(log, topic) for name, topic in topics.items()}
+    sent = {name: acked(producer, name) for name in topics}
+
+    assert sorted(now["events"]) == sorted(sent["events"]), "every record at the offset that was acknowledged"
+    wait_for("the group", lambda: sum(len(each.seen) for each in groups) >= len(sent["events"]))
+    for name, reader in tails.items():
+        wait_for(f"the end of {name}", lambda name=name, reader=reader: caught_up(reader.seen, now[name]))
+    for reader in (*groups, *tails.values()):
+        reader.end()
+    for stream in streams.values():
+        stream.end()
+    assert sorted(groups[0].seen + groups[1].seen) == sorted(sent["events"])
+    assert sorted(streams["events"].seen) == sorted(sent["events"])
+    assert in_order(streams["events"].seen)
+    assert sorted(streams["delta"].seen) == sorted(sent["events"])
+
+    with_tombstones = [(p, o, -1 if value("latest", n) is None else n) for p, o, n in sent["latest"]]
+    assert set(now["latest"]) <= set(with_tombstones)
+    last = last_per_key(sent["latest"])
+    alive = {offset: number for offset, number in last.values() if value("latest", number) is not None}
+    kept = {(offset, number) for _, offset, number in now["latest"] if number >= 0}
+    assert kept == set(alive.items()), "the last value of every key at its offset, and no other"
+    for seen in (streams["latest"].seen, tails["latest"].seen):
+        assert in_order(seen)
+        assert set(seen) <= set(with_tombstones)
+        assert {(o, n) for _, o, n in seen} >= kept, "a reader that followed has seen the last values"
+
+    assert in_order(tails["short"].seen)
+    assert set(tails["short"].seen) <= set(sent["short"])
+    first = {partition: min(o for p, o, _ in now["short"] if p == partition) for partition in (0, 1)}
+    assert [each for each in sorted(sent["short"]) if each[1] >= first[each[0]]] == sorted(now["short"])
+    assert len(now["short"]) < len(sent["short"]), "something has expired"
+    assert_delta_is_the_log(cluster)
+
+
+def caught_up(seen: Seen, now: Seen) -> bool:
+    ends = {partition: offset for partition, offset, _ in now}
+    return all(any(p == partition and o >= end for p, o, _ in reversed(seen)) for partition, end in ends.items())
+
+
+def delta_files(cluster: Cluster, topic: Topic) -> int:
+    tables = list(delta_tables(cluster, topic).values())
+    return sum(len(list(Path(each, "_delta_log").glob("*.json"))) for each in tables if Path(each).exists())

@@ -1,0 +1,31 @@
+"""A process that does all upkeep again and again until its standard input ends, or until a failpoint kills it.
+
+python -m tests.support.upkeep_process CLUSTER
+"""
+
+import sys
+import threading
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.upkeep import upkeep
+
+
+def main(address: str) -> None:
+    ended = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    with Cluster.open(address) as cluster:
+        while True:
+            for report in upkeep(cluster):
+                print(report, flush=True)
+            print("round", flush=True)
+            if ended.wait(0.05):
+                return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
