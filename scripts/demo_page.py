@@ -56,7 +56,8 @@ def read_json(cluster: str, topic: str) -> pd.DataFrame:
         left = dict(consumer.end_offsets(partitions))
         values: list[bytes] = []
         while any(consumer.position(partition) < end for partition, end in left.items()):
-            values += consumer.poll_arrow(timeout_ms=1_000).column("value").to_pylist()
+            for table in consumer.poll_arrow(timeout_ms=1_000).values():
+                values += table.column("value").to_pylist()
     if not values:
         return pd.DataFrame()
     lines: pa.Table = pj.read_json(io.BytesIO(b"\n".join(values)))
