@@ -384,8 +384,11 @@ class ClusterSettings:
     """How often it looks (Kafka's leader.imbalance.check.interval.seconds)."""
 
     log_retention_check_interval_ms: int = 300_000
-    """How often the coordinator drops what retention no longer keeps, and cleans up files (Kafka's
-    log.retention.check.interval.ms)."""
+    """How often the coordinator drops what retention no longer keeps (Kafka's log.retention.check.interval.ms)."""
+
+    log_clean_up_interval_ms: int = 3_600_000
+    """How often the coordinator deletes files that nobody needs any more. It lists every partition's folder in every
+    log dir, and object stores charge for that."""
 
     log_cleaner_backoff_ms: int = 15_000
     """How long the coordinator waits before it looks again for something to compact (Kafka's

@@ -42,8 +42,9 @@ _CHECKPOINT_COMMITS = 100
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
-    # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's
-    "delta.deletedFileRetentionDuration": "interval 36500 days",
+    # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's. Not for
+    # ever: every checkpoint lists what was removed within it
+    "delta.deletedFileRetentionDuration": "interval 365 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
 }

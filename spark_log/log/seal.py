@@ -1,6 +1,6 @@
 """Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,9 +17,11 @@ from spark_log.metadata import tables as t
 _P, _S = t.partition.c, t.segment.c
 
 
-def runs(tail: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
+def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
     """The segments, all of the tail or all files, cut into runs that may each become one file: the offsets meet, one
     timestamp type, at most OFFSETS_MAX offsets, and `bytes_max` bytes unless a single one is larger. By offset.
+
+    No run of files reaches over one of `seen` (`publication.seen_offsets`).
     """
     found: list[list[Segment]] = []
     size = 0
@@ -29,6 +31,7 @@ def runs(tail: Sequence[Segment], bytes_max: int) -> list[list[Segment]]:
             last is None
             or last.end_offset != piece.base_offset
             or last.timestamp_type != piece.timestamp_type
+            or piece.base_offset in seen
             or piece.end_offset - found[-1][0].base_offset > OFFSETS_MAX
             or size + piece.bytes > bytes_max
         ):

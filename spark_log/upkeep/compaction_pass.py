@@ -25,6 +25,7 @@ from spark_log.log.compaction import (
     tombstone_horizon,
 )
 from spark_log.log.delta import try_publish
+from spark_log.log.publication import seen_offsets
 from spark_log.log.rewriting import Segment, discard, plan_rewriting, segments, swap
 from spark_log.log.seal import runs, sealing
 from spark_log.metadata import tables as t
@@ -127,7 +128,7 @@ def plan_pass(work: Work, due: Due) -> CompactionPass | None:
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
-        for run in runs(files, topic.config.segment_bytes):
+        for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
             rewriting = plan_rewriting(connection, topic, partition, run)
             if rewriting is None:
                 return None

@@ -68,7 +68,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "files",
         "delete retired files, deleted topics, and files that nobody names",
-        lambda s: s.log_retention_check_interval_ms,
+        lambda s: s.log_clean_up_interval_ms,
         clean_up_files,
     ),
     Task(

@@ -320,6 +320,18 @@ def test_a_log_that_begins_in_the_middle_of_a_segment(local, local_log):
     assert (file.base_offset, file.end_offset, file.record_count) == (0, 6, 4)
 
 
+def test_no_file_reaches_over_what_a_delta_table_has_shown(local, local_log):
+    """It would be old data and new data at once to a stream of that table."""
+    topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
+    append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
+    seen = t.publication_cursor.update().values(seen_offset=4)
+    local.store.transact(lambda connection, _: connection.execute(seen))
+    compact(local)
+    files = local.store.read(lambda c: segments(c, topic, 0, inline=False))
+    assert [(file.base_offset, file.end_offset) for file in files] == [(0, 4), (4, 6)]
+    assert read(local_log, topic) == "1:b1 4:a3 5:c2"
+
+
 def test_compact_and_delete(local, local_log):
     day_ms = 24 * 60 * 60 * 1000
     topic = make(local, "t", cleanup_policy="compact,delete", retention_ms=str(day_ms), **FILES)
