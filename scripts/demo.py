@@ -7,7 +7,9 @@
 column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
 Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier. Then
 two consumers of one group share the topic, and one of them is killed (scripts/demo_group.py); and the topic is copied
-into one with three replicas, whose disks are lost one after the other (scripts/demo_replicas.py).
+into one with three replicas, whose disks are lost one after the other (scripts/demo_replicas.py). At last two streaming
+queries run through the year, join the flights with the weather and their planes, and compute the delays of every hour
+(scripts/demo_delays.py); they are compared with pandas' own, and drawn (scripts/demo_page.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -90,6 +92,10 @@ def main() -> int:
             differences += _group(address, topic.name)
         with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
             differences += _replicas(address, topic.name, work)
+        with _Step("Run through the year: join flights, weather and planes, and compute the delays of every hour"):
+            job.submit("../scripts/demo_delays.py", *_delays(arguments, topic.name, package, work, fresh=own))
+        with _Step("Draw them"):
+            pictures = _pictures(address, work)
     except (DemoError, SparkLogError) as error:
         console.print(f"[bold red]demo:[/bold red] {redact(str(error))}")
         return 1
@@ -100,9 +106,9 @@ def main() -> int:
         return 1
     console.print(
         f"[bold green]All {FLIGHTS:,} records came back as they were sent[/bold green], keys, event times and values;"
-        f" the means equal pandas'. {time.monotonic() - started:.0f} s in all.\n"
+        f" the means and the delays of every hour equal pandas'. {time.monotonic() - started:.0f} s in all.\n"
     )
-    _where_next(address, topic, cluster_folder, parquet, job.log)
+    _where_next(address, topic, cluster_folder, parquet, job.log, pictures)
     return 0
 
 
@@ -119,6 +125,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--master", default=os.environ.get("SPARK_MASTER", "local[*]"), help="Spark master [env SPARK_MASTER; local[*]]"
+    )
+    parser.add_argument(
+        "--speed-up",
+        metavar="N",
+        help="run through the year N times as fast as it was (500000: in about a minute); as fast as it can without",
     )
     return parser.parse_args()
 
@@ -243,6 +254,20 @@ def _replicas(address: str, topic: str, work: Path) -> list[str]:
     return [] if done.returncode == 0 else ["the replicated topic does not hold every record: see above"]
 
 
+def _delays(arguments: argparse.Namespace, topic: str, package: Path, work: Path, *, fresh: bool) -> list[str]:
+    given = ["--topic", topic, "--data", str(package), "--work", str(work)]
+    if fresh:
+        given.append("--fresh")
+    return [*given, "--speed-up", arguments.speed_up] if arguments.speed_up else given
+
+
+def _pictures(address: str, work: Path) -> Path:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_page.py"), "--work", str(work)]
+    if subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL).returncode:
+        raise DemoError("topic delays could not be drawn: see above")
+    return work / "delays.html"
+
+
 def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> list[str]:
     """Differences as lines, none if all is equal; shows the table by carrier."""
     differences = []
@@ -314,7 +339,7 @@ def _show(by_carrier: pd.DataFrame, names: pd.Series) -> None:
     console.print(table)
 
 
-def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, log: Path) -> None:
+def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, log: Path, page: Path) -> None:
     shown = redact(address)
     console.print("[bold]Where to look next[/bold]")
     for what, where in {
@@ -324,6 +349,7 @@ def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, 
         "its consumer groups": f"spark-log group list --cluster {shown}",
         "the topic as a Delta table": f"{redact(log_dirs[0])}/{topic.folder}",
         "what was read back": str(parquet),
+        "the year's delays, drawn": str(page),
         "Spark's log": str(log),
         "the jobs": "spark-submit jobs/produce.py --help; spark-submit jobs/consume.py --help",
     }.items():

@@ -229,7 +229,14 @@ def _close(address: str, *topics: str) -> None:
 # The two queries -----------------------------------------------------------------------------------------------------
 
 
-def run_queries(spark: SparkSession, address: str, names: Names, work: Path, speed_up: float | None = None) -> None:
+def run_queries(
+    spark: SparkSession,
+    address: str,
+    names: Names,
+    work: Path,
+    speed_up: float | None = None,
+    batches: int = BATCHES,
+) -> None:
     """Both, through all that is in the topics. The second one is started twice, and goes on where it was."""
     checkpoints = work / "checkpoints"
     shutil.rmtree(checkpoints, ignore_errors=True)  # of topics that are gone
@@ -241,12 +248,12 @@ def run_queries(spark: SparkSession, address: str, names: Names, work: Path, spe
         return _delays(spark, address, names, pace, str(checkpoints / "delays"))
 
     began_s = time.monotonic()
-    _to_the_end(departures(Pace.of(address, [names.flights], speed_up)), address, [names.flights])
+    _to_the_end(departures(Pace.of(address, [names.flights], speed_up, batches)), address, [names.flights])
     _say(f"flights and planes joined into topic departures: {time.monotonic() - began_s:.1f} s")
     began_s, inputs = time.monotonic(), [names.departures, names.weather]
-    _to_the_end(delays(Pace.of(address, inputs, speed_up)), address, inputs)
+    _to_the_end(delays(Pace.of(address, inputs, speed_up, batches)), address, inputs)
     _close(address, *inputs)
-    delays(Pace.of(address, inputs, None)).awaitTermination()
+    delays(Pace.of(address, inputs, None, 1)).awaitTermination()
     _say(f"joined with the weather, and the delays of every hour in topic delays: {time.monotonic() - began_s:.1f} s")
 
 
@@ -258,10 +265,10 @@ class Pace:
     trigger: str
 
     @classmethod
-    def of(cls, address: str, topics: Sequence[str], speed_up: float | None) -> "Pace":
+    def of(cls, address: str, topics: Sequence[str], speed_up: float | None, batches: int) -> "Pace":
         sizes = {topic: sum(_ends(address, topic).values()) for topic in topics}
         if speed_up is None:
-            return cls({topic: max(1, math.ceil(size / BATCHES)) for topic, size in sizes.items()}, "available-now")
+            return cls({topic: max(1, math.ceil(size / batches)) for topic, size in sizes.items()}, "available-now")
         return cls({topic: max(1, round(size / YEAR_S * speed_up)) for topic, size in sizes.items()}, "1 seconds")
 
 
@@ -301,7 +308,8 @@ def _departures(spark: SparkSession, address: str, names: Names, pace: Pace, che
     planes = Table(spark, address, names.planes, value=Json(PLANE))
 
     def route(batch: DataFrame) -> list[tuple[DataFrame, TopicOutput]]:
-        rows = planes.join(batch, on="tailnum", name="plane")
+        # a join may bring rows in the order of their keys; the next query counts on that of time, but for a day
+        rows = planes.join(batch, on="tailnum", name="plane").orderBy("time")
         value = F.to_json(F.struct("origin", "dep_delay", "plane.seats"))
         records = rows.select(F.col("tailnum").alias("key"), value.alias("value"), F.col("time").alias("timestamp"))
         return [(records, TopicOutput(address, names.departures))]

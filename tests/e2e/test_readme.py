@@ -43,7 +43,28 @@ def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> No
     assert run.stdout.splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
 
 
-@pytest.mark.parametrize(("block", "shown"), [(1, "alice"), (2, "1,2,3")], ids=["command line", "replicas"])
+def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "streams.py").write_text(PYTHON[2] + "\nprint(hourly.columns)\n")
+    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    run = subprocess.run(
+        [sys.executable, "streams.py"],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert '{"item":"tea","price":4}' in run.stdout
+    assert "['window_start', 'window_end', 'topic', 'count']" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [(1, "alice"), (2, "1,2,3"), (3, '{"seats": 60}')],
+    ids=["command line", "replicas", "upkeep"],
+)
 def test_the_shell_lines_run_as_they_stand(tmp_path: Path, block: int, shown: str) -> None:
     commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[block]
     script = "\n".join(line for line in commands.splitlines() if not line.startswith("spark-submit"))
