@@ -32,7 +32,7 @@ java:  ## Java 17 or later, where it is missing
 postgres:  ## PostgreSQL's server programs, where they are missing
 	@scripts/postgres.sh
 
-delta: $(VENV)/.delta  ## the JARs of Delta, Avro and Protobuf, once, into the Spark of .venv
+delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
 
 $(VENV)/.delta: $(VENV)/.installed scripts/spark_jars.py | java
 	$(WITH_JAVA) $(PYTHON) scripts/spark_jars.py

@@ -1,8 +1,8 @@
-"""Fetch the JARs of Delta, Avro and Protobuf once and put them beside Spark's own in this environment.
+"""Fetch the JARs of Delta and Avro once and put them beside Spark's own in this environment.
 
 Spark's resolver (Ivy) fetches them as it would for `spark.jars.packages`. Kept in pyspark's `jars` folder they cost
-nothing at each start, and drivers, executors and standalone workers of this environment all find them. Without Avro's
-or Protobuf's, everything but these two codecs works (spark_log/streams/codecs.py).
+nothing at each start, and drivers, executors and standalone workers of this environment all find them. Without Avro's,
+everything but that codec works (spark_log/streams/codecs.py).
 """
 
 import shutil
@@ -16,8 +16,7 @@ import pyspark
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 AVRO = ("org.apache.spark:spark-avro_2.13:4.2.0", "org.apache.spark:spark-avro_2.13:4.1.1")
 """The one of this Spark, or an older one whose from_avro and to_avro work with it: some mirrors are late."""
-PROTOBUF = ("org.apache.spark:spark-protobuf_2.13:4.2.0",)
-OURS = ("io.delta_", "io.unitycatalog_", "org.apache.spark_spark-avro_", "org.apache.spark_spark-protobuf_")
+OURS = ("io.delta_", "io.unitycatalog_", "org.apache.spark_spark-avro_")
 """Prefixes of what they add. All else that they name, Spark has already, some of it in another version."""
 SPARK_HAS = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
 """Left out of the download for their size."""
@@ -36,9 +35,8 @@ def main() -> None:
     jars = Path(pyspark.__file__).parent / "jars"
     if not _fetch(jars, DELTA):
         raise SystemExit(f"{DELTA} was not fetched")
-    for versions in (AVRO, PROTOBUF):
-        if not any(_fetch(jars, coordinate) for coordinate in versions):
-            print(f"{' and '.join(versions)}: not to be had; what needs it is left out", file=sys.stderr)
+    if not any(_fetch(jars, coordinate) for coordinate in AVRO):
+        print(f"{' and '.join(AVRO)}: not to be had; what needs it is left out", file=sys.stderr)
 
 
 def _fetch(jars: Path, coordinate: str) -> bool:

@@ -1,5 +1,5 @@
-"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams, on Spark's own
-functions.
+"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams. JSON and Avro on
+Spark's own functions (Avro's come in a JAR), Protobuf in its Python workers (`pip install 'spark-log[protobuf]'`).
 
 >>> flights = decode(records, Json("carrier STRING, delay INT"))                        # doctest: +SKIP
 >>> valid(flights).select("value.carrier", "offset")                                    # doctest: +SKIP
@@ -13,8 +13,11 @@ What is bad, exactly. A null value is not: it is a tombstone, and stays null.
                Fields that the schema does not name are passed over.
     Avro       bytes that are not one record of the schema to the last byte: truncated and trailing ones are found.
                Avro's bytes do not say of which schema they are: a record of another one may pass for one of this.
-    Protobuf   bytes that protobuf's parser refuses, and a field of another wire type. In protobuf unknown fields are
-               allowed and nearly every field may be absent, so a message cut between two fields is a message.
+    Protobuf   bytes that Protobuf's parser refuses, as truncated ones; a field of another wire type; a required field
+               that is missing; text that is not UTF-8; a Timestamp out of range. What Protobuf cannot notice: unknown
+               fields are allowed, so nearly everything may be a message of another type; nearly every field may be
+               absent, so a message cut between two fields is a message, and so are no bytes at all. A number that an
+               enum of proto2 does not have is an unknown field, and null.
 
 With Confluent's framing, also bytes that do not begin with it, or that name another schema than the one asked for.
 """
@@ -27,24 +30,19 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_log.errors import InvalidOptionError
-from spark_log.streams.parsing import (
-    Parser,
-    avro_parser,
-    from_column,
-    json_parser,
-    needing_jar,
-    protobuf_parser,
-)
+from spark_log.streams.parsing import Parser, avro_parser, from_column, json_parser, needing_avro, needing_protobuf
 
 RAW, ERROR = "raw", "error"
 """Columns that `decode` adds: the bytes as they were, and what is wrong with them, null if nothing is."""
 
+_FRAME_BYTES = 5
 _BARE, _PARSED = "_spark_log_bare", "_spark_log_parsed"
 
 
 @dataclass(frozen=True)
 class Confluent:
-    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message.
+    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message. Before a
+    Protobuf's stands which message of the schema's file it is: a zero byte for the first, the usual one.
 
     `schema_id`: encoding needs it. Decoding takes messages of this schema only, or of any without it.
     """
@@ -80,8 +78,8 @@ class Avro:
 
 @dataclass(frozen=True)
 class Protobuf:
-    """Protobuf messages. `descriptor`: a descriptor set (protoc --include_imports --descriptor_set_out), its path or
-    its bytes. With Confluent's framing: the first message of the schema's file.
+    """Protobuf messages. `message`: its full name, as "shop.Order". `descriptor`: a descriptor set (protoc
+    --include_imports --descriptor_set_out), its path or its bytes. What types become: streams/protobuf_types.py.
     """
 
     message: str
@@ -106,8 +104,8 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
     """`column` (binary or string) becomes a struct of the schema's fields, null where it was null or is bad. Columns
     `raw` (binary) and `error` (string) are added.
 
-    Raises InvalidOptionError for a schema or a column that cannot be, InvalidConfigurationError without the codec's
-    JAR.
+    Raises InvalidOptionError for a schema or a column that cannot be, InvalidConfigurationError without what the codec
+    needs.
     """
     kinds = {each.name: each.dataType for each in frame.schema.fields}
     if not isinstance(kinds.get(column), BinaryType | StringType):
@@ -122,11 +120,11 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
     if framed is None:
         bare = raw
     else:
-        bare = sf.when(framed, sf.expr(f"substring({RAW}, {_frame_bytes(codec) + 1})"))
+        bare = sf.when(framed, sf.expr(f"substring({RAW}, {_FRAME_BYTES + len(_message_indexes(codec)) + 1})"))
         whose = codec.framing.schema_id if codec.framing else None
         which = "" if whose is None else f" with schema id {whose}"
         reason = sf.when(~framed, sf.lit(f"does not begin with Confluent's framing{which}")).otherwise(reason)
-    with needing_jar(type(codec).__name__, frame.sparkSession):
+    with needing_avro(frame.sparkSession):
         parsed = (
             frame.withColumn(RAW, sf.col(column).cast(BinaryType()))
             .withColumn(_BARE, bare)
@@ -150,14 +148,14 @@ def encode(
     """Records as `format("spark_log")` writes them: value, and key, headers, timestamp, partition where they are given.
 
     `value`: a struct (null becomes null, a tombstone), or the names of the columns that make one; all without. `key`:
-    string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError without the
-    codec's JAR, and Spark's errors where the columns do not fit the schema.
+    string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError without
+    what the codec needs, and Spark's errors where the columns do not fit the schema.
     """
     if isinstance(value, str | Column):
         payload = from_column(value)
     else:
         payload = sf.struct(*(frame.columns if value is None else value))
-    columns = {"value": _framed_payload(_encoded(payload, codec), codec)}
+    columns = {"value": _framed_payload(_encoded(frame, payload, codec), codec)}
     if key is not None:
         columns["key"] = from_column(key)
     if headers is not None:
@@ -170,7 +168,7 @@ def encode(
         columns["timestamp"] = from_column(timestamp)
     if partition is not None:
         columns["partition"] = from_column(partition)
-    with needing_jar(type(codec).__name__, frame.sparkSession):
+    with needing_avro(frame.sparkSession):
         return frame.select(*(column.alias(name) for name, column in columns.items()))
 
 
@@ -181,6 +179,8 @@ def _parser(codec: Codec) -> Parser:
         case Avro():
             return avro_parser(codec.schema)
         case Protobuf():
+            with needing_protobuf():
+                from spark_log.streams.protobuf_decoding import protobuf_parser
             return protobuf_parser(codec.message, codec.descriptor_set)
 
 
@@ -196,7 +196,7 @@ def _schema_of(codec: Json) -> StructType:
     return schema
 
 
-def _encoded(payload: Column, codec: Codec) -> Column:
+def _encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
     match codec:
         case Json():
             return sf.to_json(payload, dict(codec.options)).cast(BinaryType())
@@ -205,26 +205,29 @@ def _encoded(payload: Column, codec: Codec) -> Column:
 
             return to_avro(payload, codec.schema)
         case Protobuf():
-            from pyspark.sql.protobuf.functions import to_protobuf
+            with needing_protobuf():
+                from spark_log.streams.protobuf_encoding import protobuf_payload
+            return protobuf_payload(frame, payload, codec.message, codec.descriptor_set)
 
-            return to_protobuf(payload, codec.message, binaryDescriptorSet=codec.descriptor_set)
 
-
-def _frame_bytes(codec: Codec) -> int:
-    return 6 if isinstance(codec, Protobuf) else 5
+def _message_indexes(codec: Codec) -> bytes:
+    """What stands between Confluent's schema id and the message."""
+    if not isinstance(codec, Protobuf):
+        return b""
+    with needing_protobuf():
+        from spark_log.streams.protobuf_types import message_indexes
+    return message_indexes(codec.message, codec.descriptor_set)
 
 
 def _framed(raw: Column, codec: Codec) -> Column | None:
-    """Whether the bytes have the codec's framing; None if it has none. A Protobuf's ends with a zero byte, short for
-    the list [0] of message indexes: the first message of the schema's file.
-    """
+    """Whether the bytes have the codec's framing; None if it has none."""
     if codec.framing is None:
         return None
-    begin = codec.framing.begin
+    begin, indexes = codec.framing.begin, _message_indexes(codec)
     framed = raw.substr(1, len(begin)) == sf.lit(begin)
-    if isinstance(codec, Protobuf):
-        framed = framed & (raw.substr(6, 1) == sf.lit(b"\0"))
-    return framed & (sf.octet_length(raw) >= _frame_bytes(codec))
+    if indexes:
+        framed = framed & (raw.substr(_FRAME_BYTES + 1, len(indexes)) == sf.lit(indexes))
+    return framed & (sf.octet_length(raw) >= _FRAME_BYTES + len(indexes))
 
 
 def _framed_payload(payload: Column, codec: Codec) -> Column:
@@ -232,5 +235,4 @@ def _framed_payload(payload: Column, codec: Codec) -> Column:
         return payload
     if codec.framing.schema_id is None:
         raise InvalidOptionError("schema_id: needed to encode with Confluent's framing")
-    begin = codec.framing.begin + (b"\0" if isinstance(codec, Protobuf) else b"")
-    return sf.concat(sf.lit(begin), payload)
+    return sf.concat(sf.lit(codec.framing.begin + _message_indexes(codec)), payload)

@@ -23,7 +23,6 @@ _CORRUPT = "corrupt"
 _SHOWN_MAX = 100
 """Characters of a bad value that a reason shows."""
 
-_PACKAGES = {"Avro": "spark-avro", "Protobuf": "spark-protobuf"}
 _END = uuid.uuid4().bytes
 """What follows an Avro record in its envelope. No writer of records can know it."""
 
@@ -63,18 +62,6 @@ def avro_parser(schema: str) -> Parser:
         return sf.when(~sf.coalesce(parsed["end"] == sf.lit(_END), sf.lit(False)), bad)
 
     return Parser(parsed, reason)
-
-
-def protobuf_parser(message: str, descriptor_set: bytes) -> Parser:
-    bad = sf.lit(f"not a message of Protobuf type {message}")
-
-    def parsed(bare: Column) -> Column:
-        from pyspark.sql.protobuf.functions import from_protobuf
-
-        value = from_protobuf(bare, message, options=_PERMISSIVE, binaryDescriptorSet=descriptor_set)
-        return sf.struct(value.alias("value"))
-
-    return Parser(parsed, lambda _bare, parsed: sf.when(parsed["value"].isNull(), bad))
 
 
 def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
@@ -163,15 +150,28 @@ def _of_items(items: Callable[[Column], Column], is_null: IsNull) -> IsNull:
 
 
 @contextmanager
-def needing_jar(codec: str, spark: SparkSession) -> Iterator[None]:
-    """InvalidConfigurationError with what to do, where Spark lacks the codec's functions."""
+def needing_avro(spark: SparkSession) -> Iterator[None]:
+    """InvalidConfigurationError with what to do, where Spark lacks Avro's functions."""
     try:
         yield
     except AnalysisException as error:
         if "_NOT_LOADED_SQL_FUNCTIONS_UNUSABLE" not in str(error.getCondition()):
             raise
-        package = f"org.apache.spark:{_PACKAGES[codec]}_2.13:{spark.version}"
+        package = f"org.apache.spark:spark-avro_2.13:{spark.version}"
         raise InvalidConfigurationError(
-            f"{codec} needs a JAR of Spark's that is not loaded: spark-submit --packages {package} …, or"
+            f"Avro needs a JAR of Spark's that is not loaded: spark-submit --packages {package} …, or"
             f" spark.jars.packages={package} when the session is made"
+        ) from error
+
+
+@contextmanager
+def needing_protobuf() -> Iterator[None]:
+    """InvalidConfigurationError with what to do, where an import lacks the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("google"):
+            raise
+        raise InvalidConfigurationError(
+            "Protobuf needs a package that is not installed: pip install 'spark-log[protobuf]'"
         ) from error

@@ -9,7 +9,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.errors import InvalidOptionError
 from spark_log.log.log import Records
 from spark_log.streams.bad_records import dead_letters, valid
 from spark_log.streams.codecs import Avro, Confluent, Json, Protobuf, decode, encode
@@ -142,51 +142,16 @@ def test_avro_as_confluents_serializers_frame_it(spark):
     assert decoded(spark, Json(FLIGHT, framing=Confluent()), [b'\0\0\0\0\x07{"delay":3}']) == [(None, 3)]
 
 
-def has_protobuf(spark):
-    try:
-        decode(spark.createDataFrame([(b"",)], "value BINARY"), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET))
-    except InvalidConfigurationError as error:
-        assert str(error).startswith(
-            f"Protobuf needs a JAR of Spark's that is not loaded: spark-submit --packages"
-            f" org.apache.spark:spark-protobuf_2.13:{spark.version} …"
-        )
-        return False
-    return True
-
-
-def test_protobuf_or_what_it_needs(spark, tmp_path):
-    if not has_protobuf(spark):
-        with pytest.raises(InvalidConfigurationError, match="Protobuf needs a JAR"):
-            encode(spark.range(1), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET))
-        pytest.skip("spark-protobuf's JAR is not to be had here; what a user is told instead is shown above")
-    good = flight_bytes("UA", 3)
-    bad = "not a message of Protobuf type Flight"
-    cases = [
-        (good, ("UA", 3)),
-        (b"", (None, None)),
-        (None, None),
-        (good[:4], ("UA", None)),
-        (good[:-1], bad),
-        (b"\xff" * 9, bad),
-        (b"\x08\x01", bad),
-    ]
-    values, expected = map(list, zip(*cases, strict=True))
-    codec = Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)
-    assert decoded(spark, codec, values) == expected
-    (tmp_path / "flight.desc").write_bytes(FLIGHT_DESCRIPTOR_SET)
-    by_path = Protobuf("Flight", str(tmp_path / "flight.desc"), Confluent(7))
-    rows = spark.createDataFrame([("UA", 3)], FLIGHT)
-    [row] = encode(rows, by_path).collect()
-    assert row.value == b"\0\0\0\0\x07\0" + good
-    assert decoded(spark, by_path, [row.value, good]) == [
-        ("UA", 3),
-        "does not begin with Confluent's framing with schema id 7",
-    ]
-
-
 @pytest.mark.parametrize(
     "codec",
-    [Json(FLIGHT), Json(FLIGHT, framing=Confluent(1)), Avro(AVRO_FLIGHT), Avro(AVRO_FLIGHT, Confluent(2**31 - 1))],
+    [
+        Json(FLIGHT),
+        Json(FLIGHT, framing=Confluent(1)),
+        Avro(AVRO_FLIGHT),
+        Avro(AVRO_FLIGHT, Confluent(2**31 - 1)),
+        Protobuf("Flight", FLIGHT_DESCRIPTOR_SET),
+        Protobuf("Flight", FLIGHT_DESCRIPTOR_SET, Confluent(7)),
+    ],
 )
 def test_what_is_encoded_is_decoded(spark, codec):
     rows = spark.createDataFrame([("UA", 3), (None, 4), ("B6", None), (None, None)], FLIGHT)
@@ -220,8 +185,6 @@ def test_what_cannot_be_decoded_is_said_by_name(spark):
     for schema in ("{", '"string"', '{"type":"enum"}'):
         with pytest.raises(InvalidOptionError, match="not the JSON of an Avro record"):
             decode(frame, Avro(schema))
-    with pytest.raises(InvalidOptionError, match="descriptor '/nowhere': cannot be read"):
-        decode(frame, Protobuf("Flight", "/nowhere"))
     with pytest.raises(InvalidOptionError, match="schema_id: needed to encode"):
         encode(frame, Json(FLIGHT, framing=Confluent()))
     with pytest.raises(InvalidOptionError, match="schema_id: expected a number"):
@@ -233,12 +196,19 @@ def test_what_cannot_be_decoded_is_said_by_name(spark):
         dead_letters(frame)
 
 
-@pytest.mark.parametrize("codec", [Json(FLIGHT), Avro(AVRO_FLIGHT)], ids=["json", "avro"])
+@pytest.mark.parametrize(
+    "codec",
+    [Json(FLIGHT), Avro(AVRO_FLIGHT), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)],
+    ids=["json", "avro", "protobuf"],
+)
 def test_a_stream_parts_the_good_from_the_dead_letters(spark, cluster, log, tmp_path, codec):
     json_ = b'{"carrier":"UA","delay":3}'
     good, bad, reason = json_, b"{", b"not one JSON object"
     if isinstance(codec, Avro):
         good, bad, reason = avro("UA", 3), avro("UA", 3)[:-1], UNREADABLE.encode()
+    if isinstance(codec, Protobuf):
+        good, bad = flight_bytes("UA", 3), flight_bytes("UA", 3)[:-1]
+        reason = b"not a message of Protobuf type Flight: Wire format was corrupt"
     topic = make(cluster, "in", 2)
     outputs = [TopicOutput(str(cluster.store.address), make(cluster, name).name) for name in ("good", "dead")]
 
