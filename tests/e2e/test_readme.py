@@ -14,50 +14,41 @@ README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.slow
-def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
-    code = PYTHON[0]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    (tmp_path / "ten_lines.py").write_text(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n')
-    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+def output_of(program: str, folder: Path) -> str:
+    """What a Python program of the README prints, run as it stands in a folder of its own."""
+    (folder / "program.py").write_text(program)
     run = subprocess.run(
-        [sys.executable, "ten_lines.py"],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "rows 1000000" in run.stdout
-    assert "only showing top 5 rows" in run.stdout
-
-
-def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
-    Cluster.init(str(tmp_path / "log")).close()
-    (tmp_path / "clients.py").write_text(PYTHON[1])
-    run = subprocess.run(
-        [sys.executable, "clients.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
-
-
-def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "streams.py").write_text(PYTHON[2] + "\nprint(hourly.columns)\n")
-    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    run = subprocess.run(
-        [sys.executable, "streams.py"],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert '{"item":"tea","price":4}' in run.stdout
-    assert "['window_start', 'window_end', 'topic', 'count']" in run.stdout
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
+    code = PYTHON[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    printed = output_of(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n', tmp_path)
+    assert "rows 1000000" in printed
+    assert "only showing top 5 rows" in printed
+
+
+def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
+    Cluster.init(str(tmp_path / "log")).close()
+    assert output_of(PYTHON[1], tmp_path).splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
+
+
+@pytest.mark.slow
+def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
+    printed = output_of(PYTHON[2] + "\nprint(hourly.columns)\n", tmp_path)
+    assert '{"item":"tea","price":4}' in printed
+    assert "['window_start', 'window_end', 'topic', 'count']" in printed
 
 
 @pytest.mark.parametrize(
