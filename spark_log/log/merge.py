@@ -18,7 +18,7 @@ from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.topics import Topic
 from spark_log.failpoints import failpoint
 from spark_log.log import publication
-from spark_log.log.rewriting import OFFSETS_MAX, Rewriting, Segment, Written, plan_rewriting, segments, swap, write
+from spark_log.log.rewriting import Rewriting, Segment, Written, may_follow, plan_rewriting, segments, swap, write
 from spark_log.log.slices import LogDirs
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
@@ -56,13 +56,7 @@ def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: f
     longest = 0
     for number, file in enumerate(files[first + 1 : first + FILES_MAX], start=2):
         size += file.bytes
-        if (
-            last.end_offset != file.base_offset
-            or last.timestamp_type != file.timestamp_type
-            or file.base_offset in boundaries
-            or size > bytes_max
-            or file.end_offset - start.base_offset > OFFSETS_MAX
-        ):
+        if size > bytes_max or not may_follow(start, last, file, boundaries):
             break
         count += file.record_count
         largest, most = max(largest, file.bytes), max(most, file.record_count)

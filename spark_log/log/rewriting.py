@@ -10,7 +10,7 @@ So appends, readers and other upkeep never notice: until the swap nobody names t
 inputs, which stay on disk for retired.file.retention.ms.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -70,6 +70,21 @@ class Segment:
 
 
 _SEGMENT_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+
+
+def may_follow(first: Segment, last: Segment, following: Segment, seen: Collection[int] = ()) -> bool:
+    """Whether a file that goes from `first` to `last` may go on with `following`: the offsets meet, the timestamp type
+    is the same, and the span fits into an offset_delta.
+
+    Nor does it begin at one of `seen` (`publication.seen_offsets`): the file would be old data and new data at once to
+    the stream of some Delta table.
+    """
+    return (
+        last.end_offset == following.base_offset
+        and last.timestamp_type == following.timestamp_type
+        and following.base_offset not in seen
+        and following.end_offset - first.base_offset <= OFFSETS_MAX
+    )
 
 
 @dataclass(frozen=True)

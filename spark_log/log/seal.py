@@ -10,7 +10,7 @@ from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.topics import Topic
 from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
-from spark_log.log.rewriting import OFFSETS_MAX, Rewriting, Segment, Written, plan_rewriting, segments, swap, write
+from spark_log.log.rewriting import Rewriting, Segment, Written, may_follow, plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 
@@ -26,15 +26,8 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
     found: list[list[Segment]] = []
     size = 0
     for piece in tail:
-        last = found[-1][-1] if found else None
-        if (
-            last is None
-            or last.end_offset != piece.base_offset
-            or last.timestamp_type != piece.timestamp_type
-            or piece.base_offset in seen
-            or piece.end_offset - found[-1][0].base_offset > OFFSETS_MAX
-            or size + piece.bytes > bytes_max
-        ):
+        run = found[-1] if found else None
+        if run is None or size + piece.bytes > bytes_max or not may_follow(run[0], run[-1], piece, seen):
             found.append([])
             size = 0
         found[-1].append(piece)
