@@ -160,7 +160,7 @@ NOTICED_IN = [
     (tombstones_go_with_the_next_pass, (IN_ONE_FILE, 0, [appended("a -a b"), NOW, appended("b"), Tick(30), NOW])),
     (
         tombstones_go_when_their_own_time_has_come,
-        (IN_ONE_FILE, 0, [appended("a b"), NOW, Tick(120), appended("-a b", sealed=False), NOW]),
+        (IN_ONE_FILE, 0, [appended("a b"), NOW, Tick(120), appended("-a b b", sealed=False), NOW]),
     ),
     (
         tombstones_wait_for_each_pass_again,
