@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import Attempt, Store
 
 _L = t.lease.c
@@ -53,9 +53,8 @@ class Lease:
             here = _L.name == self._name
             row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one_or_none()
             if row is None:
-                insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
                 new = {"name": self._name, "holder": None, "epoch": 0, "until_ms": 0, "era": ""}
-                connection.execute(insert(t.lease).values(new).on_conflict_do_nothing())
+                insert_if_missing(connection, t.lease, new)
                 row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one()
             now = self._store.clock(connection)
             ours = row.holder == self.holder and row.epoch == self.epoch

@@ -15,7 +15,7 @@ from spark_log.records.schema import read_schema
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.log import ReadPlan
+    from spark_log.log.reader import ReadPlan
 
 _STORED = "offset_delta int, timestamp timestamp, key binary, value binary"
 _HEADERS = ", headers array<struct<key:string,value:binary>>"
@@ -39,10 +39,10 @@ def read_topic(
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.log import Log
+    from spark_log.log.reader import LogReader
 
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    log = Log(opened, holder="read_topic")
+    log = LogReader(opened, holder="read_topic")
     try:
         found = log.find_topic(topic)
         ranges = {tp: OffsetRange(start, end) for tp, (start, end) in log.positions(found).items()}

@@ -19,7 +19,7 @@ from spark_log.datasource.tasks import ReadTask
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log import plan as planner
-from spark_log.log.log import Log, ReadPlan
+from spark_log.log.reader import LogReader, ReadPlan
 from spark_log.log.slices import Slice
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ReadPlanner:
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.cluster = Cluster.open(options.cluster)
-        self.log = Log(self.cluster, holder="spark read")
+        self.log = LogReader(self.cluster, holder="spark read")
 
     def close(self) -> None:
         self.log.close()

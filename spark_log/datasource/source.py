@@ -1,11 +1,11 @@
 """`format("spark_log")`: the door that Spark comes through.
 
-Modules that only the driver needs (they bring SQLAlchemy along) are imported where they are used: executors unpickle
-these classes for every task, and should not pay for it.
+Modules that only some need are imported where they are used: each process that Spark starts to plan a read or a write,
+and each executor that unpickles these classes for its tasks, would pay for all of them (SQLAlchemy is 0.2 s).
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import (
@@ -21,12 +21,13 @@ from pyspark.sql.types import (
 )
 
 from spark_log.datasource.batch_reader import BatchReader
-from spark_log.datasource.batch_writer import BatchWriter
 from spark_log.datasource.options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.stream_reader import StreamReader
-from spark_log.datasource.stream_writer import StreamWriter
-from spark_log.datasource.write_schema import check_write_schema
 from spark_log.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from spark_log.datasource.batch_writer import BatchWriter
+    from spark_log.datasource.stream_writer import StreamWriter
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -70,7 +71,10 @@ class SparkLogDataSource(DataSource):
         self._options_may_travel = False
         return StreamReader(ReadOptions.parse(self.options, streaming=True, environ=os.environ))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
+        from spark_log.datasource.batch_writer import BatchWriter
+        from spark_log.datasource.write_schema import check_write_schema
+
         if overwrite:
             raise InvalidOptionError(
                 "Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: a log is only appended to"
@@ -79,7 +83,10 @@ class SparkLogDataSource(DataSource):
         check_write_schema(schema, options)
         return BatchWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
+        from spark_log.datasource.stream_writer import StreamWriter
+        from spark_log.datasource.write_schema import check_write_schema
+
         # `overwrite` is output mode complete: as in Kafka's sink, every batch appends all of its rows. (Mode update is
         # Spark's to allow, and it does not for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from spark_log.log.fetch import Fetcher
 from spark_log.log.slices import LogDirs, Slice, TimestampBounds
-from spark_log.records.schema import read_schema
 
 
 @dataclass
@@ -26,6 +24,9 @@ class ReadTask(InputPartition):
 
 def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """The records of a task as Arrow batches of the columns."""
+    from spark_log.log.fetch import Fetcher
+    from spark_log.records.schema import read_schema
+
     if not isinstance(task, ReadTask):  # Spark makes one task of its own where there is nothing to read
         return iter(())
     schema = read_schema(include_headers="headers" in columns, columns=columns)

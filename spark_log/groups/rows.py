@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from spark_log.cluster.names import is_legal
 from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import StoreClock
 
 _G = t.consumer_group.c
@@ -124,9 +124,8 @@ def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock
     """The group's row, locked; made, empty, if there is none."""
     found = read_group(connection, group_id, lock=True)
     if found is None:
-        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
         new = {"group_id": group_id, "generation": 0, "assignor": "", "empty_since_ms": now.wall_ms}
-        connection.execute(insert(t.consumer_group).values(new).on_conflict_do_nothing())
+        insert_if_missing(connection, t.consumer_group, new)
         found = read_group(connection, group_id, lock=True)
         assert found is not None
     return found

@@ -3,7 +3,7 @@
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -17,19 +17,14 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.replication import PartitionState
-from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
-    DataLossError,
     NotLeaderForPartitionError,
-    OffsetOutOfRangeError,
-    SparkLogError,
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
-    redact,
 )
-from spark_log.ids import LogDirId, OffsetRange, TopicPartition, WriteId
-from spark_log.log import plan as planner
+from spark_log.ids import LogDirId, WriteId
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
 from spark_log.log.appender import AppendRequest, AppendResult, force
 from spark_log.log.delta import try_publish
@@ -43,21 +38,16 @@ from spark_log.log.encode import (
     prepare,
     segment_batch,
 )
-from spark_log.log.fetch import Fetcher
 from spark_log.log.followers import Followers
 from spark_log.log.reach import append_reaching
+from spark_log.log.reader import LogReader
 from spark_log.log.seal import seal
-from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
-from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
-from spark_log.records.schema import read_schema
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
-
-_ALL_TIMES = TimestampBounds()
 
 
 @dataclass(frozen=True)
@@ -69,15 +59,7 @@ class Records:
     sequence: ProducerSequence | None = None
 
 
-@dataclass(frozen=True)
-class ReadPlan:
-    """Slices with all that is needed to read them, as of one snapshot. Free of the metadata store; it travels."""
-
-    slices: Sequence[Slice]
-    log_dirs: LogDirs
-
-
-class Log:
+class Log(LogReader):
     """Appends to and reads from a cluster. Safe to share between threads.
 
     >>> log = Log(Cluster.open("/data/log"))                                  # doctest: +SKIP
@@ -85,9 +67,7 @@ class Log:
     """
 
     def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
-        self.cluster = cluster
-        self.settings = settings or ClusterSettings()
-        self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
+        super().__init__(cluster, settings=settings, holder=holder)
         self._at_hand = AtHand(cluster, self.settings)
         self._followers = Followers(cluster)
         self._left_behind = False
@@ -97,7 +77,7 @@ class Log:
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
-        self._writer.close()
+        super().close()
 
     def append(
         self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
@@ -247,74 +227,6 @@ class Log:
                 raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
         return found
 
-    def find_topic(self, name: str) -> Topic:
-        """The topic, or UnknownTopicOrPartitionError."""
-        return self.cluster.store.read(lambda connection: find_topic(connection, name))
-
-    def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
-        """Log start offset and high watermark of each partition."""
-        return self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
-
-    def plan(
-        self,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        times: TimestampBounds = _ALL_TIMES,
-        topics: Mapping[str, Topic] | None = None,
-        rack: str | None = None,
-    ) -> ReadPlan:
-        """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
-
-        Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
-        and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
-        Replicas in the reader's `rack` are read first.
-        """
-        while True:
-            with self.cluster.store.snapshot() as connection:
-                found = find_topics(connection, {name for name, _ in ranges})
-                _check_topics(found, ranges, topics)
-                _check_ranges(planner.positions(connection, found.values()), ranges)
-                slices = planner.plan(connection, found, ranges, times, rack=rack)
-                too_long = self._too_long(planner.inline_bytes(slices))
-                if not too_long:
-                    slices = planner.with_inline_data(connection, slices)
-                    break
-            if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
-                # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
-                with self.cluster.store.snapshot() as connection:
-                    slices = planner.plan(connection, found, ranges, times, rack=rack)
-                    slices = planner.with_inline_data(connection, slices)
-                    break
-        return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: each that the slices name is among them
-
-    def read(
-        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None, rack: str | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches of the records of the ranges, by partition and offset; all columns with headers by default."""
-        plan = self.plan(ranges, rack=rack)
-        return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
-
-    def offsets_for_times(
-        self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
-    ) -> dict[int, int | None]:
-        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79)."""
-        with self.cluster.store.snapshot() as connection:
-            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms, rack)
-            candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}
-        fetcher = Fetcher(self.cluster.log_dirs())
-        found: dict[int, int | None] = dict.fromkeys(timestamps_ms)
-        for partition, pieces in candidates.items():
-            offsets = (fetcher.first_offset_at_or_after(piece, timestamps_ms[partition]) for piece in pieces)
-            found[partition] = next((offset for offset in offsets if offset is not None), None)
-        return found
-
-    def _try_seal(self, topic: Topic, partition: int) -> int:
-        """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
-        try:
-            return seal(self.cluster, self._writer, topic, partition)
-        except (SparkLogError, OSError) as error:
-            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
-            return 0
-
     def _force_what_is_due(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [
             key
@@ -323,18 +235,6 @@ class Log:
         ]
         if due:
             force(self.cluster.store, due)
-
-    def _too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The longest tails, without which the plan keeps under its caps."""
-        per_task, total = self.settings.plan_inline_bytes_per_task_max, self.settings.plan_inline_bytes_max
-        excess = sum(sizes.values()) - total
-        chosen: list[TopicPartition] = []
-        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            if size <= per_task and excess <= 0:
-                break
-            chosen.append(partition)
-            excess -= size
-        return chosen
 
 
 def _somebody_is_behind(state: PartitionState) -> bool:
@@ -362,29 +262,3 @@ def targets_of(
             target = found[partition]
             found[partition] = replace(target, log_dirs={**target.log_dirs, broker_id: LogDirId(log_dir_id)})
     return found
-
-
-def _check_topics(
-    found: Mapping[str, Topic], ranges: Mapping[TopicPartition, OffsetRange], pinned: Mapping[str, Topic] | None
-) -> None:
-    for name in {name for name, _ in ranges}:
-        if name not in found:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-        if pinned is not None and found[name].topic_id != pinned[name].topic_id:
-            raise DataLossError(
-                f"topic {name!r} was deleted and created again: the records that were to be read are lost"
-            )
-
-
-def _check_ranges(limits: Mapping[TopicPartition, Positions], ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-    for topic_partition, (start, end) in ranges.items():
-        limit = limits.get(topic_partition)
-        if limit is None:
-            raise UnknownTopicOrPartitionError(
-                f"partition {topic_partition.topic}-{topic_partition.partition}: unknown topic or partition"
-            )
-        if start < end and not limit.log_start_offset <= start <= end <= limit.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"{topic_partition.topic}-{topic_partition.partition}: offsets [{start}, {end}) are not between the log"
-                f" start offset {limit.log_start_offset} and the high watermark {limit.high_watermark}"
-            )

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic
 from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
-from spark_log.log import offsets_topic
 from spark_log.log.nearest import Copies, Copy, distance, reading_order
 from spark_log.log.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
@@ -107,6 +106,8 @@ def plan(
     for name, wanted in by_topic.items():
         topic = topics[name]
         if name == CONSUMER_OFFSETS_TOPIC:
+            from spark_log.log import offsets_topic  # it encodes records: an import that other plans need not pay for
+
             slices += offsets_topic.slices_of(connection, topic, wanted)
             continue
         bounds = {partition: (start, end) for partition, start, end in wanted}

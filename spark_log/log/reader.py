@@ -1,0 +1,166 @@
+"""Reading the log: which segments hold what is asked for, in one snapshot, and their records.
+
+What drivers of Spark import to plan a read; so what only some need is imported where it is used.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.errors import (
+    DataLossError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
+from spark_log.log.write_ids import Writer
+
+logger = logging.getLogger(__name__)
+
+_ALL_TIMES = TimestampBounds()
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Slices with all that is needed to read them, as of one snapshot. Free of the metadata store; it travels."""
+
+    slices: Sequence[Slice]
+    log_dirs: LogDirs
+
+
+class LogReader:
+    """Reads of a cluster. Safe to share between threads.
+
+    >>> reader = LogReader(Cluster.open("/data/log"))                         # doctest: +SKIP
+    >>> reader.read(reader.positions(topic))                                  # doctest: +SKIP
+    """
+
+    def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
+        self.cluster = cluster
+        self.settings = settings or ClusterSettings()
+        self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def find_topic(self, name: str) -> Topic:
+        """The topic, or UnknownTopicOrPartitionError."""
+        return self.cluster.store.read(lambda connection: find_topic(connection, name))
+
+    def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
+        """Log start offset and high watermark of each partition."""
+        return self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
+
+    def plan(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        times: TimestampBounds = _ALL_TIMES,
+        topics: Mapping[str, Topic] | None = None,
+        rack: str | None = None,
+    ) -> ReadPlan:
+        """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
+
+        Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
+        and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
+        Replicas in the reader's `rack` are read first.
+        """
+        while True:
+            with self.cluster.store.snapshot() as connection:
+                found = find_topics(connection, {name for name, _ in ranges})
+                _check_topics(found, ranges, topics)
+                _check_ranges(planner.positions(connection, found.values()), ranges)
+                slices = planner.plan(connection, found, ranges, times, rack=rack)
+                too_long = self._too_long(planner.inline_bytes(slices))
+                if not too_long:
+                    slices = planner.with_inline_data(connection, slices)
+                    break
+            if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
+                # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
+                with self.cluster.store.snapshot() as connection:
+                    slices = planner.plan(connection, found, ranges, times, rack=rack)
+                    slices = planner.with_inline_data(connection, slices)
+                    break
+        return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: each that the slices name is among them
+
+    def read(
+        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None, rack: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of the records of the ranges, by partition and offset; all columns with headers by default."""
+        from spark_log.log.fetch import Fetcher
+        from spark_log.records.schema import read_schema
+
+        plan = self.plan(ranges, rack=rack)
+        return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
+
+    def offsets_for_times(
+        self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
+    ) -> dict[int, int | None]:
+        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79)."""
+        from spark_log.log.fetch import Fetcher
+
+        with self.cluster.store.snapshot() as connection:
+            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms, rack)
+            candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}
+        fetcher = Fetcher(self.cluster.log_dirs())
+        found: dict[int, int | None] = dict.fromkeys(timestamps_ms)
+        for partition, pieces in candidates.items():
+            offsets = (fetcher.first_offset_at_or_after(piece, timestamps_ms[partition]) for piece in pieces)
+            found[partition] = next((offset for offset in offsets if offset is not None), None)
+        return found
+
+    def _try_seal(self, topic: Topic, partition: int) -> int:
+        """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
+        from spark_log.log.seal import seal  # reads seldom do
+
+        try:
+            return seal(self.cluster, self._writer, topic, partition)
+        except (SparkLogError, OSError) as error:
+            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
+            return 0
+
+    def _too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """The longest tails, without which the plan keeps under its caps."""
+        per_task, total = self.settings.plan_inline_bytes_per_task_max, self.settings.plan_inline_bytes_max
+        excess = sum(sizes.values()) - total
+        chosen: list[TopicPartition] = []
+        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            if size <= per_task and excess <= 0:
+                break
+            chosen.append(partition)
+            excess -= size
+        return chosen
+
+
+def _check_topics(
+    found: Mapping[str, Topic], ranges: Mapping[TopicPartition, OffsetRange], pinned: Mapping[str, Topic] | None
+) -> None:
+    for name in {name for name, _ in ranges}:
+        if name not in found:
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        if pinned is not None and found[name].topic_id != pinned[name].topic_id:
+            raise DataLossError(
+                f"topic {name!r} was deleted and created again: the records that were to be read are lost"
+            )
+
+
+def _check_ranges(limits: Mapping[TopicPartition, Positions], ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    for topic_partition, (start, end) in ranges.items():
+        limit = limits.get(topic_partition)
+        if limit is None:
+            raise UnknownTopicOrPartitionError(
+                f"partition {topic_partition.topic}-{topic_partition.partition}: unknown topic or partition"
+            )
+        if start < end and not limit.log_start_offset <= start <= end <= limit.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"{topic_partition.topic}-{topic_partition.partition}: offsets [{start}, {end}) are not between the log"
+                f" start offset {limit.log_start_offset} and the high watermark {limit.high_watermark}"
+            )
