@@ -24,7 +24,7 @@ from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Log, Records
-from spark_log.produce.partitioner import partition_of, split_by_partition
+from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.records.schema import RECORD_SCHEMA
 from spark_log.upkeep.compact_on_spark import compact_on_spark
 

@@ -346,6 +346,13 @@ class ClusterSettings:
     transaction_max_timeout_ms: int = 15 * 60 * 1000
     """Largest transaction.timeout.ms that a producer may ask for (Kafka's transaction.max.timeout.ms)."""
 
+    transaction_abort_interval_ms: int = 10_000
+    """How often the coordinator aborts transactions whose time is over (Kafka's
+    transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+
+    transactional_id_expiration_ms: int = 7 * DAY_MS
+    """How long a transactional id is remembered after its last transaction (Kafka's transactional.id.expiration.ms)."""
+
     broker_session_timeout_ms: int = 9_000
     """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
 

@@ -18,6 +18,8 @@ SparkLogError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
     ├── OffsetOutOfRangeError, NoOffsetForPartitionError, DataLossError
     ├── CommitFailedError, IllegalStateError
+    ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
+    │   InvalidProducerIdMappingError, TransactionalIdNotFoundError,
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
     ├── DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError, InvalidReplicationAssignmentError,
@@ -165,6 +167,26 @@ class DataLossError(FatalError):
 
 class ProducerFencedError(FatalError):
     """A newer epoch of the same producer is at work."""
+
+
+class InvalidTxnStateError(FatalError):
+    """The call does not fit the state of the transaction: it is over, or another one is open."""
+
+
+class TransactionAbortableError(FatalError):
+    """The transaction cannot be committed. Abort it; the producer goes on with the next one (KIP-1050)."""
+
+
+class InvalidTransactionTimeoutError(FatalError):
+    """The transaction_timeout_ms asked for is above transaction.max.timeout.ms."""
+
+
+class InvalidProducerIdMappingError(FatalError):
+    """The transactional_id has expired (transactional.id.expiration.ms): call init_transactions again."""
+
+
+class TransactionalIdNotFoundError(FatalError):
+    """There is no producer with this transactional_id."""
 
 
 class OutOfOrderSequenceNumberError(FatalError):

@@ -11,7 +11,7 @@ from spark_log.cli.record_lines import Header, Record
 from spark_log.cluster.topics import Topic
 from spark_log.log.append import Acks, Rejected
 from spark_log.log.log import Log, Records
-from spark_log.produce.partitioner import partition_of, split_by_partition
+from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP
 
 

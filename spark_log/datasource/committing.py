@@ -21,6 +21,7 @@ from spark_log.log.append import Rejected, SparkBatch
 from spark_log.log.appender import AppendRequest
 from spark_log.log.encode import Encoding
 from spark_log.log.log import Log, targets_of
+from spark_log.log.spark_batches import once
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
 
@@ -63,7 +64,7 @@ def commit_write(
         log = Log(cluster, holder="spark commit")
         topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
         request = AppendRequest(
-            batches, blobs, atomic=True, write_id=write_id, release_write_id=True, spark_batch=batch
+            batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=[once(batch)] if batch else []
         )
         try:
             result = log.commit(request, topics)

@@ -18,7 +18,7 @@ from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.ids import LogDirId
 from spark_log.log.encode import SegmentFiles, blob_batch, encode_inline, prepare, segment_batch
-from spark_log.produce.partitioner import partition_of, split_by_partition
+from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.records.fingerprint import combine, fingerprint
 from spark_log.records.schema import normalise
 from spark_log.records.segment_write import own

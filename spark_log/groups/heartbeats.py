@@ -141,11 +141,13 @@ def leave_group(store: Store, me: Identity) -> bool:
     return store.transact(body, announce=True)
 
 
-def check_live(store: Store, connection: sa.Connection, me: Identity) -> tuple[rows.MemberRow, StoreClock]:
+def check_live(
+    store: Store, connection: sa.Connection, me: Identity, *, lock: bool = True
+) -> tuple[rows.MemberRow, StoreClock]:
     """The live member, its group locked until the end of the transaction. UnknownMemberIdError,
     FencedInstanceIdError.
     """
-    rows.read_group(connection, me.group_id, lock=True)
+    rows.read_group(connection, me.group_id, lock=lock)
     now = store.clock(connection)
     row = rows.read_member(connection, me.group_id, me.member_id)
     live = row is not None and row.live(now)

@@ -212,13 +212,19 @@ class GroupMember:
 
 
 def check_committer(
-    store: Store, connection: sa.Connection, me: Identity, generation: int, partitions: Collection[TopicPartition]
+    store: Store,
+    connection: sa.Connection,
+    me: Identity,
+    generation: int,
+    partitions: Collection[TopicPartition],
+    *,
+    lock: bool = True,
 ) -> StoreClock:
     """Whether the member may commit these partitions in this transaction, which then holds the group's lock.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
     """
-    row, now = check_live(store, connection, me)
+    row, now = check_live(store, connection, me, lock=lock)
     others = rows.given_to_others(connection, me.group_id, me.member_id, partitions)
     check_commit(me.group_id, row.member.generation, generation, others)
     return now

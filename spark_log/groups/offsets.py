@@ -20,9 +20,9 @@ from spark_log.errors import (
 from spark_log.groups import rows
 from spark_log.ids import TopicPartition
 from spark_log.log import offsets_topic
+from spark_log.log.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store, StoreClock
-from spark_log.produce.partitioner import partition_of_key
 
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
@@ -85,15 +85,21 @@ def commit_offsets(
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         rows.lock_or_make_group(connection, group_id, store.clock(connection))
-        now = store.clock(connection)
-        live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
-        if live:
-            raise UnknownMemberIdError(
-                f"group {group_id!r} has {live} live members: only they commit its offsets; take another group id"
-            )
+        now = refuse_with_members(store, connection, group_id)
         return write_commits(connection, now, group_id, commits)
 
     return store.transact(commit)
+
+
+def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) -> StoreClock:
+    """The time, of a transaction that holds the group's lock. UnknownMemberIdError while the group has live members."""
+    now = store.clock(connection)
+    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
+    if live:
+        raise UnknownMemberIdError(
+            f"group {group_id!r} has {live} live members: only they commit its offsets; take another group id"
+        )
+    return now
 
 
 def write_commits(

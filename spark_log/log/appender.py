@@ -1,6 +1,6 @@
 """The append transaction: read under lock, decide, write, in one commit for all partitions of a flush."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,22 +19,25 @@ from spark_log.log.append import (
     ProducerState,
     Rejected,
     RememberedBatch,
-    SparkBatch,
     decide,
-    decide_spark_batch,
     remember,
 )
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 
+Part = Callable[[sa.Connection, StoreClock], bool]
+"""What an append's transaction does besides, before it locks partitions. False: all of it was done before, and nothing
+is to be appended again."""
+
 
 @dataclass(frozen=True)
 class AppendRequest:
     """What one flush appends, over any number of topics and partitions, in order.
 
-    `blobs` holds the bytes of the inline batches by name. With `atomic` either every batch is appended or none is.
-    Files need the `write_id` under which they were written; `release_write_id` gives it back in the same transaction.
+    `blobs` holds the bytes of the inline batches by name, but for those that a transaction has registered. With
+    `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
+    `release_write_id` gives it back in the same transaction. `parts` are done in order, in the same transaction.
     """
 
     batches: Sequence[Batch]
@@ -43,13 +46,13 @@ class AppendRequest:
     atomic: bool = False
     write_id: str | None = None
     release_write_id: bool = False
-    spark_batch: SparkBatch | None = None
+    parts: Sequence[Part] = ()
     durable: bool = True
 
 
 @dataclass(frozen=True)
 class AppendResult:
-    """`outcomes` match the request's batches. `replayed`: a Spark batch that was there already; nothing changed."""
+    """`outcomes` match the request's batches. `replayed`: a part was done before; nothing changed."""
 
     outcomes: Sequence[Appended | Rejected]
     partitions: Mapping[Key, PartitionState]
@@ -78,7 +81,7 @@ def append(store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TI
 
 
 def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) -> AppendResult:
-    if request.spark_batch is not None and _replayed(connection, now, request.spark_batch):
+    if not all(part(connection, now) for part in request.parts):
         return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
     if request.write_id is not None:
         check_write_id(connection, request.write_id, release=request.release_write_id)
@@ -108,7 +111,9 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
         raise _Abandoned(outcomes)
     if rows:
         _NEW_SEGMENTS.run(connection, rows)
-        blobs = [{"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["inline"]]
+        blobs = [
+            {"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["name"] in request.blobs
+        ]
         if blobs:
             _NEW_BLOBS.run(connection, blobs)
         if request.durable:
@@ -169,32 +174,6 @@ def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -
         raise WriteIdExpiredError(
             f"write id {write_id} has expired: its files may have been cleaned up; write them again"
         )
-
-
-def _replayed(connection: sa.Connection, now: StoreClock, new: SparkBatch) -> bool:
-    s = t.spark_batch.c
-    here = (s.application == new.application) & (s.target == new.target)
-    query = sa.select(s.application, s.target, s.version, s.record_count, s.fingerprint).where(here).with_for_update()
-    row = connection.execute(query).one_or_none()
-    if row is None and connection.dialect.name == "postgresql":
-        # two first batches at once: no row to lock yet, so one waits here for the other
-        lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
-        connection.execute(lock)
-        row = connection.execute(query).one_or_none()
-    last = SparkBatch(*row, strict=new.strict) if row else None
-    if decide_spark_batch(last, new) == "replay":
-        return True
-    values = {
-        "version": new.version,
-        "record_count": new.record_count,
-        "fingerprint": new.fingerprint,
-        "committed_ms": now.wall_ms,
-    }
-    if row:
-        connection.execute(t.spark_batch.update().where(here).values(values))
-    else:
-        connection.execute(t.spark_batch.insert(), {"application": new.application, "target": new.target, **values})
-    return False
 
 
 def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: StoreClock) -> dict[str, Any]:

@@ -59,6 +59,15 @@ class Records:
     sequence: ProducerSequence | None = None
 
 
+@dataclass(frozen=True)
+class Unappended:
+    """Batches that are written, of which no partition knows yet. `write_id`: of those that are files."""
+
+    batches: list[Batch]
+    blobs: dict[str, bytes]
+    write_id: WriteId | None
+
+
 class Log(LogReader):
     """Appends to and reads from a cluster. Safe to share between threads.
 
@@ -104,6 +113,25 @@ class Log(LogReader):
         `codec` is the producer's, for topics whose compression.type nobody has set. PolicyViolationError for an
         internal topic.
         """
+        written = self.write(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
+        request = AppendRequest(written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable)
+        try:
+            return list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
+        except WriteIdExpiredError:
+            self.forget_write_id()
+            raise
+
+    def write(
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    ) -> Unappended:
+        """Encode records that went through `encode.prepare`, large ones into files in the log dirs."""
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             validate_user_topic(topic.name, "write to")
@@ -125,14 +153,11 @@ class Log(LogReader):
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
         write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
-        complete = [batch or next(rest) for batch in batches]
-        durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
-        request = AppendRequest(complete, blobs, acks=acks, write_id=write_id, durable=durable)
-        try:
-            return list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
-        except WriteIdExpiredError:
-            self._writer.forget()
-            raise
+        return Unappended([batch or next(rest) for batch in batches], blobs, write_id)
+
+    def forget_write_id(self) -> None:
+        """After WriteIdExpiredError: the next files are written under another."""
+        self._writer.forget()
 
     def _write_somewhere(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -388,7 +388,7 @@ transaction = Table(
     _column(
         "number", BigInteger, "counts the transactions of this producer, so that a late commit cannot touch a newer one"
     ),
-    _column("state", String(16), "ongoing, committed or aborted"),
+    _column("state", String(16), "Empty, Ongoing, CompleteCommit or CompleteAbort"),
     _column("began_ms", BigInteger, "store clock"),
     _column("until_ms", BigInteger, "store clock; past it the coordinator aborts"),
     _column("era", String(64), "boot id under which until_ms was written (SQLite)"),
@@ -406,20 +406,6 @@ transaction_segment = Table(
     _column("name", String(96), "segment.name to be", unique=True),
     _column("inline", Boolean, "segment.inline to be"),
     comment="Batches of an open transaction: no offset, seen by nobody.",
-)
-
-transaction_offset = Table(
-    "transaction_offset",
-    metadata,
-    _column("producer_id", BigInteger, "transaction.producer_id", primary_key=True),
-    _column("group_id", String(249), "consumer group", primary_key=True),
-    _topic_id(primary_key=True),
-    _partition(primary_key=True),
-    _column("committed_offset", BigInteger, "offset to commit with the transaction"),
-    _column("commit_metadata", Text, "free text of the consumer"),
-    _column("member_id", String(249), "member that owned the partition"),
-    _column("generation", BigInteger, "generation of the group that it belonged to"),
-    comment="Group offsets of an open transaction.",
 )
 
 consumer_group = Table(

@@ -35,7 +35,7 @@ class Piece:
 
     __slots__ = (
         "alone", "attempts", "base_offset", "bytes", "chunk", "count", "deadline_s", "done", "error", "in_doubt",
-        "last_error", "number", "partition", "retry_at_s", "table", "topic",
+        "last_error", "number", "partition", "position", "retry_at_s", "table", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +47,8 @@ class Piece:
         self.last_error: Exception | None = None
         self.error: Exception | None = None
         self.done, self.base_offset = False, -1
+        self.position = -1
+        """Its place among the pieces of its transaction."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -6,8 +6,8 @@ from typing import Any
 from kafka.errors import KafkaConfigurationError
 from kafka.partitioner import DefaultPartitioner, Partitioner, StickyPartitioner
 
+from spark_log.log.partitioner import partition_of_key
 from spark_log.produce.known_topics import KnownTopic
-from spark_log.produce.partitioner import partition_of_key
 
 Choose = Callable[[str, Any, bytes | None, Any, bytes | None, "ClusterView"], Any]
 """(topic, key, key bytes, value, value bytes, view) -> partition."""

@@ -4,27 +4,32 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
-from kafka.errors import IllegalStateError, KafkaTimeoutError
+from kafka.errors import IllegalStateError, KafkaTimeoutError, TransactionAbortedError
 from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
+from spark_log.groups.offsets import check_commits
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
+from spark_log.log.partitioner import partition_of
 from spark_log.produce.accumulator import Accumulator, next_client_id
 from spark_log.produce.chunk import Headers
-from spark_log.produce.future import SendFuture, TableFuture
+from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
-from spark_log.produce.partitioner import partition_of
 from spark_log.produce.partitioning import ClusterView, choose_with
 from spark_log.produce.sender import Sender
 from spark_log.produce.settings import parse, serialize_with
 from spark_log.produce.tables import chunks, slices
+from spark_log.produce.transaction import ProducerTransaction, committer
 from spark_log.records.check import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 
 logger = logging.getLogger(__name__)
@@ -65,7 +70,9 @@ class Producer:
         self._topics = KnownTopics(cluster, settings, self._accumulator)
         self._view = ClusterView(self._topics.by_name)
         log = Log(cluster, holder=f"producer {settings.client_id}")
-        self._sender = Sender(cluster, log, settings, self._accumulator, self._topics)
+        self._log = log
+        self._transaction = ProducerTransaction(cluster, settings) if settings.transactional_id is not None else None
+        self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
         # runs when nobody holds the producer any more, and when the interpreter ends
         self._finalizer = weakref.finalize(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
@@ -91,6 +98,8 @@ class Producer:
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
+        if self._transaction is not None:
+            self._transaction.check("send")
         if value is None and key is None:
             raise ValueError("Need at least one: key or value")
         if headers is not None:
@@ -136,6 +145,8 @@ class Producer:
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
+        if self._transaction is not None:
+            self._transaction.check("send")
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise TypeError(f"table: expected a pyarrow Table or RecordBatch, got {type(table)}")
         known = self._topics.find(topic)
@@ -201,20 +212,71 @@ class Producer:
         found = self._sender.metrics.as_kafka(self._settings.buffer_memory, self._accumulator.available_bytes)
         return dict(found) if raw else {"producer-metrics": found}
 
+    # --- transactions --------------------------------------------------------------------------------------------
+
+    @kafka_errors()
     def init_transactions(self) -> None:
-        raise IllegalStateError(_NO_TRANSACTIONS)
+        """Before the first transaction: fence the producers that had this transactional_id, abort what they left open.
 
+        InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
+        """
+        self._transactional().initialize()
+
+    @kafka_errors()
     def begin_transaction(self) -> None:
-        raise IllegalStateError(_NO_TRANSACTIONS)
+        """What is sent from now on belongs to one transaction. ProducerFencedError after another `init_transactions`
+        with the same transactional_id: in this call and in each that follows.
+        """
+        self._transactional().begin()
 
-    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
-        raise IllegalStateError(_NO_TRANSACTIONS)
+    @kafka_errors()
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group_metadata: ConsumerGroupMetadata | str
+    ) -> None:
+        """Commit a group's offsets with the transaction. `group_metadata` is what `Consumer.group_metadata()` returns;
+        a group id alone serves a group without members.
 
-    def commit_transaction(self) -> None:
-        raise IllegalStateError(_NO_TRANSACTIONS)
+        CommitFailedError, now or from the commit, when that consumer does not own the partitions any more: abort then.
+        """
+        commits = check_commits(offsets, ClusterSettings())
+        self._transactional().add_offsets(committer(group_metadata), commits)
 
+    @kafka_errors()
+    def commit_transaction(self) -> list[Written]:
+        """Wait for everything that was sent, then make all of it visible at once, with the offsets of the groups.
+
+        Returns where the records are; their futures know it now too. Raises if a send failed (abort then), and:
+        TransactionAbortableError when the transaction's time was over or its topic is gone (abort then);
+        ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors, after which it
+        is not known to be committed: call this again, which does it once, or `abort_transaction`.
+        """
+        transaction = self._transactional()
+        transaction.check("commit_transaction")
+        self.flush()
+        return transaction.commit(self._log)
+
+    @kafka_errors()
     def abort_transaction(self) -> None:
-        raise IllegalStateError(_NO_TRANSACTIONS)
+        """Drop what was sent in the transaction. Futures that are not done fail with TransactionAbortedError.
+
+        InvalidTxnStateError if a commit, tried before, was done after all.
+        """
+        transaction = self._transactional()
+        transaction.check("abort_transaction")
+        unsent = self._accumulator.flush()
+        for chunk in unsent:
+            chunk.fail(TransactionAbortedError("the transaction was aborted"))
+        self._accumulator.wait_for(unsent, None)
+        transaction.abort()
+
+    def _transactional(self) -> ProducerTransaction:
+        if self._state.refusal is not None:
+            raise IllegalStateError(self._state.refusal)
+        if self._transaction is None:
+            raise IllegalStateError("Cannot use transactional methods without setting a transactional_id")
+        if threading.current_thread() is self._sender:
+            raise IllegalStateError("transactional methods cannot be called in a callback, which they would wait for")
+        return self._transaction
 
     def __enter__(self) -> "Producer":
         return self
@@ -276,7 +338,6 @@ class _State:
 
 
 _FORKED = "this producer belongs to the process that this one was forked from: make one here"
-_NO_TRANSACTIONS = "Cannot use transactional methods without enabling transactions"
 _living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 

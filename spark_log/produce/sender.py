@@ -34,6 +34,7 @@ from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.metrics import Metrics
 from spark_log.produce.settings import ProducerSettings
 from spark_log.produce.tables import TableChunk
+from spark_log.produce.transaction import ProducerTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,19 @@ class Sender(threading.Thread):
     """Owns the cluster and the log, and closes them at its end."""
 
     def __init__(
-        self, cluster: Cluster, log: Log, settings: ProducerSettings, accumulator: Accumulator, topics: KnownTopics
+        self,
+        cluster: Cluster,
+        log: Log,
+        settings: ProducerSettings,
+        accumulator: Accumulator,
+        topics: KnownTopics,
+        transaction: ProducerTransaction | None,
     ) -> None:
         super().__init__(name=f"{settings.client_id} sender", daemon=True)
         self.metrics = Metrics()
         self.aborted = False
         self._cluster, self._log, self._settings = cluster, log, settings
-        self._accumulator, self._topics = accumulator, topics
+        self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[Piece]] = {}
         accumulator.sender = self
@@ -76,6 +83,11 @@ class Sender(threading.Thread):
             for chunk in self._accumulator.flush():
                 chunk.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         finally:
+            if self._transaction is not None and self._transaction.is_open:
+                try:
+                    self._transaction.abort()
+                except SparkLogError as error:
+                    logger.warning("transaction not aborted, it will time out: %s", error)
             try:
                 self._log.close()
             except SparkLogError as error:
@@ -115,8 +127,11 @@ class Sender(threading.Thread):
             chunk.begin(pieces, piece_of, {row: kafka_error(error) for row, error in faults.items()})
             self._accumulator.release(rest)
             self.metrics.failed += len(faults)
+            for error in faults.values():
+                self._fail_transaction(error)
         except Exception as error:
             logger.exception("%s: records could not be assembled", chunk.topic)
+            self._fail_transaction(error)
             chunk.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
             self._accumulator.release(chunk.bytes)
             self._accumulator.finished(chunk)
@@ -144,6 +159,9 @@ class Sender(threading.Thread):
         timeout_ms = max(1, int(min(left_ms, self._settings.request_timeout_ms)))
         for piece in pieces:
             piece.attempts += 1
+        if self._transaction is not None:
+            self._register(self._transaction, pieces, timeout_ms)
+            return
         try:
             items = [(piece.topic, Records(piece.partition, piece.table, self._sequence(piece))) for piece in pieces]
             outcomes = self._log.append_prepared(
@@ -160,6 +178,22 @@ class Sender(threading.Thread):
                 self._finish(piece, outcome.base_offset, None)
             else:
                 self._rejected(piece, outcome)
+
+    def _register(self, transaction: ProducerTransaction, pieces: Sequence[Piece], timeout_ms: int) -> None:
+        """In a transaction: a record's future succeeds, without an offset, when the record is pending."""
+        began_s = clock.monotonic_s()
+        try:
+            transaction.register(self._log, pieces, timeout_ms)
+        except Exception as error:
+            self._failed(pieces, error)
+            return
+        self.metrics.append_took(clock.monotonic_s() - began_s, len(pieces))
+        for piece in pieces:
+            self._finish(piece, -1, None)
+
+    def _fail_transaction(self, error: Exception) -> None:
+        if self._transaction is not None:
+            self._transaction.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
 
     def _wanted(self, piece: Piece, now_s: float) -> bool:
         """Whether the piece is to be appended now: nobody gave it up, there is time left, its partition is there."""
@@ -231,6 +265,8 @@ class Sender(threading.Thread):
 
     def _finish(self, piece: Piece, base_offset: int, error: Exception | None) -> None:
         """The fate of the first piece of its partition."""
+        if error is not None:
+            self._fail_transaction(error)
         if error is not None and piece.in_doubt and self._settings.enable_idempotence:
             # it may have been appended: its sequences must not be given to other records
             self._identity.reset((piece.topic.topic_id, piece.partition))

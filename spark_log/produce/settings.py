@@ -85,8 +85,13 @@ class ProducerSettings:
     compression_type: str | None = None
     """gzip, snappy, lz4 or zstd for topics whose compression.type nobody has set; None leaves it to the topic."""
 
-    transactional_id: None = None
-    """None only: transactions do not exist yet."""
+    transactional_id: str | None = None
+    """A name that stays the same over restarts of the program: its next producer fences this one, and aborts what it
+    left open. Needed for transactions, and then everything is sent in one."""
+
+    transaction_timeout_ms: int = 60_000
+    """How long a transaction may be open, from its first records on; then it is aborted. At most the cluster's
+    transaction.max.timeout.ms."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -95,9 +100,10 @@ class ProducerSettings:
         object.__setattr__(self, "acks", -1 if self.acks == "all" else self.acks)
         if self.compression_type not in (None, "gzip", "snappy", "lz4", "zstd"):
             raise ValueError(f"Not supported codec: compression_type={self.compression_type!r}")
-        if self.transactional_id is not None:
+        name = self.transactional_id
+        if name is not None and not (isinstance(name, str) and 0 < len(name) <= _TRANSACTIONAL_ID_MAX):
             raise KafkaConfigurationError(
-                f"transactional_id={self.transactional_id!r} cannot apply: there are no transactions yet"
+                f"transactional_id: expected text of 1 to {_TRANSACTIONAL_ID_MAX} characters, got {name!r}"
             )
         if self.client_id is not None and not isinstance(self.client_id, str):
             raise KafkaConfigurationError(f"client_id: expected text, got {self.client_id!r}")
@@ -136,7 +142,13 @@ class ProducerSettings:
             raise KafkaConfigurationError(f"enable_idempotence=True is incompatible with {', '.join(conflicts)}")
         if wish is None and conflicts:
             logger.warning("producer without idempotence, because of %s", ", ".join(conflicts))
-        object.__setattr__(self, "enable_idempotence", not conflicts if wish is None else wish)
+        idempotent = not conflicts if wish is None else wish
+        if self.transactional_id is not None and not idempotent:
+            raise KafkaConfigurationError(
+                f"transactional_id={self.transactional_id!r} needs enable_idempotence"
+                + (f", which is incompatible with {', '.join(conflicts)}" if conflicts else "")
+            )
+        object.__setattr__(self, "enable_idempotence", idempotent)
 
 
 _ACKS = (0, 1, -1)
@@ -153,7 +165,9 @@ _WHOLE_NUMBERS = {
     "buffer_memory": 1,
     "max_request_size": 0,
     "max_in_flight_requests_per_connection": 1,
+    "transaction_timeout_ms": 1,
 }
+_TRANSACTIONAL_ID_MAX = 249
 
 Serialize = Callable[[str, list[tuple[str, bytes]], Any], Any]
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError
 from spark_log.log.encode import Encoding, prepare
+from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.produce.chunk import Chunk
-from spark_log.produce.partitioner import partition_of, split_by_partition
 from spark_log.records.schema import normalise
 
 SLICE_BYTES_MAX = 64 * 1024 * 1024

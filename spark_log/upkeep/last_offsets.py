@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from spark_log.log.compacting import Offsets, Unit
 from spark_log.log.fetch import Fetcher
+from spark_log.log.partitioner import murmur2
 from spark_log.log.slices import LogDirs
-from spark_log.produce.partitioner import murmur2
 from spark_log.records.schema import read_schema
 
 _KEYS = read_schema(columns=["key", "offset"])

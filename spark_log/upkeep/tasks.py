@@ -9,6 +9,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
+from spark_log.log.transacting import abort_timed_out, expire_ids
 from spark_log.log.write_ids import Writer
 from spark_log.upkeep.compaction import compact
 from spark_log.upkeep.delta import tend_delta_tables
@@ -32,10 +33,17 @@ class Task:
 
 
 def _expire(work: Work) -> Iterator[Report]:
-    if work.topic_names is None:  # neither belongs to a topic
+    if work.topic_names is None:  # none belongs to a topic
         expire_offsets(work.cluster.store, work.settings, work.guard)
         expire_producers(work.cluster.store, work.settings, work.guard)
+        expire_ids(work.cluster.store, work.settings, work.guard)
     yield from ()
+
+
+def _abort_transactions(work: Work) -> Iterator[Report]:
+    if work.topic_names is None:
+        for transactional_id in abort_timed_out(work.cluster, work.guard):
+            yield Report("transactions", notes=(f"aborted {transactional_id}: its time was over",))
 
 
 TASKS: tuple[Task, ...] = (
@@ -46,6 +54,12 @@ TASKS: tuple[Task, ...] = (
         flush_topics,
     ),
     Task("seal", "inline tails older than segment.ms become files", lambda s: s.log_seal_interval_ms, seal_tails),
+    Task(
+        "transactions",
+        "abort transactions that have been open for longer than their transaction.timeout.ms",
+        lambda s: s.transaction_abort_interval_ms,
+        _abort_transactions,
+    ),
     Task(
         "retention",
         "drop what retention.ms and retention.bytes no longer keep",
@@ -73,7 +87,7 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         "expire",
-        "forget offsets of empty groups, and silent producers",
+        "forget offsets of empty groups, silent producers and transactional ids",
         lambda s: s.offsets_retention_check_interval_ms,
         _expire,
     ),

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from spark_log.cluster.topics import create_topic
+from spark_log.log.partitioner import partition_of_key
 from spark_log.produce.future import Written
-from spark_log.produce.partitioner import partition_of_key
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
 

@@ -49,6 +49,7 @@ from spark_log.log.appender import AppendRequest, append
 from spark_log.log.encode import Encoding, blob_batch, encode_inline
 from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
+from spark_log.log.spark_batches import once
 from spark_log.log.write_ids import register, release, renew
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
@@ -458,7 +459,7 @@ def spark_write(cluster, topic, batch, *values):
     blob = encode_inline(table(*values), encoding)
     name = uuid.uuid4().hex
     request = AppendRequest(
-        [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)], {name: blob.data}, atomic=True, spark_batch=batch
+        [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)], {name: blob.data}, atomic=True, parts=[once(batch)]
     )
     return append(cluster.store, request)
 

@@ -26,7 +26,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.log.log import Log
-from spark_log.produce.partitioner import partition_of_key
+from spark_log.log.partitioner import partition_of_key
 from spark_log.records.schema import HEADERS
 from tests.support.records import ranges_of, read_all
 

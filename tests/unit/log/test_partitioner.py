@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from spark_log.errors import InvalidRecordError
-from spark_log.produce.partitioner import murmur2, partition_of, partition_of_key, split_by_partition
+from spark_log.log.partitioner import murmur2, partition_of, partition_of_key, split_by_partition
 
 KEYS = st.lists(st.none() | st.binary(max_size=33), max_size=40)
 

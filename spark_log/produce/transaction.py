@@ -1,0 +1,251 @@
+"""A producer's transaction, as the producer knows it: what it has registered, and what may be called next.
+
+    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -> READY
+                            ^                |   ^-failed send-> ABORTABLE_ERROR |
+                            +-----abort------+----------+-----------------------+        fenced: FATAL_ERROR, for good
+
+A commit whose answer is lost leaves it COMMITTING: calling it again finds out whether it was done, and does it if not.
+"""
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+from kafka.errors import IllegalStateError
+from kafka.structs import TopicPartition
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+    WriteIdExpiredError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups.offsets import Commit
+from spark_log.groups.transacted import Committer, check_offsets, commits_offsets
+from spark_log.kafka_errors import kafka_error
+from spark_log.log import transacting
+from spark_log.log.append import Appended, Batch, Rejected
+from spark_log.log.appender import AppendRequest
+from spark_log.log.log import Log, Records
+from spark_log.log.transacting import Stored
+from spark_log.log.transactions import Claim
+from spark_log.produce.chunk import Piece
+from spark_log.produce.future import Written
+from spark_log.produce.settings import ProducerSettings
+
+
+class State(Enum):
+    """kafka-python's names."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING_TRANSACTION"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+CALLS: Mapping[str, frozenset[State]] = {
+    "init_transactions": frozenset({State.UNINITIALIZED, State.READY}),
+    "begin_transaction": frozenset({State.READY}),
+    "send": frozenset({State.IN_TRANSACTION}),
+    "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
+    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
+    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.ABORTABLE_ERROR}),
+}
+"""In which states a producer may be called so."""
+
+_FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
+
+
+def after_error(state: State, error: Exception) -> State:
+    """Where an error leaves a producer: what may help is trying again, aborting, or a new producer."""
+    if isinstance(error, _FATAL):
+        return State.FATAL_ERROR
+    if state is State.COMMITTING and isinstance(error, SparkLogError) and error.retriable:
+        return state
+    if state in (State.IN_TRANSACTION, State.COMMITTING):
+        return State.ABORTABLE_ERROR
+    return state
+
+
+class ProducerTransaction:
+    """The transactions of one producer, one after the other. `register` is for the sender's thread, the rest for the
+    callers'. The sender has settled everything that was sent when `commit` and `abort` are called.
+    """
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
+        assert settings.transactional_id is not None
+        self._cluster, self._settings = cluster, settings
+        self._transactional_id = settings.transactional_id
+        self._timeout_ms = max(1, int(min(settings.max_block_ms, 2**31)))
+        self._lock = threading.RLock()
+        self._state = State.UNINITIALIZED
+        self._error: Exception | None = None
+        self._claim = Claim(-1, -1, 0)
+        self._forget()
+
+    def check(self, call: str) -> None:
+        """Whether this may be called now; IllegalStateError, or why the transaction has failed."""
+        state = self._state
+        if state in CALLS[call]:
+            return
+        if state is State.FATAL_ERROR and self._error is not None:
+            raise self._error
+        if state is State.ABORTABLE_ERROR:
+            reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
+            raise kafka_error(reason) from self._error
+        raise IllegalStateError(f"{call}: not possible in the state {state.value}")
+
+    def initialize(self) -> None:
+        with self._lock:
+            self.check("init_transactions")
+            if self._state is State.READY:
+                return
+            timeout_ms = self._settings.transaction_timeout_ms
+            self._claim = transacting.init_producer(
+                self._cluster.store, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
+            )
+            self._state = State.READY
+
+    def begin(self) -> None:
+        with self._lock:
+            self.check("begin_transaction")
+            claim = Claim(self._claim.producer_id, self._claim.epoch, self._claim.number + 1)
+            with self._erring():
+                transacting.check(self._cluster.store, claim)
+            self._claim, self._state = claim, State.IN_TRANSACTION
+
+    def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
+        """Offsets to commit with the transaction; whether they could be now is checked at once."""
+        with self._lock:
+            self.check("send_offsets_to_transaction")
+            with self._erring():
+                check_offsets(self._cluster.store, who, commits)
+            self._offsets.setdefault(who, {}).update(commits)
+
+    def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
+        """Make the records of the pieces pending: they are stored, and nobody sees them."""
+        for piece in pieces:
+            if piece.position < 0:
+                piece.position = next(self._positions)
+        items = [(piece.topic, Records(piece.partition, _table(piece))) for piece in pieces]
+        written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        stored = [Stored(piece.position, batch) for piece, batch in zip(pieces, written.batches, strict=True)]
+        again = any(piece.in_doubt for piece in pieces)
+        store, self._reached = self._cluster.store, True
+        try:
+            batches = transacting.register(
+                store, self._claim, stored, written.blobs, write_id=written.write_id, again=again, timeout_ms=timeout_ms
+            )
+        except WriteIdExpiredError:
+            log.forget_write_id()
+            raise
+        self._registered.extend(zip(pieces, batches, strict=True))
+
+    def fail(self, error: Exception) -> None:
+        """A record was not sent: there is nothing but to abort."""
+        with self._lock:
+            state = after_error(self._state, error)
+            if state is not self._state:
+                self._state, self._error = state, error
+
+    def commit(self, log: Log) -> list[Written]:
+        """Commit, and say where the records are."""
+        with self._lock:
+            self.check("commit_transaction")
+            registered = sorted(self._registered, key=lambda each: each[0].position)
+            if registered or self._offsets:
+                self._state = State.COMMITTING
+                with self._erring():
+                    offsets = self._commit(log, [batch for _, batch in registered])
+                for (piece, _), base_offset in zip(registered, offsets, strict=True):
+                    piece.base_offset = base_offset
+            self._state = State.READY
+            self._forget()
+        return sorted(_written(piece) for piece, _ in registered)
+
+    def _commit(self, log: Log, batches: list[Batch]) -> list[int]:
+        parts = [transacting.ends(self._claim, len(batches))]
+        if self._offsets:
+            parts.append(commits_offsets(self._cluster.store, self._offsets))
+        topics: dict[int, Topic] = {piece.topic.topic_id: piece.topic for piece, _ in self._registered}
+        durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
+        request = AppendRequest(batches, atomic=True, parts=parts, durable=durable)
+        result = log.commit(request, topics, timeout_ms=self._timeout_ms)
+        failpoint("transaction.committed")
+        if result.replayed:
+            found = transacting.find_offsets(self._cluster.store, batches)
+            return [found.get(batch.name, -1) for batch in batches]
+        for outcome in result.outcomes:
+            if isinstance(outcome, Rejected):
+                raise outcome.error
+        return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
+
+    def abort(self) -> None:
+        with self._lock:
+            self.check("abort_transaction")
+            try:
+                if self._reached or self._state is State.COMMITTING:
+                    transacting.abort(self._cluster, self._claim, timeout_ms=self._timeout_ms)
+            except _FATAL as error:
+                self._state, self._error = State.FATAL_ERROR, kafka_error(error)
+                raise
+            except InvalidTxnStateError:  # a commit whose answer was lost had been done
+                self._state = State.READY
+                self._forget()
+                raise
+            self._state, self._error = State.READY, None
+            self._forget()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to abort."""
+        return self._state in CALLS["abort_transaction"]
+
+    @contextmanager
+    def _erring(self) -> Any:
+        try:
+            yield
+        except SparkLogError as error:
+            self.fail(kafka_error(error))
+            raise
+
+    def _forget(self) -> None:
+        self._registered: list[tuple[Piece, Batch]] = []
+        self._offsets: dict[Committer, dict[Any, Commit]] = {}
+        self._positions = itertools.count()
+        self._reached = False
+        """Whether the store may know of the transaction."""
+
+
+def committer(group_metadata: Any) -> Committer:
+    """From kafka-python's ConsumerGroupMetadata, or a group id."""
+    if isinstance(group_metadata, str):
+        return Committer(group_metadata)
+    try:
+        group_id, generation, member_id, instance_id, *_ = group_metadata
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
+        ) from None
+    if group_id is None:
+        raise ValueError("group_metadata: the consumer has no group_id")
+    return Committer(group_id, member_id or "", generation, instance_id)
+
+
+def _table(piece: Piece) -> Any:
+    return piece.table
+
+
+def _written(piece: Piece) -> Written:
+    end = piece.base_offset + piece.count if piece.base_offset >= 0 else -1
+    return Written(TopicPartition(piece.topic.name, piece.partition), piece.base_offset, end)
