@@ -24,6 +24,8 @@ Key = tuple[int, int]
 CHUNK = 5_000
 """Values in one statement: databases limit its parameters."""
 
+_FEW = 16
+
 _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 _PARTITION_COLUMNS = (
@@ -62,16 +64,20 @@ _REPLICAS_OF_ALL = Prepared(_replicas_where())
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
     """The partitions that exist, their rows locked in the order that everybody keeps."""
     states: dict[Key, PartitionState] = {}
+    one_by_one = _FEW if connection.dialect.name == "sqlite" else 1  # a statement is no round trip there
     for topic_id, numbers in by_topic(keys):
-        if len(numbers) == 1:
-            one = {"topic_id": topic_id, "partition": numbers[0]}
-            rows: Sequence[Any] = _LOCK_ONE.rows(connection, one)
-            # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait
-            replicas: Sequence[Any] = _REPLICAS_OF_ONE.rows(connection, one)
+        rows: list[Any] = []
+        replicas: list[Any] = []
+        if len(numbers) <= one_by_one:
+            for number in numbers:
+                one = {"topic_id": topic_id, "partition": number}
+                rows += _LOCK_ONE.rows(connection, one)
+                # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait
+                replicas += _REPLICAS_OF_ONE.rows(connection, one)
         else:
             many = {"topic_id": topic_id, "partitions": numbers}
-            rows = connection.execute(_LOCK_MANY, many).all()
-            replicas = connection.execute(_REPLICAS_OF_MANY, many).all()
+            rows += connection.execute(_LOCK_MANY, many)
+            replicas += connection.execute(_REPLICAS_OF_MANY, many)
         states.update(_states(topic_id, rows, replicas))
     return states
 

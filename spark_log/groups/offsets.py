@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.config_values import INT64_MAX
@@ -22,6 +23,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log import offsets_topic
 from spark_log.log.partitioner import partition_of_key
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 if TYPE_CHECKING:
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 _G = t.consumer_group.c
 _O = t.group_offset.c
 _CHUNK = 5_000
+_TOPIC = Prepared(
+    sa.select(t.topic.c.topic_id, t.topic.c.partition_count).where(t.topic.c.name == sa.bindparam("topic"))
+)
+_FORGET = Prepared(
+    t.group_offset.delete().where(
+        _O.group_id == sa.bindparam("key_group"),
+        _O.topic_id == sa.bindparam("key_topic"),
+        _O.partition == sa.bindparam("key_partition"),
+    )
+)
+_REMEMBER = Prepared(t.group_offset.insert())
 
 
 class Commit(NamedTuple):
@@ -109,19 +122,23 @@ def write_commits(
 
     Returns the partitions that do not exist, which are left out.
     """
-    topics = find_topics(connection, {name for name, _ in commits})
-    here = {
-        p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic].partition_count
-    }
+    topics: dict[str, tuple[int, int]] = {}
+    for name in {name for name, _ in commits}:
+        if is_legal(name):
+            topics.update((name, (topic_id, count)) for topic_id, count in _TOPIC.rows(connection, {"topic": name}))
+    here = {p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic][1]}
     if not here:
         return sorted(commits)
     log_partition = partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
     first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
-    _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in here})
+    keys = [
+        {"key_group": group_id, "key_topic": topics[name][0], "key_partition": number} for name, number in sorted(here)
+    ]
+    _FORGET.run(connection, keys)
     new = [
         {
             "group_id": group_id,
-            "topic_id": topics[name].topic_id,
+            "topic_id": topics[name][0],
             "partition": number,
             "committed_offset": commit.offset,
             "leader_epoch": commit.leader_epoch,
@@ -132,7 +149,7 @@ def write_commits(
         }
         for position, ((name, number), commit) in enumerate(sorted(here.items()), first)
     ]
-    connection.execute(t.group_offset.insert(), new)
+    _REMEMBER.run(connection, new)
     return sorted(commits.keys() - here.keys())
 
 

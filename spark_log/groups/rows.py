@@ -17,6 +17,7 @@ from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import StoreClock
 
 _G = t.consumer_group.c
@@ -99,24 +100,33 @@ def _subscription_json(subscription: Subscription) -> str:
 _GROUP = sa.select(_G.generation, _G.target_generation, _G.assignor, _G.topics, _G.empty_since_ms).where(
     _G.group_id == sa.bindparam("g")
 )
-_GROUP_LOCKED = _GROUP.with_for_update()
+_READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _MEMBERS = sa.select(
     _M.member_id, _M.instance_id, _M.client, _M.subscription, _M.target, _M.generation, _M.beat, _M.session_timeout_ms,
     _M.until_ms, _M.era,
 ).where(_M.group_id == sa.bindparam("g"))  # fmt: skip
-_MEMBER = _MEMBERS.where(_M.member_id == sa.bindparam("m"))
+_MEMBER = Prepared(_MEMBERS.where(_M.member_id == sa.bindparam("m")))
 _MEMBERS_SORTED = _MEMBERS.order_by(_M.member_id)
 _GIVEN = sa.select(_O.topic, _O.partition).where(_O.group_id == sa.bindparam("g"), _O.member_id == sa.bindparam("m"))
+_GIVEN_TO_OTHERS = Prepared(
+    sa.select(_O.partition, _O.member_id).where(
+        _O.group_id == sa.bindparam("g"),
+        _O.member_id != sa.bindparam("m"),
+        _O.topic == sa.bindparam("topic"),
+        _O.partition >= sa.bindparam("first"),
+        _O.partition <= sa.bindparam("last"),
+    )
+)
 _DEAD = sa.select(_M.member_id).where(
     _M.group_id == sa.bindparam("g"), (_M.era != sa.bindparam("era")) | (_M.until_ms <= sa.bindparam("now"))
 )
 
 
 def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) -> GroupRow | None:
-    row = connection.execute(_GROUP_LOCKED if lock else _GROUP, {"g": group_id}).one_or_none()
-    if row is None:
+    found = (_LOCK_GROUP if lock else _READ_GROUP).rows(connection, {"g": group_id})
+    if not found:
         return None
-    generation, target_generation, assignor, topics, empty_since_ms = row
+    [(generation, target_generation, assignor, topics, empty_since_ms)] = found
     return GroupRow(Group(generation, target_generation), assignor, _facts_of(topics), empty_since_ms)
 
 
@@ -145,8 +155,8 @@ def _member_row(row: Any) -> MemberRow:
 
 
 def read_member(connection: sa.Connection, group_id: str, member_id: str) -> MemberRow | None:
-    row = connection.execute(_MEMBER, {"g": group_id, "m": member_id}).one_or_none()
-    return None if row is None else _member_row(row)
+    rows = _MEMBER.rows(connection, {"g": group_id, "m": member_id})
+    return _member_row(rows[0]) if rows else None
 
 
 def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
@@ -185,9 +195,11 @@ def given_to_others(
     """Those of the partitions that other members have been given, with their owners."""
     found: dict[TopicPartition, str] = {}
     for topic, numbers in _chunks(partitions):
-        here = (_O.group_id == group_id) & (_O.topic == topic) & _O.partition.in_(numbers)
-        query = sa.select(_O.partition, _O.member_id).where(here, _O.member_id != member_id)
-        found.update({TopicPartition(topic, number): owner for number, owner in connection.execute(query)})
+        where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
+        wanted = set(numbers)
+        for number, owner in _GIVEN_TO_OTHERS.rows(connection, where):
+            if number in wanted:
+                found[TopicPartition(topic, number)] = owner
     return found
 
 

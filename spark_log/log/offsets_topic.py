@@ -24,6 +24,7 @@ from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic, insert_topic
 from spark_log.log.slices import Slice
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import StoreClock
 from spark_log.records import inline
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
@@ -35,23 +36,30 @@ _RECORDS_MAX = 5_000
 """Rows encoded into one slice at most."""
 
 
+_P = t.partition.c
+_COUNT = sa.bindparam("count", type_=sa.BigInteger)
+_TAKE = Prepared(
+    t.partition.update()
+    .where(
+        _P.topic_id == sa.select(t.topic.c.topic_id).where(t.topic.c.name == sa.bindparam("topic")).scalar_subquery(),
+        _P.partition == sa.bindparam("number"),
+    )
+    .values(log_end_offset=_P.log_end_offset + _COUNT, high_watermark=_P.high_watermark + _COUNT)
+    .returning(_P.log_end_offset)
+)
+
+
 def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
     """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
 
     Locks the partition's row: after the group's, as everywhere.
     """
-    p = t.partition.c
-    topic_id = sa.select(t.topic.c.topic_id).where(t.topic.c.name == CONSUMER_OFFSETS_TOPIC).scalar_subquery()
-    move = (
-        t.partition.update()
-        .where(p.topic_id == topic_id, p.partition == partition)
-        .values(log_end_offset=p.log_end_offset + count, high_watermark=p.high_watermark + count)
-        .returning(p.log_end_offset)
-    )
-    end = connection.execute(move).scalar_one_or_none()
-    if end is None:
+    here = {"topic": CONSUMER_OFFSETS_TOPIC, "number": partition, "count": count}
+    moved = _TAKE.rows(connection, here)
+    if not moved:
         _create(connection, now)
-        end = connection.execute(move).scalar_one()
+        moved = _TAKE.rows(connection, here)
+    [(end,)] = moved
     return int(end) - count
 
 
