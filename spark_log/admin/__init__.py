@@ -5,6 +5,7 @@
     configs.py       topic configs
     partitions.py    elections, reassignments, log dirs, brokers
     groups.py        consumer groups and their offsets
+    transactions.py  transactions, and the producers of partitions
 
 Results are the dicts and structs that kafka-python makes of a broker's answers.
 """

@@ -11,7 +11,7 @@ from kafka.errors import KafkaConfigurationError, KafkaTimeoutError, Unsupported
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
 from spark_log import clock
-from spark_log.admin import configs, groups, partitions
+from spark_log.admin import configs, groups, partitions, transactions
 from spark_log.admin import topics as on_topics
 from spark_log.client_settings import check_number, parse_settings
 from spark_log.cluster.cluster import Cluster
@@ -31,14 +31,7 @@ _NOT_HERE = {
     ),
     "alter_replica_log_dirs": "a replica goes to its broker's log dir with the fewest; alter_partition_reassignments"
     " moves it to another broker and back",
-    **dict.fromkeys(
-        (
-            "abort_transaction", "describe_producers", "describe_transactions", "find_hanging_transactions",
-            "list_transactions",
-        ),
-        "not yet",
-    ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class AdminSettings:
 
 
 class Admin:
-    """Manages topics, configs, offsets and groups of a cluster.
+    """Manages topics, configs, offsets, groups and transactions of a cluster.
 
     >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
     >>> admin.create_topics({"flights": {"num_partitions": 4}})                # doctest: +SKIP
@@ -316,6 +309,53 @@ class Admin:
     ) -> dict[str, type[Exception]]:
         """kafka-python's MemberToRemove, by member id or instance id."""
         return groups.remove_group_members(self._cluster, group_id, members)
+
+    # transactions and producers ----------------------------------------------------------------------------------
+
+    @kafka_errors()
+    def list_transactions(
+        self,
+        broker_ids: Any = None,
+        producer_id_filters: Iterable[int] | None = None,
+        state_filters: Iterable[Any] | None = None,
+        duration_filter_ms: int | None = None,
+        transactional_id_pattern: str | None = None,
+    ) -> dict[int, list[Any]]:
+        """{-1: kafka-python's TransactionListing of each transactional id}: no broker coordinates transactions."""
+        return transactions.list_transactions(
+            self._cluster, producer_id_filters, state_filters, duration_filter_ms, transactional_id_pattern
+        )
+
+    @kafka_errors()
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, Any]:
+        """{transactional id: TransactionDescription}; TransactionalIdNotFoundError for one that there is not."""
+        return transactions.describe_transactions(self._cluster, transactional_ids)
+
+    @kafka_errors()
+    def find_hanging_transactions(
+        self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
+    ) -> list[dict[str, Any]]:
+        """Open ones past their own time-out that nobody has aborted, or open for longer than this and five minutes.
+
+        They keep no reader waiting. A coordinator, and `spark-log upkeep transactions`, aborts the former.
+        """
+        return transactions.find_hanging_transactions(self._cluster, max_transaction_timeout_ms)
+
+    @kafka_errors()
+    def abort_transaction(self, spec: Any) -> None:
+        """kafka-python's AbortTransactionSpec. Here it ends the whole transaction, in every partition it has sent to.
+
+        Fences nobody: its producer's next call raises TransactionAbortableError; it aborts, and goes on.
+        """
+        transactions.abort_transaction(self._cluster, spec)
+
+    @kafka_errors()
+    def describe_producers(self, partitions: Iterable[Any], broker_id: int | None = None) -> dict[Any, Any]:
+        """{TopicPartition: PartitionProducerState}: idempotent producers, and those with an open transaction there.
+
+        The start offset of an open one is the log end offset: where it would begin if it was committed now.
+        """
+        return transactions.describe_producers(self._cluster, partitions)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _NOT_HERE:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json
-from spark_log.cli.output import bytes_of, count_of, print_facts, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
 from spark_log.errors import SparkLogError, redact
 
 
@@ -54,10 +54,12 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
+    from spark_log.log.transaction_inspection import list_transactions
 
     with Cluster.open(cluster) as opened:
         topics, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
+        open_ms = [each.open_ms for each in list_transactions(opened.store) if each.open_ms is not None]
         total = sum(used.values(), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,
@@ -68,11 +70,15 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
             "records": total.records,
             "bytes": total.bytes,
             "segments": total.segments,
+            "open_transactions": len(open_ms),
+            "oldest_transaction_ms": max(open_ms, default=None),
         }
     if as_json:
         print_json({**facts, "log_dirs": dirs})
     else:
-        print_facts({**facts, "bytes": bytes_of(total.bytes)})
+        oldest = f", the oldest for {duration_of(max(open_ms))}" if open_ms else ""
+        del facts["oldest_transaction_ms"]
+        print_facts({**facts, "bytes": bytes_of(total.bytes), "open_transactions": f"{len(open_ms):,}{oldest}"})
         print_table(None, ("broker", "log dir", "reachable", "problem"), [tuple(row.values()) for row in dirs])
     if not all(row["reachable"] for row in dirs):
         unreachable = sum(not row["reachable"] for row in dirs)

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spark_log.cli import broker, cluster, consume, coordinator, group, partition, produce, store, topic, upkeep
+from spark_log.cli import (
+    broker,
+    cluster,
+    consume,
+    coordinator,
+    group,
+    partition,
+    produce,
+    store,
+    topic,
+    transaction,
+    upkeep,
+)
 from spark_log.errors import SparkLogError, redact
 
 
@@ -38,6 +50,7 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(transaction.app, name="transaction")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)

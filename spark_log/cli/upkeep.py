@@ -35,12 +35,13 @@ def upkeep(
 
     - `flush`: force to disk what was acknowledged before (flush.ms)
     - `seal`: inline tails older than segment.ms become files
+    - `transactions`: abort transactions that have been open for longer than their transaction.timeout.ms
     - `retention`: drop what retention.ms and retention.bytes no longer keep
     - `compact`: keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it
     - `merge`: small segments become one of segment.bytes
     - `delta`: Delta tables are brought up to date, checkpointed, and freed of expired log files
     - `files`: delete retired files, deleted topics, and files that nobody names
-    - `expire`: forget offsets of empty groups, and silent producers
+    - `expire`: forget offsets of empty groups, silent producers and transactional ids
 
     **Examples**
 

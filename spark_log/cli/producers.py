@@ -1,0 +1,49 @@
+"""`spark-log topic producers`: who has written to a topic's partitions, and who is about to."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.options import Cluster_, Json, TopicName
+from spark_log.cli.output import print_json, print_table, say, time_of
+
+
+def producers(
+    name: TopicName,
+    cluster: Cluster_,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the idempotent producers whose last sequences are remembered, and those with an open transaction here.
+
+    An open transaction's start is where it would begin if it was committed now: its records have no offsets yet.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.ids import TopicPartition
+    from spark_log.log.transaction_inspection import describe_producers
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        numbers = sorted(set(partition)) if partition else range(topic.partition_count)
+        found = describe_producers(opened.store, [TopicPartition(name, number) for number in numbers])
+    rows = [(tp, each) for tp, here in found.items() for each in here]
+    if as_json:
+        print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
+    elif not rows:
+        say("No producer is known.")
+    else:
+        print_table(
+            None,
+            ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
+            [
+                (
+                    f"{tp.topic}-{tp.partition}", each.producer_id, each.producer_epoch, each.transactional_id,
+                    each.last_sequence, time_of(each.last_ms), each.transaction_start_offset,
+                )
+                for tp, each in rows
+            ],
+        )  # fmt: skip

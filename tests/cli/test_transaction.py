@@ -1,0 +1,148 @@
+"""`spark-log transaction …`, `topic producers`, and what `status` and `upkeep` say of transactions."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_log import Producer
+from spark_log.cli.output import duration_of
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import TransactionAbortableError
+from spark_log.metadata import tables as t
+from tests.cli.test_cli import cluster as cluster
+from tests.cli.test_cli import consumed, ok, run
+from tests.cli.test_cli import events as events
+from tests.support.producing import change
+from tests.support.subprocess_python import REPOSITORY
+
+KILLED = """
+import sys
+from spark_log import Producer
+producer = Producer(cluster=sys.argv[1], transactional_id="killed", transaction_timeout_ms=5_000)
+producer.init_transactions()
+producer.begin_transaction()
+producer.send("events", b"never seen", partition=1)
+producer.commit_transaction()
+"""
+
+
+@pytest.fixture
+def transfer(events: Path) -> Iterator[Any]:
+    """A producer with an open transaction of 3 records in events-0 and 1 in events-1."""
+    with Producer(cluster=str(events), transactional_id="transfer") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for partition in (0, 0, 0, 1):
+            producer.send("events", b"x", partition=partition)
+        producer.flush()
+        yield producer
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The cells of a printed table."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines() if "│" in line]
+
+
+def test_an_open_transaction_is_shown_and_aborted(events: Path, transfer: Any) -> None:
+    [row] = rows_of(ok("transaction", "list", cluster=events))
+    assert [row[0], row[1], row[3], row[4]] == ["transfer", "Ongoing", "60 s", "2"]
+    [listed] = json.loads(ok("transaction", "list", "--state", "ongoing", "--json", cluster=events))
+    assert (listed["transactional_id"], listed["number"], listed["batches"]) == ("transfer", 1, 2)
+    assert listed["open_ms"] >= 0 and listed["overdue"] is False
+    shown = ok("transaction", "describe", "transfer", cluster=events)
+    assert "state             Ongoing\n" in shown
+    assert [row[:3] for row in rows_of(shown)] == [["events-0", "1", "3"], ["events-1", "1", "1"]]
+    described = json.loads(ok("transaction", "describe", "transfer", "--json", cluster=events))
+    assert [(part["partition"], part["records"]) for part in described["pending"]] == [(0, 3), (1, 1)]
+    assert ok("transaction", "find-hanging", cluster=events) == "No transaction hangs.\n"
+    assert "open_transactions  1, the oldest for " in ok("status", cluster=events)
+    status = json.loads(ok("status", "--json", cluster=events))
+    assert status["open_transactions"] == 1 and status["oldest_transaction_ms"] >= 0
+
+    asked = run("transaction", "abort", "transfer", stdin="n\n", cluster=events)
+    assert asked.exit_code == 1 and "4 records" in asked.stderr
+    assert json.loads(ok("status", "--json", cluster=events))["open_transactions"] == 1
+    said = ok("transaction", "abort", "transfer", "--yes", cluster=events)
+    assert said == "Aborted the transaction of transfer: 4 records dropped.\n"
+    again = run("transaction", "abort", "transfer", "--yes", cluster=events)
+    assert again.exit_code == 1
+    assert again.output == (
+        "spark-log: transactional id 'transfer' has no open transaction: its state is CompleteAbort\n"
+    )
+    status = json.loads(ok("status", "--json", cluster=events))
+    assert (status["open_transactions"], status["oldest_transaction_ms"], status["records"]) == (0, None, 0)
+    with pytest.raises(TransactionAbortableError):
+        transfer.commit_transaction()
+    transfer.abort_transaction()
+    transfer.begin_transaction()
+    transfer.send("events", b"next")
+    transfer.commit_transaction()
+    assert [row["value"] for row in consumed(events)] == ["next"]
+
+
+def test_producers_of_a_topic(events: Path, transfer: Any) -> None:
+    with Producer(cluster=str(events)) as producer:
+        for _ in range(3):
+            producer.send("events", b"y", partition=0)
+        producer.flush()
+    rows = rows_of(ok("topic", "producers", "events", cluster=events))
+    assert [(row[0], row[3], row[4], row[6]) for row in rows] == [
+        ("events-0", "transfer", "-", "3"),
+        ("events-0", "-", "2", "-"),
+        ("events-1", "transfer", "-", "0"),
+    ]
+    [one] = json.loads(ok("topic", "producers", "events", "-p", "1", "--json", cluster=events))
+    assert (one["topic"], one["partition"], one["transactional_id"]) == ("events", 1, "transfer")
+    ok("topic", "create", "quiet", cluster=events)
+    assert ok("topic", "producers", "quiet", cluster=events) == "No producer is known.\n"
+
+
+def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
+    environment = {**os.environ, "SPARK_LOG_FAILPOINT": "transaction.registered"}
+    command = [sys.executable, "-c", KILLED, str(events)]
+    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with Cluster.open(str(events)) as opened:
+        change(opened, t.transaction.update().values(until_ms=2**60))
+        assert ok("upkeep", "transactions", cluster=events) == "Nothing to do.\n"
+        change(opened, t.transaction.update().values(until_ms=0))
+    [row] = rows_of(ok("transaction", "find-hanging", cluster=events))
+    assert row[0] == "killed" and row[1].endswith(", overdue")
+    assert row[2:] == ["5 s", "events-1", "1"]
+    [hanging] = json.loads(ok("transaction", "find-hanging", "--json", cluster=events))
+    assert hanging["overdue"] is True and len(hanging["pending"]) == 1
+
+    [row] = rows_of(ok("upkeep", "transactions", cluster=events))
+    assert (row[0], row[-1]) == ("transactions", "aborted killed: its time was over")
+    assert ok("upkeep", "transactions", cluster=events) == "Nothing to do.\n"
+    assert ok("transaction", "find-hanging", cluster=events) == "No transaction hangs.\n"
+    [listed] = json.loads(ok("transaction", "list", "--state", "CompleteAbort", "--json", cluster=events))
+    assert (listed["transactional_id"], listed["batches"]) == ("killed", 0)
+    assert consumed(events) == []
+
+
+def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
+    assert ok("transaction", "list", cluster=events) == "There is no transactional id.\n"
+    nothing = ok("transaction", "list", "-s", "Ongoing", cluster=events)
+    assert nothing == "There is no transaction of these states.\n"
+    wrong = run("transaction", "list", "--state", "PrepareCommit", cluster=events)
+    assert wrong.exit_code == 2 and "CompleteCommit" in wrong.stderr
+    for command in ("describe", "abort"):
+        failed = run("transaction", command, "nobody", cluster=events)
+        assert failed.exit_code == 1
+        assert failed.output == "spark-log: transactional id 'nobody': there is no producer with it\n"
+    unknown = run("topic", "producers", "events", "-p", "2", cluster=events)
+    assert unknown.output == "spark-log: topic 'events', partition 2: unknown topic or partition\n"
+
+
+def test_durations() -> None:
+    of = {0: "0 ms", 999: "999 ms", 1_000: "1 s", 119_999: "119 s", 120_000: "2 min", 7_199_999: "119 min"}
+    longer = {7_200_000: "2 h", 172_799_999: "47 h", 172_800_000: "2 d", 10**12: "11,574 d"}
+    assert {ms: duration_of(ms) for ms in {**of, **longer}} == {**of, **longer}
