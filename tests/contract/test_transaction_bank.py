@@ -1,0 +1,157 @@
+"""Money is moved between the topics of a bank by processes that are killed, stopped, fenced and robbed of log dirs.
+
+Whoever looks, whenever he looks, sees each transfer whole or not at all, each once, and with its group's offset.
+"""
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import coordinator
+from spark_log.cluster.description import describe_topics
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator
+from spark_log.failpoints import POINTS
+from spark_log.metadata import tables as t
+from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
+from tests.support.children import Child
+from tests.support.group_members import until
+from tests.support.replicas import every_replica_is_whole
+
+LONG_MS = 60_000
+
+BUSY = ClusterSettings(
+    transaction_abort_interval_ms=200,
+    log_seal_interval_ms=500,
+    log_merge_interval_ms=1_000,
+    log_clean_up_interval_ms=1_000,
+    delta_upkeep_interval_ms=2_000,
+    offsets_retention_check_interval_ms=1_000,
+)
+"""Everything that goes on beside transactions, all the time."""
+
+
+@pytest.fixture
+def tellers(cluster_address):
+    """Makes tellers, and leaves none behind."""
+    made = []
+
+    def hire(name, count, *lives, timeout_ms=LONG_MS, pause_at=-1):
+        module = "tests.support.bank_teller"
+        made.append(Child(module, cluster_address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
+        return made[-1]
+
+    hire.address = cluster_address
+    hire.done = lambda: {line[1] for child in made for line in list(child.lines) if line[0] == "done"}
+    yield hire
+    for child in made:
+        child.kill()
+
+
+HERE = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
+LATER = [
+    "transaction.registered:4",
+    "append.decided:3",
+    "append.committed:2",
+    "transaction.committed:3",
+    "file.renamed:3",
+]
+AT_RANDOM = ["kill"] * 4
+
+
+def test_tellers_that_are_killed_everywhere(cluster, cluster_address, tellers):
+    """The first time that they come to a point, later, in the midst of everything, and at any moment."""
+    open_bank(cluster, cluster_address)
+    lives = {"a": [*HERE, *AT_RANDOM, "on"], "b": [*AT_RANDOM, *LATER, "on"]}
+    ends = {name: 3 * len(lives[name]) for name in lives}
+    with Coordinator(cluster, settings=BUSY), Auditor(cluster, list(lives), tellers.done) as auditor:
+        hired = [tellers(name, ends[name], *lives[name]) for name in lives]
+        for teller in hired:
+            teller.finish()
+        assert auditor.look().following == ends
+    killed = sum(teller.count("lived") for teller in hired)
+    assert killed == sum(map(len, lives.values())) - len(lives)
+    assert not [line for teller in hired for line in teller.lines if line[0] in ("fenced", "again")]
+    assert len(tellers.done()) >= sum(ends.values()) - killed, "but what killed ones could not tell"
+
+
+def state_of(cluster, teller):
+    """Of the teller's current or last transaction."""
+    query = (
+        sa.select(t.transaction.c.state)
+        .join(t.producer, t.producer.c.producer_id == t.transaction.c.producer_id)
+        .where(t.producer.c.transactional_id == group_of(teller))
+    )
+    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort", "begin", "send")]
+
+
+def test_tellers_that_are_stopped_with_a_transaction_open(cluster, cluster_address, tellers):
+    """One is aborted since its time is over, one is fenced, and one is both; another goes on where they were."""
+    open_bank(cluster, cluster_address)
+    with Coordinator(cluster, settings=BUSY), Auditor(cluster, ["late", "old", "both"], tellers.done) as auditor:
+        late = tellers("late", 4, timeout_ms=1_000, pause_at=2)
+        both = tellers("both", 4, timeout_ms=1_000, pause_at=2)
+        old = tellers("old", 4, pause_at=2)
+        stopped = [late, both, old]
+        for teller in stopped:
+            teller.waits_for(lambda child: child.heard("paused"))
+            teller.stop(cluster.store)
+        until(lambda: state_of(cluster, "late") == state_of(cluster, "both") == "CompleteAbort", cluster.store)
+        assert state_of(cluster, "old") == "Ongoing"
+        heirs = [tellers("both", 6, pause_at=3), tellers("old", 6, pause_at=3)]
+        for heir in heirs:  # has made transfer 2, and has a transaction of its own open
+            heir.waits_for(lambda child: child.heard("paused"))
+        for teller in stopped:
+            teller.go_on()
+            teller.finish()
+        assert late.heard("again", "TransactionAbortableError") and late.heard("done", "late-2")
+        for zombie in (both, old):
+            assert [line for line in zombie.lines if line[0] == "fenced"] == FENCED
+            assert zombie.count("done") == 2
+        assert state_of(cluster, "old") == state_of(cluster, "both") == "Ongoing", "its heir's is as it was"
+        for heir in heirs:
+            heir.go_on()
+            heir.finish()
+            assert {line[0] for line in heir.lines} == {"done", "paused"}
+        assert auditor.look().following == {"late": 4, "old": 6, "both": 6}
+
+
+LARGE = next(n for n in range(2, 100) if any(len(value(f"b-{n}", leg)) > 1_000 for leg in legs_of(f"b-{n}")))
+"""A transfer of b that writes a file."""
+
+
+def in_sync(cluster, count):
+    """Whether each partition of the branches has so many replicas in sync."""
+    return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
+
+
+def test_tellers_whose_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
+    """While a transaction is open, whose file was written to log dirs that are not there any more, or are others."""
+    monkeypatch.setattr(coordinator, "_INSPECT_S", 0.2)
+    cluster = three_brokers
+    open_bank(cluster, tellers.address, replication_factor=3)
+    names = ["a", "b"]
+    with Coordinator(cluster, settings=BUSY), Auditor(cluster, names, tellers.done) as auditor:
+        a, b = tellers("a", 30, *AT_RANDOM, "on"), tellers("b", LARGE + 2, pause_at=LARGE)
+        b.waits_for(lambda child: child.heard("paused"))
+        files = sa.select(sa.func.count()).where(~t.transaction_segment.c.inline)
+        assert cluster.store.read(lambda connection: connection.execute(files).scalar_one())
+        for broker in (1, 3):
+            here, away = tmp_path / f"d{broker}", tmp_path / f"away{broker}"
+            here.rename(away)
+            more = a.count("done") + 3
+            a.waits_for(lambda child, more=more: child.count("done") >= more or child.heard("done", "a-29"))
+            until(lambda: not in_sync(cluster, 3), cluster.store)
+            if broker == 3:
+                here.mkdir()  # a new disk
+            else:
+                away.rename(here)
+            until(lambda: in_sync(cluster, 3), cluster.store)
+        b.go_on()
+        for teller in (a, b):
+            teller.finish()
+        assert auditor.look().following == {"a": 30, "b": LARGE + 2}
+    assert {line[0] for line in b.lines} == {"done", "paused"}, "it had to abort nothing"
+    every_replica_is_whole(cluster)

@@ -1,0 +1,155 @@
+"""A bank whose ledger is three topics, and what must be true of it whenever somebody looks.
+
+Accounts are keys in three topics, the branches. A transfer is one transaction: a record that takes from an account of
+one branch, one that gives to an account of another, a note in the third, and the number of the teller's next transfer
+as an offset of the teller's group. A *leg* is one of the three records.
+"""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic, find_topics
+from spark_log.groups.offsets import read_commits
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log import plan as planner
+from spark_log.log.fetch import Fetcher
+from spark_log.records.schema import read_schema
+from tests.support.numbered_writer import SMALL_TAILS
+
+BRANCHES = ("north", "south", "west")
+NUMBERS = "numbers"
+"""The topic, without records, whose offsets are the numbers of transfers; one partition serves all tellers."""
+ACCOUNTS = 5
+"""In each branch."""
+OPENING = 100
+TOTAL = len(BRANCHES) * ACCOUNTS * OPENING
+
+_PARTITIONS = 2
+
+
+class Leg(NamedTuple):
+    branch: str
+    account: str
+    amount: int
+
+
+def numbered(teller: str, number: int) -> str:
+    """Id of a transfer."""
+    return f"{teller}-{number}"
+
+
+def legs_of(transfer: str) -> tuple[Leg, Leg, Leg]:
+    """What is moved, always the same for the same id; the third is the note."""
+    chance = random.Random(transfer)
+    branches = chance.sample(BRANCHES, k=len(BRANCHES))
+    amount = chance.randint(1, 9)
+    moved = zip(branches, (-amount, amount, 0), strict=True)
+    one, two, three = (Leg(branch, f"a{chance.randrange(ACCOUNTS)}", moving) for branch, moving in moved)
+    return one, two, three
+
+
+def value(transfer: str, leg: Leg) -> bytes:
+    """One in four is too large for the tail, so that files, blobs and seals all take part."""
+    chance = random.Random(f"{transfer} {leg}")
+    filler = chance.randbytes(600).hex() if chance.random() < 0.25 else ""
+    return json.dumps({"transfer": transfer, "amount": leg.amount, "filler": filler}).encode()
+
+
+def group_of(teller: str) -> str:
+    return f"teller-{teller}"
+
+
+def open_bank(cluster: Cluster, address: str, replication_factor: int = 1) -> None:
+    for branch in BRANCHES:
+        create_topic(cluster, branch, _PARTITIONS, replication_factor=replication_factor, configs=SMALL_TAILS)
+    create_topic(cluster, NUMBERS)
+    with Producer(cluster=address, transactional_id="founder") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for branch in BRANCHES:
+            for number in range(ACCOUNTS):
+                leg = Leg(branch, f"a{number}", OPENING)
+                producer.send(branch, value("opening", leg), leg.account.encode())
+        producer.commit_transaction()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The bank in one snapshot."""
+
+    legs: Mapping[str, Sequence[Leg]]
+    """By transfer."""
+    following: Mapping[str, int]
+    """The number of each teller's next transfer, as its group has committed it."""
+
+    def check(self) -> None:
+        """Invariants 7 and 8: each transfer is there whole, once, and with its offset; so no money comes or goes."""
+        assert sum(leg.amount for legs in self.legs.values() for leg in legs) == TOTAL
+        for transfer, legs in self.legs.items():
+            if transfer != "opening":
+                assert sorted(legs) == sorted(legs_of(transfer)), f"{transfer}: {legs}"
+        wanted = {numbered(teller, number) for teller, end in self.following.items() for number in range(end)}
+        assert set(self.legs) - {"opening"} == wanted
+
+
+def look(cluster: Cluster, tellers: Sequence[str]) -> Statement:
+    with cluster.store.snapshot() as connection:
+        topics = find_topics(connection, set(BRANCHES))
+        positions = planner.positions(connection, topics.values())
+        ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
+        slices = planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
+        here = TopicPartition(NUMBERS, 0)
+        commits = {teller: read_commits(connection, group_of(teller)).get(here) for teller in tellers}
+    legs: dict[str, list[Leg]] = {}
+    for batch in Fetcher(cluster.log_dirs()).read(slices, read_schema(columns=["topic", "key", "value"])):
+        for row in batch.to_pylist():
+            said = json.loads(row["value"])
+            legs.setdefault(said["transfer"], []).append(Leg(row["topic"], row["key"].decode(), said["amount"]))
+    return Statement(legs, {teller: commit.offset if commit else 0 for teller, commit in commits.items()})
+
+
+class Auditor:
+    """A reader that looks all the time, and checks each time what it sees: what was acknowledged before, at least."""
+
+    def __init__(self, cluster: Cluster, tellers: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
+        self._cluster, self._tellers, self._acknowledged = cluster, tellers, acknowledged
+        self.looks = 0
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="auditor")
+
+    def __enter__(self) -> "Auditor":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self._failure is not None:
+            raise self._failure
+        assert self.looks
+
+    def _run(self) -> None:
+        changes = self._cluster.store.changes
+        try:
+            while not self._stopping.is_set():
+                seen = changes.current()
+                self.look()
+                changes.wait(seen, 0.05)
+        except BaseException as error:
+            self._failure = error
+
+    def look(self) -> Statement:
+        acknowledged = set(self._acknowledged())
+        statement = look(self._cluster, self._tellers)
+        statement.check()
+        assert acknowledged <= set(statement.legs)
+        self.looks += 1
+        return statement

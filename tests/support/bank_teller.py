@@ -1,0 +1,124 @@
+"""A process that makes transfers in the bank (see `tests.support.bank`).
+
+    python -m tests.support.bank_teller CLUSTER NAME COUNT TIMEOUT_MS PAUSE_AT LIFE...
+
+It goes on with the transfer that follows its last one until it has made COUNT of them, says `done NAME-N` after each,
+and now and then aborts one that nobody may ever see. In transfer PAUSE_AT (-1: none), whose records are pending then,
+it says `paused` and waits for a word. An error of the kind that is aborted is said as `again ERROR`, and the transfer
+made again; one that is fenced tries every call, says `fenced CALL ERROR` for each, and goes home.
+"""
+
+import sys
+from collections.abc import Callable
+
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidTxnStateError, ProducerFencedError
+from spark_log.groups.offsets import committed_offsets
+from tests.support.bank import NUMBERS, Leg, group_of, legs_of, numbered, value
+from tests.support.lives import live, say
+
+_NUMBERS = TopicPartition(NUMBERS, 0)
+
+
+class Teller:
+    def __init__(self, cluster: Cluster, producer: Producer, name: str, pause_at: int) -> None:
+        self._cluster, self._producer, self._name, self._pause_at = cluster, producer, name, pause_at
+
+    @property
+    def next_number(self) -> int:
+        return committed_offsets(self._cluster.store, group_of(self._name)).get(_NUMBERS, 0)
+
+    def work(self, count: int) -> None:
+        while (number := self.next_number) < count:
+            try:
+                if number % 4 == 1:
+                    self._think_better_of(number)
+                self._transfer(number)
+            except ProducerFencedError:
+                self._go_home(number)
+                return
+            except KafkaError as error:
+                say("again", type(error).__name__)
+                try:
+                    self._producer.abort_transaction()
+                except InvalidTxnStateError:  # it had been committed after all
+                    say("found", self._name)
+
+    def _send(self, transfer: str, legs: tuple[Leg, ...]) -> None:
+        for leg in legs:
+            self._producer.send(leg.branch, value(transfer, leg), leg.account.encode())
+
+    def _think_better_of(self, number: int) -> None:
+        transfer = f"{numbered(self._name, number)}-never"
+        self._producer.begin_transaction()
+        self._send(transfer, legs_of(transfer))
+        self._producer.flush()
+        self._producer.abort_transaction()
+
+    def _transfer(self, number: int) -> None:
+        transfer = numbered(self._name, number)
+        legs = legs_of(transfer)
+        self._producer.begin_transaction()
+        self._send(transfer, legs[:1])
+        self._producer.flush()  # so that a transaction is registered in parts
+        self._send(transfer, legs[1:])
+        self._producer.send_offsets_to_transaction(
+            {_NUMBERS: OffsetAndMetadata(number + 1, "", -1)}, group_of(self._name)
+        )
+        if number == self._pause_at:
+            self._producer.flush()
+            self._pause_at = -1
+            say("paused")
+            sys.stdin.readline()
+        self._commit()
+        say("done", transfer)
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction()
+            except KafkaError as error:
+                if not getattr(error, "retriable", False):
+                    raise
+                say("asks", type(error).__name__)
+            else:
+                return
+
+    def _go_home(self, number: int) -> None:
+        producer, (leg, *_) = self._producer, legs_of("zombie")
+        calls: dict[str, Callable[[], object]] = {
+            "commit": producer.commit_transaction,
+            "abort": producer.abort_transaction,
+            "begin": producer.begin_transaction,
+            "send": lambda: producer.send(leg.branch, value(numbered(self._name, number), leg)),
+        }
+        for name, call in calls.items():
+            try:
+                call()
+            except KafkaError as error:
+                say("fenced", name, type(error).__name__)
+            else:
+                say("fenced", name, "nothing")
+
+
+def main(address: str, name: str, count: int, timeout_ms: int, pause_at: int, lives: list[str]) -> None:
+    def work(under_way: Callable[[], None]) -> None:
+        transactional_id = group_of(name)
+        with (
+            Cluster.open(address) as cluster,
+            Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms) as producer,
+        ):
+            producer.init_transactions()
+            under_way()
+            Teller(cluster, producer, name, pause_at).work(count)
+
+    live(lives, work)
+
+
+if __name__ == "__main__":
+    _, address, name, count, timeout_ms, pause_at, *lives = sys.argv
+    main(address, name, int(count), int(timeout_ms), int(pause_at), lives)

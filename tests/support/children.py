@@ -1,0 +1,97 @@
+"""Processes that a test has started: what they say, what they are told, and their end."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from spark_log.errors import SparkLogError
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class Child:
+    """`python -m MODULE ARGUMENTS`, whose lines are read in the background. In a group with what it forks."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[list[str]] = []
+        self._new: queue.Queue[None] = queue.Queue()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith("\n"):  # else the last word of one that was killed while it spoke
+                self.lines.append(line.split())
+                self._new.put(None)
+
+    def say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+
+    def heard(self, *words: object) -> bool:
+        wanted = [str(word) for word in words]
+        return any(line[: len(wanted)] == wanted for line in list(self.lines))
+
+    def count(self, word: str) -> int:
+        return sum(line[0] == word for line in list(self.lines))
+
+    def waits_for(self, condition: Callable[["Child"], bool], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition(self):
+            assert self._process.poll() is None or not self._new.empty(), self.lines[-20:]
+            assert time.monotonic() < deadline, self.lines[-20:]
+            try:
+                self._new.get(timeout=0.1)
+            except queue.Empty:
+                continue
+
+    def stop(self, store: Store) -> None:
+        """SIGSTOP, but not while it holds a lock of the store that everybody would wait for."""
+        while True:
+            self._process.send_signal(signal.SIGSTOP)
+            try:
+                store.transact(_take_locks, timeout_ms=500)
+            except (SparkLogError, sa.exc.DBAPIError):
+                self._process.send_signal(signal.SIGCONT)
+            else:
+                return
+
+    def go_on(self) -> None:
+        """SIGCONT, and `go` to one that waits for a word."""
+        self._process.send_signal(signal.SIGCONT)
+        self.say("go")
+
+    def finish(self, timeout_s: float = 120) -> None:
+        """Its end, which must be a good one, and the rest of what it said."""
+        assert self._process.wait(timeout=timeout_s) == 0, self.lines[-20:]
+        self._reading.join(timeout=30)
+
+    def kill(self) -> None:
+        """It and what it has forked; for the end of a test, whatever state it is in."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=30)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._reading.join(timeout=30)
+
+
+def _take_locks(connection: sa.Connection, _attempt: object) -> None:
+    for table in (t.producer, t.consumer_group):
+        connection.execute(sa.select(*table.primary_key).with_for_update(nowait=True)).all()
