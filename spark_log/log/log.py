@@ -42,12 +42,15 @@ from spark_log.log.followers import Followers
 from spark_log.log.reach import append_reaching
 from spark_log.log.reader import LogReader
 from spark_log.log.seal import seal
+from spark_log.log.sealer import Sealer
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
+_TAILS_MAX = 4
+"""So many times inline.tail.bytes before an append seals the tail itself though somebody does it in the background."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,27 @@ class Log(LogReader):
     >>> log.append(topic, [Records(0, table)])                                # doctest: +SKIP
     """
 
-    def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        settings: ClusterSettings | None = None,
+        holder: str = "log",
+        seal_beside: bool = False,
+    ) -> None:
+        """With `seal_beside` a full tail is sealed in the background, for who appends again and again; an append seals
+        it itself only if that does not keep up.
+        """
         super().__init__(cluster, settings=settings, holder=holder)
+        self._sealer = Sealer(self._seal_and_publish) if seal_beside else None
         self._at_hand = AtHand(cluster, self.settings)
         self._followers = Followers(cluster)
         self._left_behind = False
 
     def close(self) -> None:
         """Let the replicas that our appends left behind get what they lack, for some seconds at most."""
+        if self._sealer is not None:
+            self._sealer.close(_DRAIN_S)
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
@@ -227,11 +243,19 @@ class Log(LogReader):
             if isinstance(outcome, Appended) and not outcome.duplicate and not batch.inline
         }
         for (topic_id, partition), state in result.partitions.items():
-            full = state.tail_bytes >= topics[topic_id].config.inline_tail_bytes
-            if full and self._try_seal(topics[topic_id], partition):
+            topic = topics[topic_id]
+            if state.tail_bytes < topic.config.inline_tail_bytes:
+                continue
+            if self._sealer is not None and state.tail_bytes < _TAILS_MAX * topic.config.inline_tail_bytes:
+                self._sealer.add(topic, partition)
+            elif self._try_seal(topic, partition):
                 touched.add(topic_id)
         try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
         return result
+
+    def _seal_and_publish(self, topic: Topic, partition: int) -> None:
+        if self._try_seal(topic, partition):
+            try_publish(self.cluster, [topic])
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
         """Turn the tails of the partitions into segment files now, and publish; returns how many files."""

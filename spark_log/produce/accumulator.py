@@ -94,6 +94,7 @@ class Accumulator:
             self._used += size
             if chunk.bytes >= queue.full_bytes and (self._sleeping or chunk.bytes >= CHUNK_BYTES_MAX):
                 self._close(queue)
+                self._sleeping = False  # it has been woken, but may not run for a while: more goes into one chunk
             return chunk, row
 
     def add_chunk(self, queue: Queue, chunk: Chunk) -> None:

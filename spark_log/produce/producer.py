@@ -69,7 +69,7 @@ class Producer:
         self._accumulator = Accumulator(settings)
         self._topics = KnownTopics(cluster, settings, self._accumulator)
         self._view = ClusterView(self._topics.by_name)
-        log = Log(cluster, holder=f"producer {settings.client_id}")
+        log = Log(cluster, holder=f"producer {settings.client_id}", seal_beside=True)
         self._log = log
         self._transaction = ProducerTransaction(cluster, settings) if settings.transactional_id is not None else None
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
@@ -251,7 +251,7 @@ class Producer:
         is not known to be committed: call this again, which does it once, or `abort_transaction`.
         """
         transaction = self._transactional()
-        transaction.check("commit_transaction")
+        transaction.begin_commit()
         self.flush()
         return transaction.commit(self._log)
 
@@ -262,7 +262,7 @@ class Producer:
         InvalidTxnStateError if a commit, tried before, was done after all.
         """
         transaction = self._transactional()
-        transaction.check("abort_transaction")
+        transaction.begin_abort()
         unsent = self._accumulator.flush()
         for chunk in unsent:
             chunk.fail(TransactionAbortedError("the transaction was aborted"))

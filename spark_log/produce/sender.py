@@ -144,8 +144,12 @@ class Sender(threading.Thread):
             self._accumulator.finished(chunk)
 
     def _due(self) -> list[Piece]:
-        """The first piece of each partition that need not wait; one alone where together they failed."""
+        """The first piece of each partition that need not wait; one alone where together they failed. In a transaction
+        all pieces: none is seen before the others, and what fails, fails with all.
+        """
         now_s = clock.monotonic_s()
+        if self._transaction is not None:
+            return [piece for queue in self._queues.values() for piece in queue if piece.retry_at_s <= now_s]
         heads = [queue[0] for queue in self._queues.values() if queue[0].retry_at_s <= now_s]
         alone = next((piece for piece in heads if piece.alone), None)
         return heads if alone is None else [alone]
@@ -246,7 +250,8 @@ class Sender(threading.Thread):
             logger.error("append failed", exc_info=error)
         for piece in pieces:
             piece.in_doubt = True
-            if len(pieces) > 1 and not isinstance(error, MetadataStoreUnavailableError):
+            in_common = isinstance(error, MetadataStoreUnavailableError) or self._transaction is not None
+            if len(pieces) > 1 and not in_common:
                 piece.alone = True  # whose fault it is shows when each is tried by itself
                 piece.attempts -= 1
                 self._again(piece, error)
@@ -264,14 +269,14 @@ class Sender(threading.Thread):
         piece.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
 
     def _finish(self, piece: Piece, base_offset: int, error: Exception | None) -> None:
-        """The fate of the first piece of its partition."""
+        """The fate of a piece: the first one of its partition, or in a transaction any."""
         if error is not None:
             self._fail_transaction(error)
         if error is not None and piece.in_doubt and self._settings.enable_idempotence:
             # it may have been appended: its sequences must not be given to other records
             self._identity.reset((piece.topic.topic_id, piece.partition))
         queue = self._queues[piece.key]
-        queue.popleft()
+        queue.remove(piece)
         if not queue:
             del self._queues[piece.key]
         if error is None:

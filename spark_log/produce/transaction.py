@@ -1,30 +1,37 @@
 """A producer's transaction, as the producer knows it: what it has registered, and what may be called next.
 
-    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -> READY
-                            ^                |   ^-failed send-> ABORTABLE_ERROR |
-                            +-----abort------+----------+-----------------------+        fenced: FATAL_ERROR, for good
+    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION --commit--> COMMITTING -> READY
+                            ^                  |                        |
+                            |             failed send, abort       or its commit
+                            |                  v                        |
+                            +---abort--- ABORTABLE_ERROR <--------------+         fenced: FATAL_ERROR, for good
 
 A commit whose answer is lost leaves it COMMITTING: calling it again finds out whether it was done, and does it if not.
+From the call of commit or abort on nothing more can be sent; what was sent before is settled first.
 """
 
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from kafka.errors import IllegalStateError
+import pyarrow as pa
+from kafka.errors import TransactionAbortedError
 from kafka.structs import TopicPartition
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
+    IllegalStateError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
     ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
+    UnknownTopicOrPartitionError,
     WriteIdExpiredError,
 )
 from spark_log.failpoints import failpoint
@@ -57,6 +64,7 @@ CALLS: Mapping[str, frozenset[State]] = {
     "init_transactions": frozenset({State.UNINITIALIZED, State.READY}),
     "begin_transaction": frozenset({State.READY}),
     "send": frozenset({State.IN_TRANSACTION}),
+    "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
     "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
     "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
     "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.ABORTABLE_ERROR}),
@@ -67,14 +75,17 @@ _FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
 
 
 def after_error(state: State, error: Exception) -> State:
-    """Where an error leaves a producer: what may help is trying again, aborting, or a new producer."""
+    """Where the error of a send or a call leaves a producer: what may help is aborting, or a new producer."""
     if isinstance(error, _FATAL):
         return State.FATAL_ERROR
-    if state is State.COMMITTING and isinstance(error, SparkLogError) and error.retriable:
-        return state
     if state in (State.IN_TRANSACTION, State.COMMITTING):
         return State.ABORTABLE_ERROR
     return state
+
+
+def may_commit_again(error: SparkLogError) -> bool:
+    """Whether a commit that failed so may be called again. A topic that is gone does not come back."""
+    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
 
 
 class ProducerTransaction:
@@ -103,7 +114,7 @@ class ProducerTransaction:
         if state is State.ABORTABLE_ERROR:
             reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
             raise kafka_error(reason) from self._error
-        raise IllegalStateError(f"{call}: not possible in the state {state.value}")
+        raise kafka_error(IllegalStateError(f"{call}: not possible in the state {state.value}"))
 
     def initialize(self) -> None:
         with self._lock:
@@ -129,27 +140,54 @@ class ProducerTransaction:
         with self._lock:
             self.check("send_offsets_to_transaction")
             with self._erring():
+                transacting.check(self._cluster.store, self._claim)
                 check_offsets(self._cluster.store, who, commits)
             self._offsets.setdefault(who, {}).update(commits)
 
     def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
-        """Make the records of the pieces pending: they are stored, and nobody sees them."""
+        """Make the records of the pieces pending: they are stored, and nobody sees them.
+
+        The pieces of one partition become one batch. Small batches that come when the commit has been called are kept
+        for it: it stores them in its own transaction.
+        """
+        groups = self._groups(pieces)
+        items = [
+            (group[0].topic, Records(group[0].partition, pa.concat_tables([_table(piece) for piece in group])))
+            for group in groups.values()
+        ]
+        written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        with self._lock:
+            self.check("register")  # a thread may have sent while another one was committing
+            batches = written.batches
+            again = any(piece.in_doubt for piece in pieces)
+            if self._state is State.COMMITTING and written.write_id is None and not again:
+                self._blobs.update(written.blobs)
+            else:
+                self._reached = True
+                stored = [Stored(position, batch) for position, batch in zip(groups, batches, strict=True)]
+                try:
+                    batches = transacting.register(
+                        self._cluster.store, self._claim, stored, written.blobs,
+                        write_id=written.write_id, again=again, timeout_ms=timeout_ms,
+                    )  # fmt: skip
+                except WriteIdExpiredError:
+                    log.forget_write_id()
+                    raise
+                self._pending += len(batches)
+            for (position, group), batch in zip(groups.items(), batches, strict=True):
+                self._sent[position] = _Sent(batch, group)
+
+    def _groups(self, pieces: Sequence[Piece]) -> dict[int, list[Piece]]:
+        """The pieces of each batch by its place in the transaction; those of an earlier try stay together."""
+        new: dict[tuple[str, int], int] = {}
+        groups: dict[int, list[Piece]] = {}
         for piece in pieces:
             if piece.position < 0:
-                piece.position = next(self._positions)
-        items = [(piece.topic, Records(piece.partition, _table(piece))) for piece in pieces]
-        written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
-        stored = [Stored(piece.position, batch) for piece, batch in zip(pieces, written.batches, strict=True)]
-        again = any(piece.in_doubt for piece in pieces)
-        store, self._reached = self._cluster.store, True
-        try:
-            batches = transacting.register(
-                store, self._claim, stored, written.blobs, write_id=written.write_id, again=again, timeout_ms=timeout_ms
-            )
-        except WriteIdExpiredError:
-            log.forget_write_id()
-            raise
-        self._registered.extend(zip(pieces, batches, strict=True))
+                if piece.key not in new:
+                    new[piece.key] = next(self._positions)
+                piece.position = new[piece.key]
+            groups.setdefault(piece.position, []).append(piece)
+        return groups
 
     def fail(self, error: Exception) -> None:
         """A record was not sent: there is nothing but to abort."""
@@ -158,28 +196,42 @@ class ProducerTransaction:
             if state is not self._state:
                 self._state, self._error = state, error
 
+    def begin_commit(self) -> None:
+        """Nothing more can be sent; what was has to be settled before `commit`."""
+        with self._lock:
+            self.check("commit_transaction")
+            self._state = State.COMMITTING
+
     def commit(self, log: Log) -> list[Written]:
         """Commit, and say where the records are."""
         with self._lock:
             self.check("commit_transaction")
-            registered = sorted(self._registered, key=lambda each: each[0].position)
-            if registered or self._offsets:
-                self._state = State.COMMITTING
-                with self._erring():
-                    offsets = self._commit(log, [batch for _, batch in registered])
-                for (piece, _), base_offset in zip(registered, offsets, strict=True):
-                    piece.base_offset = base_offset
+            sent = [self._sent[position] for position in sorted(self._sent)]
+            try:
+                if sent or self._offsets:
+                    self._reached = True
+                    offsets = self._commit(log, sent)
+                else:
+                    transacting.check(self._cluster.store, self._claim)
+                    offsets = []
+            except SparkLogError as error:
+                if not may_commit_again(error):
+                    self.fail(kafka_error(error))
+                raise
+            for each, base_offset in zip(sent, offsets, strict=True):
+                each.landed(base_offset)
             self._state = State.READY
             self._forget()
-        return sorted(_written(piece) for piece, _ in registered)
+        return sorted(_written(piece) for each in sent for piece in each.pieces)
 
-    def _commit(self, log: Log, batches: list[Batch]) -> list[int]:
-        parts = [transacting.ends(self._claim, len(batches))]
+    def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
+        batches = [each.batch for each in sent]
+        parts = [transacting.ends(self._claim, self._pending)]
         if self._offsets:
             parts.append(commits_offsets(self._cluster.store, self._offsets))
-        topics: dict[int, Topic] = {piece.topic.topic_id: piece.topic for piece, _ in self._registered}
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic in (each.pieces[0].topic for each in sent)}
         durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
-        request = AppendRequest(batches, atomic=True, parts=parts, durable=durable)
+        request = AppendRequest(batches, self._blobs, atomic=True, parts=parts, durable=durable)
         result = log.commit(request, topics, timeout_ms=self._timeout_ms)
         failpoint("transaction.committed")
         if result.replayed:
@@ -190,11 +242,17 @@ class ProducerTransaction:
                 raise outcome.error
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
+    def begin_abort(self) -> None:
+        """Nothing more can be sent; what was has to be settled before `abort`."""
+        with self._lock:
+            self.check("abort_transaction")
+            self.fail(TransactionAbortedError("abort_transaction was called"))
+
     def abort(self) -> None:
         with self._lock:
             self.check("abort_transaction")
             try:
-                if self._reached or self._state is State.COMMITTING:
+                if self._reached:
                     transacting.abort(self._cluster, self._claim, timeout_ms=self._timeout_ms)
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
@@ -220,11 +278,28 @@ class ProducerTransaction:
             raise
 
     def _forget(self) -> None:
-        self._registered: list[tuple[Piece, Batch]] = []
+        self._sent: dict[int, _Sent] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._pending = 0
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
         self._positions = itertools.count()
         self._reached = False
         """Whether the store may know of the transaction."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch of the transaction, and the pieces whose records it has, in order."""
+
+    batch: Batch
+    pieces: Sequence[Piece]
+
+    def landed(self, base_offset: int) -> None:
+        """The batch has its offsets; -1 if nobody knows which."""
+        for piece in self.pieces:
+            piece.base_offset = base_offset
+            if base_offset >= 0:
+                base_offset += piece.count
 
 
 def committer(group_metadata: Any) -> Committer:

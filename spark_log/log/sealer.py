@@ -1,0 +1,63 @@
+"""Sealing beside appends: who appends small batches again and again does not wait for a file when a tail is full."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from spark_log.cluster.topics import Topic
+
+logger = logging.getLogger(__name__)
+
+
+class Sealer:
+    """Runs `seal(topic, partition)` for the tails that it is told of, one at a time, in a daemon thread of its own.
+
+    Thread-safe. The thread starts with the first tail.
+    """
+
+    def __init__(self, seal: Callable[[Topic, int], object]) -> None:
+        self._seal = seal
+        self._changed = threading.Condition()
+        self._due: dict[tuple[int, int], Topic] = {}
+        self._busy = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, topic: Topic, partition: int) -> None:
+        """The tail is full."""
+        with self._changed:
+            if self._closed:
+                return
+            self._due[topic.topic_id, partition] = topic
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """Seal what is due, for so long at most: what is left is sealed by whoever appends next, or the coordinator."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._due and not self._busy, timeout_s)
+            self._closed = True
+            self._due.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._due) or self._closed)
+                if self._closed:
+                    return
+                (_, partition), topic = next(iter(self._due.items()))
+                del self._due[topic.topic_id, partition]
+                self._busy = True
+            try:
+                self._seal(topic, partition)
+            except Exception:  # the next full tail must still find the thread
+                logger.exception("%s-%s: tail not sealed, tried again later", topic.name, partition)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
