@@ -290,7 +290,11 @@ class Consumer(Questions):
         return self._polling.commits.later(self._to_commit(offsets), callback)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """This member, as a transactional producer wants to know it; group_id None without a group."""
+        """This member, as a transactional producer wants to know it; group_id None without a group.
+
+        One that has lost its session keeps its member id, so that what it still holds cannot be committed: an empty one
+        may commit where the group has no members.
+        """
         group = self._polling.group
         if group is None:
             return ConsumerGroupMetadata(group_id=None)
@@ -300,7 +304,7 @@ class Consumer(Questions):
         return ConsumerGroupMetadata(
             self.settings.group_id,
             group.member.generation if group.joined else -1,
-            group.member.member_id if group.joined else "",
+            group.joined_as if self._subscription.automatic else "",
             self.settings.group_instance_id,
             state,
         )

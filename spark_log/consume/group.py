@@ -69,7 +69,8 @@ class GroupSide:
         self._commit_before_giving_up = commit_before_giving_up
         self._polled_s = clock.monotonic_s()
         self._alive_s = clock.monotonic_s()
-        self._joined_as = ""
+        self.joined_as = ""
+        """Member id of the last join."""
         self._topics: frozenset[str] = frozenset()
         self._complete = False
         self._due = True
@@ -86,7 +87,7 @@ class GroupSide:
     def poll(self, topics: Collection[str]) -> None:
         """Whatever is due: join, tell, learn, give up and take partitions."""
         self._polled_s = clock.monotonic_s()
-        if self._overdue or (self.joined and self.member.member_id != self._joined_as):
+        if self._overdue or (self.joined and self.member.member_id != self.joined_as):
             self._overdue = False  # or a commit in the meantime has found out that the session is lost
             self.lose()
         if not self._is_due(frozenset(topics)):
@@ -113,11 +114,11 @@ class GroupSide:
                 self._due = True
                 raise
             self._alive_s = self._asked_s
-            if self.joined and self.member.member_id != self._joined_as:
+            if self.joined and self.member.member_id != self.joined_as:
                 self.lose()
                 self._due = False
             first = not self.joined
-            self._joined_as = self.member.member_id
+            self.joined_as = self.member.member_id
             self.joined = True
             self._complete = answer.complete
             if not self._background_beats:

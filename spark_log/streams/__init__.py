@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from spark_log.streams.tables import read_table as read_table
     from spark_log.streams.tables import table_changes as table_changes
     from spark_log.streams.tables import write_table as write_table
+    from spark_log.streams.transacted_batch import batch_transaction as batch_transaction
+    from spark_log.streams.transactional_loop import TransactionalLoop as TransactionalLoop
     from spark_log.streams.windows import Session as Session
     from spark_log.streams.windows import Sliding as Sliding
     from spark_log.streams.windows import Tumbling as Tumbling
@@ -52,7 +54,9 @@ _HOME = {
     "Sliding": "windows",
     "Table": "live_table",
     "TopicOutput": "outputs",
+    "TransactionalLoop": "transactional_loop",
     "Tumbling": "windows",
+    "batch_transaction": "transacted_batch",
     "dead_letters": "bad_records",
     "decode": "codecs",
     "deduplicated": "deduplication",
@@ -84,7 +88,9 @@ __all__ = [
     "Sliding",
     "Table",
     "TopicOutput",
+    "TransactionalLoop",
     "Tumbling",
+    "batch_transaction",
     "dead_letters",
     "decode",
     "deduplicated",

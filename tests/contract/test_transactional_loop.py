@@ -1,0 +1,241 @@
+"""The loop of consume, transform, produce: each record's result once, whatever happens in the middle."""
+
+import threading
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from kafka import errors as kafka_errors
+from kafka.structs import TopicPartition
+
+from spark_log import Consumer
+from spark_log.errors import InvalidRecordError, MetadataStoreUnavailableError
+from spark_log.groups.inspect import describe_groups
+from spark_log.groups.offsets import committed_offsets
+from spark_log.log import transacting
+from spark_log.streams import TransactionalLoop
+from spark_log.streams.transactional_loop import Totals
+from tests.support.topics import all_stored, append, fill, make, stored
+
+ALL = ["0/0", "0/1", "0/2", "0/3", "1/0", "1/1", "1/2"]
+
+
+@pytest.fixture
+def consume(cluster_address, cluster):
+    made = []
+
+    def make_consumer(topic="in", **settings):
+        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
+        given = {"consumer_timeout_ms": 300, "retry_backoff_ms": 1, "heartbeat_interval_ms": 100, **given}
+        made.append(Consumer(topic, cluster=cluster_address, **given))
+        return made[-1]
+
+    yield make_consumer
+    for consumer in made:
+        consumer.close(autocommit=False)
+
+
+@pytest.fixture
+def filled(cluster, log):
+    """Topic "in" with ALL in two partitions, topic "out" with as many, empty."""
+    fill(log, make(cluster, "in", 2), [4, 3])
+    make(cluster, "out", 2)
+
+
+def copy(records, producer):
+    for record in records:
+        producer.send("out", record.value, partition=record.partition)
+
+
+def committed(cluster):
+    return {number: offset for (name, number), offset in committed_offsets(cluster.store, "g").items() if name == "in"}
+
+
+def test_records_one_by_one_or_as_a_table_once_and_in_order(cluster, log, filled, consume, produce):
+    loop = TransactionalLoop(consume(max_poll_records=2), produce(transactional_id="t"))
+    assert loop.run(copy) == Totals(records=7, transactions=4)
+    assert stored(cluster, "out") == {0: ALL[:4], 1: ALL[4:]}
+    assert committed(cluster) == {0: 4, 1: 3}
+
+    append(log, "in", "0/4")
+    make(cluster, "upper", 2)
+
+    def copy_table(table, producer):
+        assert table.schema.names[:4] == ["key", "value", "topic", "partition"]
+        values = pc.binary_join_element_wise(table["value"].cast(pa.string()), "!", "")
+        producer.send_table("upper", pa.table({"value": values, "partition": table["partition"]}))
+
+    assert loop.run_arrow(copy_table) == Totals(records=8, transactions=5), "it goes on where it was"
+    assert stored(cluster, "upper") == {0: ["0/4!"]}
+    assert TransactionalLoop(consume(group_id="h"), produce(transactional_id="u")).run_arrow(copy_table).records == 8
+    assert sorted(all_stored(cluster, "upper")) == sorted(f"{value}!" for value in [*ALL, "0/4", "0/4"])
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_function_that_raises_consumes_nothing_and_skips_nothing(cluster, log, consume, produce, reset):
+    make(cluster, "in")
+    make(cluster, "out")
+    consumer = consume(auto_offset_reset=reset)
+    loop = TransactionalLoop(consumer, produce(transactional_id="t"))
+    assert loop.run(copy) == Totals(), "a member now, with a position"
+    append(log, "in", "a", "bad", "c")
+
+    def fail(records, producer):
+        copy(records, producer)
+        producer.flush()
+        raise ZeroDivisionError(records[1].value)
+
+    with pytest.raises(ZeroDivisionError, match="bad"):
+        loop.run(fail)
+    assert loop.totals == Totals(aborted=1)
+    assert all_stored(cluster, "out") == [] and committed(cluster) == {}
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(TypeError, match="returned a generator, which has not run"):
+        loop.run(lambda records, producer: (producer.send("out", record.value) for record in records))
+    assert loop.run(copy) == Totals(records=3, transactions=1, aborted=3)
+    assert stored(cluster, "out") == {0: ["a", "bad", "c"]}
+
+
+def test_an_aborted_transaction_is_done_again(cluster, filled, consume, produce):
+    """By an operator, or for its time: the first try is taken back, and the second begins at the same records."""
+    producer, seen = produce(transactional_id="t"), []
+
+    def copy_and_be_aborted_once(records, producer):
+        copy(records, producer)
+        producer.flush()
+        seen.append([record.value.decode() for record in records])
+        if len(seen) == 1:
+            transacting.abort(cluster, producer._transaction._claim)
+
+    assert TransactionalLoop(consume(), producer).run(copy_and_be_aborted_once) == Totals(7, 1, aborted=1)
+    assert seen == [ALL, ALL]
+    assert all_stored(cluster, "out") == ALL
+
+
+def test_retriable_errors_are_tried_again_so_often_and_others_not_at_all(cluster, filled, consume, produce):
+    make(cluster, "compacted", cleanup_policy="compact")
+    calls = []
+
+    def never_works(records, _):
+        calls.append(records[0].offset)
+        raise kafka_errors.KafkaTimeoutError("no room")
+
+    loop = TransactionalLoop(consume(), produce(transactional_id="t"), retries=2)
+    with pytest.raises(kafka_errors.KafkaTimeoutError, match="no room"):
+        loop.run(never_works)
+    assert calls == [0, 0, 0]
+
+    def without_keys(records, producer):
+        calls.append("without keys")
+        producer.send("out", records[0].value)
+        producer.send("compacted", records[0].value)
+
+    with pytest.raises(kafka_errors.TransactionAbortableError) as raised:
+        loop.run(without_keys)
+    assert isinstance(raised.value.__cause__, InvalidRecordError)
+    assert calls[3:] == ["without keys"]
+    assert all_stored(cluster, "out") == []
+    assert loop.run(copy).records == 7
+
+
+def test_a_member_that_was_too_slow_commits_nothing_even_if_nobody_is_left(cluster, filled, consume, produce):
+    """It leaves the group while it works; another one does the records and goes. What it then tries comes too late."""
+    slow, calls = consume(max_poll_interval_ms=500, heartbeat_interval_ms=50), []
+
+    def copy_slowly(records, producer):
+        calls.append(len(records))
+        copy(records, producer)
+        producer.flush()
+        look = threading.Event()
+        while describe_groups(cluster.store, ["g"])[0].members:
+            assert not look.wait(0.02)
+        with consume() as other:
+            assert TransactionalLoop(other, produce(transactional_id="other")).run(copy).records == 7
+
+    totals = TransactionalLoop(slow, produce(transactional_id="slow")).run(copy_slowly)
+    assert (calls, totals) == ([7], Totals(aborted=1))
+    assert all_stored(cluster, "out") == ALL
+
+
+def test_a_lost_partition_aborts_and_the_loop_goes_on_with_what_it_has(cluster, filled, consume, produce):
+    """Session lost in the middle, and half of the partitions with it, to a member that stays."""
+    first = consume(heartbeat_interval_ms=60_000, session_timeout_ms=70_000)
+    second, calls = consume(), []
+    stay = TransactionalLoop(second, produce(transactional_id="second"))
+
+    def lose_the_session_once(records, producer):
+        copy(records, producer)
+        if not calls:
+            first._polling.group.member.leave()
+            assert stay.run(copy).records == 7
+        calls.append(len(records))
+
+    totals = TransactionalLoop(first, produce(transactional_id="first")).run(lose_the_session_once)
+    assert (totals.transactions, totals.aborted) == (0, 1)
+    assert all_stored(cluster, "out") == ALL
+
+
+def test_another_producer_with_the_same_id_ends_the_loop(cluster, filled, consume, produce):
+    def copy_and_be_fenced(records, producer):
+        copy(records, producer)
+        producer.flush()
+        produce(transactional_id="t").init_transactions()
+
+    loop = TransactionalLoop(consume(), produce(transactional_id="t"))
+    with pytest.raises(kafka_errors.ProducerFencedError, match="another producer has the same transactional_id"):
+        loop.run(copy_and_be_fenced)
+    assert loop.totals == Totals(aborted=1)
+    assert all_stored(cluster, "out") == [] and committed(cluster) == {}
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume, produce, done):
+    producer = produce(transactional_id="t")
+    commit, calls = producer._log.commit, []
+
+    def commit_without_an_answer(*arguments, **named):
+        calls.append(len(calls))
+        if len(calls) > 1:
+            return commit(*arguments, **named)
+        if done:
+            commit(*arguments, **named)
+        raise MetadataStoreUnavailableError("the connection went away")
+
+    producer._log.commit = commit_without_an_answer
+    totals = TransactionalLoop(consume(), producer).run(copy)
+    assert totals == Totals(7, 1, aborted=0 if done else 1)
+    assert len(calls) == (1 if done else 2)
+    assert all_stored(cluster, "out") == ALL
+    assert committed(cluster) == {0: 4, 1: 3}
+
+
+def test_stop_finishes_the_transaction_under_way(cluster, filled, consume, produce):
+    loop = TransactionalLoop(consume(max_poll_records=2, consumer_timeout_ms=-1), produce(transactional_id="t"))
+
+    def copy_and_stop(records, producer):
+        stopper = threading.Thread(target=loop.stop)
+        stopper.start()
+        stopper.join()
+        copy(records, producer)
+
+    assert loop.run(copy_and_stop) == Totals(2, 1)
+    assert all_stored(cluster, "out") == ALL[:2]
+    assert loop.run(copy) == Totals(2, 1), "for good"
+
+
+def test_what_does_not_fit_is_refused_by_name(cluster, cluster_address, filled, consume, produce):
+    producer = produce(transactional_id="t")
+    assigned = Consumer(cluster=cluster_address, group_id="g", enable_auto_commit=False)
+    assigned.assign([TopicPartition("in", 0)])
+    with assigned, Consumer("in", cluster=cluster_address) as without_group:
+        for consumer, made, said in (
+            (without_group, producer, "group_id: None"),
+            (consume(enable_auto_commit=True), producer, "enable_auto_commit: True"),
+            (assigned, producer, "subscription: None"),
+            (consume(), produce(), "transactional_id: None"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                TransactionalLoop(consumer, made)
+        with pytest.raises(ValueError, match="retries: -1"):
+            TransactionalLoop(consume(), producer, retries=-1)

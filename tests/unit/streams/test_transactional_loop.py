@@ -1,0 +1,50 @@
+"""Which errors of a transaction are worth another one."""
+
+import subprocess
+import sys
+
+import pytest
+from kafka import errors as theirs
+
+from spark_log import errors as ours
+from spark_log.kafka_errors import kafka_error
+from spark_log.streams.transactional_loop import worth_another_try
+
+
+def failed_because_of(cause: Exception) -> Exception:
+    error = kafka_error(ours.TransactionAbortableError("the transaction has failed, abort it"))
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ours.CommitFailedError("the partitions have gone to others"), True),
+        (ours.TransactionAbortableError("its time was over"), True),
+        (ours.MetadataStoreUnavailableError("away"), True),
+        (ours.NotEnoughReplicasError("one of two"), True),
+        (theirs.KafkaTimeoutError("no room in the buffer"), True),
+        (failed_because_of(ours.TransactionAbortableError("its time was over")), True),
+        (failed_because_of(ours.StorageUnavailableError("disk full")), True),
+        (failed_because_of(ours.InvalidRecordError("no key")), False),
+        (failed_because_of(OSError("a bug")), False),
+        (ours.ProducerFencedError("epoch 1 is fenced by 2"), False),
+        (ours.InvalidProducerIdMappingError("expired"), False),
+        (ours.FencedInstanceIdError("another member has this instance id"), False),
+        (ours.MessageSizeTooLargeError("too large"), False),
+        (theirs.IllegalStateError("closed"), False),
+        (ValueError("of the function"), False),
+        (KeyboardInterrupt(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_tried_again(error: BaseException, expected: bool) -> None:
+    assert worth_another_try(error) is expected
+    if isinstance(error, ours.SparkLogError):
+        assert worth_another_try(kafka_error(error)) is expected or error.__cause__ is not None
+
+
+def test_it_needs_no_spark() -> None:
+    program = "import sys; from spark_log.streams import TransactionalLoop; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
