@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,11 @@ from spark_log.cli.output import count_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
 from spark_log.errors import UnknownTopicOrPartitionError
+
+
+class IsolationLevel(StrEnum):
+    read_committed = "read_committed"
+    read_uncommitted = "read_uncommitted"
 
 
 def consume(
@@ -39,6 +45,10 @@ def consume(
         str | None,
         typer.Option("--group", "-g", help="Read as a member of this group: from what it has committed, and commit."),
     ] = None,
+    isolation_level: Annotated[
+        IsolationLevel,
+        typer.Option(help="Both see the same: what is committed, and no open transaction makes them wait."),
+    ] = IsolationLevel.read_committed,
     values: Annotated[bool, typer.Option("--values", help="Print the bytes of the values only, one a line.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a record, as `produce` reads.")

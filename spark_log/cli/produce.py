@@ -52,6 +52,14 @@ def produce(
     acks: Annotated[
         AcksName, typer.Option(help="Who must have a record: the leader, or all in-sync replicas.")
     ] = AcksName.all,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Send all of it in one transaction: it is seen whole when the input ends, or not at all. Aborts what "
+            "another producer with this id has left open.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Send lines to a topic, from stdin or a file.
@@ -63,35 +71,64 @@ def produce(
 
     - `echo hello | spark-log produce events`
     - `spark-log produce users -f users.txt --key-separator :`
+    - `spark-log produce users -f users.txt --transactional-id load-users`
     - `spark-log consume a --json | spark-log produce b --format json`
     """
     if format_ is Format.json and (key_separator is not None or null_marker is not None):
         raise typer.BadParameter("--key-separator and --null-marker are for --format lines")
     if key_separator == "":
         raise typer.BadParameter("must not be empty", param_hint="--key-separator")
+    if transactional_id is not None and acks is AcksName.leader:
+        raise typer.BadParameter("a transaction needs --acks all", param_hint="--transactional-id")
     headers = parse_headers(header or (), "--header")
     plain = LineFormat(*(None if text is None else text.encode() for text in (key_separator, null_marker)))
     parse = parse_json if format_ is Format.json else plain.parse
 
     from spark_log import clock
-    from spark_log.cli.sending import Sender
+    from spark_log.cli.sending import LogSender, Sender, TransactionSender
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.log import Log
 
     with Cluster.open(cluster) as opened:
         log = Log(opened, holder="spark-log produce")
-        sender = Sender(log, log.find_topic(topic), 1 if acks is AcksName.leader else "all", partition, headers)
+        into = log.find_topic(topic)
+        sender: Sender
+        if transactional_id is None:
+            sender = LogSender(log, into, 1 if acks is AcksName.leader else "all", partition, headers)
+        else:
+            sender = TransactionSender(_producer(cluster, transactional_id), into, partition, headers)
         started = clock.monotonic_s()
         try:
-            with _open(file) as source, _Progress(file) as progress:
+            with sender, _open(file) as source, _Progress(file) as progress:
                 for records, size in _records(source, parse):
                     sender.send(records)
                     progress.advance(size, sender.records)
         except KeyboardInterrupt:
+            if transactional_id is not None:
+                note("Stopped: the transaction is aborted.")
+                raise typer.Exit(1) from None
             note("Stopped.")
         finally:
             log.close()
             _summarise(topic, sender, clock.monotonic_s() - started, as_json)
+
+
+def _producer(cluster: str, transactional_id: str) -> Any:
+    from kafka.errors import KafkaConfigurationError
+
+    from spark_log.config import ClusterSettings
+    from spark_log.produce.producer import Producer
+
+    longest_ms = ClusterSettings().transaction_max_timeout_ms
+    try:
+        return Producer(
+            cluster=cluster,
+            client_id="spark-log-produce",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=longest_ms,
+        )
+    except KafkaConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint="--transactional-id") from None
 
 
 def _records(source: BinaryIO, parse: Callable[[bytes, int], Record]) -> Iterator[tuple[list[Record], int]]:

@@ -1,8 +1,12 @@
 """Appends records that the command line has read: batches to Arrow, Arrow to partitions, partitions to the log."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,21 +19,25 @@ from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP
 
 
-@dataclass
-class Sender:
-    """Appends batches to a topic and counts. `partition` and `headers` are for every record; its own partition, if it
+class Sender(ABC):
+    """Sends batches to a topic and counts. `partition` and `headers` are for every record; its own partition, if it
     has one, gives way, and its own headers come first."""
 
-    log: Log
-    topic: Topic
-    acks: Acks = "all"
-    partition: int | None = None
-    headers: Sequence[Header] = ()
-    records: int = 0
-    bytes: int = 0
-    ends: dict[int, int] = field(default_factory=dict)
-    """End offset of the last append, by partition."""
-    _batches: int = 0
+    def __init__(self, topic: Topic, partition: int | None = None, headers: Sequence[Header] = ()) -> None:
+        self.topic, self.partition, self.headers = topic, partition, headers
+        self.records = self.bytes = self._batches = 0
+        self.ends: dict[int, int] = {}
+        """End offset of the last append, by partition."""
+
+    def __enter__(self) -> "Sender":
+        return self
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Nothing more comes."""
+
+    @abstractmethod
+    def _append(self, table: pa.Table, partitions: npt.NDArray[np.int32]) -> None: ...
 
     def send(self, records: Sequence[Record]) -> None:
         """Append one batch. Raises what was rejected, after the partitions that were not have been counted."""
@@ -37,21 +45,13 @@ class Sender:
         explicit = pa.array(
             [record.partition if self.partition is None else self.partition for record in records], pa.int64()
         )
-        numbers = partition_of(table.column("key"), explicit, self.topic.partition_count, self._batches)
-        parts = [Records(number, part) for number, part in split_by_partition(table, numbers)]
+        partitions = partition_of(table.column("key"), explicit, self.topic.partition_count, self._batches)
         self._batches += 1
-        rejected = None
-        for part, outcome in zip(parts, self.log.append(self.topic, parts, acks=self.acks), strict=True):
-            if isinstance(outcome, Rejected):
-                rejected = outcome
-                continue
-            self.records += part.table.num_rows
-            self.bytes += sum(
-                pc.sum(pc.binary_length(part.table.column(name))).as_py() or 0 for name in ("key", "value")
-            )
-            self.ends[part.partition] = outcome.end_offset
-        if rejected is not None:
-            raise rejected.error
+        self._append(table, partitions)
+
+    def _count(self, table: pa.Table) -> None:
+        self.records += table.num_rows
+        self.bytes += sum(pc.sum(pc.binary_length(table.column(name))).as_py() or 0 for name in ("key", "value"))
 
     def _table(self, records: Sequence[Record]) -> pa.Table:
         now_ms = clock.wall_ms()
@@ -67,3 +67,50 @@ class Sender:
             pa.array(times, pa.int64()).cast(TIMESTAMP),
         ]
         return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+class LogSender(Sender):
+    """Each batch is durable, and seen, when `send` returns."""
+
+    def __init__(self, log: Log, topic: Topic, acks: Acks, partition: int | None, headers: Sequence[Header]) -> None:
+        super().__init__(topic, partition, headers)
+        self._log, self._acks = log, acks
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _append(self, table: pa.Table, partitions: npt.NDArray[np.int32]) -> None:
+        parts = [Records(number, part) for number, part in split_by_partition(table, partitions)]
+        rejected = None
+        for part, outcome in zip(parts, self._log.append(self.topic, parts, acks=self._acks), strict=True):
+            if isinstance(outcome, Rejected):
+                rejected = outcome
+                continue
+            self._count(part.table)
+            self.ends[part.partition] = outcome.end_offset
+        if rejected is not None:
+            raise rejected.error
+
+
+class TransactionSender(Sender):
+    """All batches are one transaction of `producer`: seen when the `with` block ends, or never after an error."""
+
+    def __init__(self, producer: Any, topic: Topic, partition: int | None, headers: Sequence[Header]) -> None:
+        super().__init__(topic, partition, headers)
+        self._producer = producer
+        producer.init_transactions()
+        producer.begin_transaction()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                written = self._producer.commit_transaction()  # in order of offsets
+                self.ends = {each.topic_partition.partition: each.end_offset for each in written}
+        finally:
+            if not self.ends:
+                self.records = self.bytes = 0
+            self._producer.close()  # aborts what is open
+
+    def _append(self, table: pa.Table, partitions: npt.NDArray[np.int32]) -> None:
+        self._producer.send_table(self.topic.name, table.append_column("partition", pa.array(partitions)))
+        self._count(table)

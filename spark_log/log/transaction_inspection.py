@@ -1,7 +1,7 @@
 """What transactions and producers there are. Reads only, each answer from one snapshot.
 
-The store learns of a transaction with its first batch. One that has sent nothing yet, or group offsets alone, is its
-producer's own affair until the commit: it is not seen here, and cannot hang.
+The store learns of a transaction with the first batch that becomes pending. One that has none yet, or group offsets
+alone, is its producer's own affair until the commit: it is not seen here, and cannot hang.
 """
 
 from collections import defaultdict

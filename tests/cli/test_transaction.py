@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_log import Producer
@@ -29,6 +30,7 @@ producer = Producer(cluster=sys.argv[1], transactional_id="killed", transaction_
 producer.init_transactions()
 producer.begin_transaction()
 producer.send("events", b"never seen", partition=1)
+producer.flush()
 producer.commit_transaction()
 """
 
@@ -39,8 +41,7 @@ def transfer(events: Path) -> Iterator[Any]:
     with Producer(cluster=str(events), transactional_id="transfer") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        for partition in (0, 0, 0, 1):
-            producer.send("events", b"x", partition=partition)
+        producer.send_table("events", pa.table({"value": [b"x"] * 4, "partition": [0, 0, 0, 1]}))
         producer.flush()
         yield producer
 
@@ -126,6 +127,38 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
     [listed] = json.loads(ok("transaction", "list", "--state", "CompleteAbort", "--json", cluster=events))
     assert (listed["transactional_id"], listed["batches"]) == ("killed", 0)
     assert consumed(events) == []
+
+
+def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
+    once = ("produce", "events", "--transactional-id", "load", "-H", "from=test")
+    lines = "".join(f"k{number % 5}:v{number}\n" for number in range(1000))
+    broken = run(*once, "-K", ":", stdin=lines + "no separator\n", cluster=events)
+    assert broken.exit_code == 1
+    assert broken.stdout.startswith("Sent 0 records (0 B)")
+    assert broken.stderr == "spark-log: line 1001: no key separator ':' in 'no separator'\n"
+    assert consumed(events, "--isolation-level", "read_uncommitted") == []
+
+    sent = json.loads(ok(*once, "-K", ":", "--json", stdin=lines, cluster=events))
+    assert (sent["records"], sum(sent["end_offsets"].values())) == (1000, 1000)
+    rows = consumed(events, "--isolation-level", "read_committed")
+    assert sorted(int(str(row["value"])[1:]) for row in rows) == list(range(1000))
+    ok("produce", "events", "-K", ":", stdin="k3:last\n", cluster=events)
+    of_key = [row for row in consumed(events) if row["key"] == "k3"]
+    assert [row["value"] for row in of_key] == [f"v{number}" for number in range(3, 1000, 5)] + ["last"]
+    assert len({row["partition"] for row in of_key}) == 1, "where it goes without a transaction too"
+    assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
+
+    ok(*once, "-p", "1", stdin="", cluster=events)
+    ok(*once, "-p", "1", stdin="one more", cluster=events)
+    assert consumed(events, "-p", "1", "--from", "-1")[0]["value"] == "one more"
+    [listed] = json.loads(ok("transaction", "list", "--json", cluster=events))
+    assert (listed["transactional_id"], listed["producer_epoch"], listed["state"]) == ("load", 3, "CompleteCommit")
+
+    nowhere = run(*once, "-p", "2", stdin="x\n", cluster=events)
+    assert nowhere.exit_code == 1 and nowhere.stderr.startswith("spark-log: partition") and "2" in nowhere.stderr
+    assert run(*once, "--acks", "1", stdin="x", cluster=events).exit_code == 2
+    assert run("produce", "events", "--transactional-id", "", stdin="x", cluster=events).exit_code == 2
+    assert run("consume", "events", "--isolation-level", "dirty", cluster=events).exit_code == 2
 
 
 def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
