@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import coordinator
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
@@ -30,21 +31,34 @@ BUSY = ClusterSettings(
 """Everything that goes on beside transactions, all the time."""
 
 
+class Tellers:
+    """Of a bank; each `Child` is one at work."""
+
+    def __init__(self, address):
+        self.address = address
+        self.hired = []
+
+    def __call__(self, name, count, *lives, timeout_ms=LONG_MS, pause_at=-1):
+        module = "tests.support.bank_teller"
+        self.hired.append(Child(module, self.address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
+        return self.hired[-1]
+
+    def done(self):
+        """What was acknowledged."""
+        return {line[1] for child in self.hired for line in list(child.lines) if line[0] == "done"}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for child in self.hired:
+            child.kill()
+
+
 @pytest.fixture
 def tellers(cluster_address):
-    """Makes tellers, and leaves none behind."""
-    made = []
-
-    def hire(name, count, *lives, timeout_ms=LONG_MS, pause_at=-1):
-        module = "tests.support.bank_teller"
-        made.append(Child(module, cluster_address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
-        return made[-1]
-
-    hire.address = cluster_address
-    hire.done = lambda: {line[1] for child in made for line in list(child.lines) if line[0] == "done"}
-    yield hire
-    for child in made:
-        child.kill()
+    with Tellers(cluster_address) as tellers:
+        yield tellers
 
 
 HERE = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
@@ -155,3 +169,32 @@ def test_tellers_whose_log_dirs_are_lost_one_after_the_other(three_brokers, tell
         assert auditor.look().following == {"a": 30, "b": LARGE + 2}
     assert {line[0] for line in b.lines} == {"done", "paused"}, "it had to abort nothing"
     every_replica_is_whole(cluster)
+
+
+def test_tellers_whose_postgresql_crashes(own_postgres_server, tmp_path):
+    """Registering is not forced to disk: of what a crash takes away the rest may not be committed."""
+    server = own_postgres_server
+    server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # so that it does take it away
+    server.execute("SELECT pg_reload_conf()")
+    address = server.create_database()
+
+    def crash():
+        server.kill()
+        server.start()
+
+    with Tellers(address) as tellers, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        open_bank(cluster, address)
+        paused = tellers("paused", 4, pause_at=2)
+        paused.waits_for(lambda child: child.heard("paused"))
+        crash()
+        pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
+        assert cluster.store.read(lambda connection: connection.execute(pending).scalar_one()) < len(BRANCHES)
+        with Auditor(cluster, ["paused", "busy"], tellers.done) as auditor:
+            busy = tellers("busy", 40)
+            paused.say("go")
+            busy.waits_for(lambda child: child.count("done") >= 5)
+            crash()
+            for teller in (paused, busy):
+                teller.finish()
+            assert auditor.look().following == {"paused": 4, "busy": 40}
+    assert paused.heard("again", "TransactionAbortableError")

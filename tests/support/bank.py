@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import sqlalchemy as sa
+
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, find_topics
@@ -19,6 +21,7 @@ from spark_log.groups.offsets import read_commits
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log import plan as planner
 from spark_log.log.fetch import Fetcher
+from spark_log.log.slices import Slice
 from spark_log.records.schema import read_schema
 from tests.support.numbered_writer import SMALL_TAILS
 
@@ -99,19 +102,24 @@ class Statement:
 
 
 def look(cluster: Cluster, tellers: Sequence[str]) -> Statement:
-    with cluster.store.snapshot() as connection:
-        topics = find_topics(connection, set(BRANCHES))
-        positions = planner.positions(connection, topics.values())
-        ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
-        slices = planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
-        here = TopicPartition(NUMBERS, 0)
-        commits = {teller: read_commits(connection, group_of(teller)).get(here) for teller in tellers}
+    slices, following = cluster.store.read(lambda connection: _read(connection, tellers))
     legs: dict[str, list[Leg]] = {}
     for batch in Fetcher(cluster.log_dirs()).read(slices, read_schema(columns=["topic", "key", "value"])):
         for row in batch.to_pylist():
             said = json.loads(row["value"])
             legs.setdefault(said["transfer"], []).append(Leg(row["topic"], row["key"].decode(), said["amount"]))
-    return Statement(legs, {teller: commit.offset if commit else 0 for teller, commit in commits.items()})
+    return Statement(legs, following)
+
+
+def _read(connection: sa.Connection, tellers: Sequence[str]) -> tuple[list[Slice], dict[str, int]]:
+    """All that the branches hold, and what the tellers' groups have committed."""
+    topics = find_topics(connection, set(BRANCHES))
+    positions = planner.positions(connection, topics.values())
+    ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
+    slices = planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
+    here = TopicPartition(NUMBERS, 0)
+    commits = {teller: read_commits(connection, group_of(teller)).get(here) for teller in tellers}
+    return slices, {teller: commit.offset if commit else 0 for teller, commit in commits.items()}
 
 
 class Auditor:

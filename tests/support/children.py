@@ -44,6 +44,10 @@ class Child:
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 
+    def say_no_more(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def heard(self, *words: object) -> bool:
         wanted = [str(word) for word in words]
         return any(line[: len(wanted)] == wanted for line in list(self.lines))

@@ -1,0 +1,114 @@
+"""Consume, transform, produce by processes that are killed at every step, and stopped: each record is copied once."""
+
+import itertools
+
+import pytest
+
+from spark_log.cluster.topics import create_topic
+from spark_log.failpoints import POINTS
+from spark_log.groups.inspect import describe_groups
+from spark_log.groups.offsets import committed_offsets
+from spark_log.ids import TopicPartition
+from tests.support.children import Child
+from tests.support.copy_loop import GROUP, SOURCE, TARGET, transformed
+from tests.support.group_members import until
+from tests.support.numbered_producer import value
+from tests.support.numbered_writer import SMALL_TAILS
+from tests.support.producing import stored
+
+PARTITIONS = 2
+LONG_MS, SHORT_MS = 30_000, 1_500
+
+
+@pytest.fixture
+def topics(cluster):
+    for topic in (SOURCE, TARGET):
+        create_topic(cluster, topic, PARTITIONS, configs=SMALL_TAILS)
+
+
+@pytest.fixture
+def fill(produce, topics):
+    """Puts so many more records into each partition of the source."""
+    producer, numbers = produce(), itertools.count()
+
+    def add(count):
+        for number in itertools.islice(numbers, count * PARTITIONS):
+            producer.send(SOURCE, value("v", number), b"k%d" % number, partition=number % PARTITIONS)
+        producer.flush()
+
+    return add
+
+
+def check_copy(cluster, log, count):
+    """The target is the source, in order and once; the group is at the end."""
+    source, target = stored(log, SOURCE), stored(log, TARGET)
+    assert target == {partition: [transformed(text) for text in texts] for partition, texts in source.items()}
+    assert committed_offsets(cluster.store, GROUP) == all_at(count)
+
+
+def all_at(offset):
+    return {TopicPartition(SOURCE, number): offset for number in range(PARTITIONS)}
+
+
+@pytest.fixture
+def copiers(cluster_address):
+    """Makes copiers, and leaves none behind."""
+    made = []
+
+    def start(name, *lives, session_ms=LONG_MS, instance="-"):
+        module = "tests.support.copy_loop"
+        made.append(Child(module, cluster_address, name, session_ms, instance, *(lives or ("on",))))
+        return made[-1]
+
+    yield start
+    for child in made:
+        child.kill()
+
+
+JOINING = ["group.changed", "group.target-decided", "group.target-written"]
+COPYING = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
+LATER = ["append.decided:3", "append.committed:3", "transaction.registered:5"]
+
+
+def test_a_copier_that_is_killed_at_every_step(cluster, log, fill, copiers):
+    """A static member, whose partitions wait for it, so that each life goes on at once."""
+    lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
+    fill(30)
+    copier = copiers("one", *lives, instance="static")
+    copier.say_no_more()
+    copier.finish()
+    assert copier.count("lived") == len(lives) - 1
+    check_copy(cluster, log, 30)
+    copied = [tuple(line[1:]) for line in copier.lines if line[0] == "copied"]
+    assert len(copied) == len(set(copied)), "nor has it processed one twice that it said was done"
+
+
+def test_a_copier_that_was_stopped_past_its_session(cluster, log, fill, copiers):
+    """Another has its partition meanwhile, and has copied what it had copied and not committed."""
+    one, two = (copiers(name, session_ms=SHORT_MS) for name in ("one", "two"))
+    until(lambda: settled(cluster), cluster.store)
+    one.say("pause")
+    one.waits_for(lambda child: child.heard("pausing"))
+    fill(10)
+    one.waits_for(lambda child: child.heard("paused"))
+    one.stop(cluster.store)
+    until(lambda: committed_offsets(cluster.store, GROUP) == all_at(10), cluster.store)
+    check_copy(cluster, log, 10)
+    before = one.count("copied")
+    one.go_on()
+    one.waits_for(lambda child: child.heard("again", "CommitFailedError"))
+    assert one.count("copied") == before
+    until(lambda: settled(cluster), cluster.store)
+    check_copy(cluster, log, 10)
+    fill(5)
+    until(lambda: committed_offsets(cluster.store, GROUP) == all_at(15), cluster.store)
+    for copier in (one, two):
+        copier.say_no_more()
+        copier.finish()
+    check_copy(cluster, log, 15)
+
+
+def settled(cluster):
+    """Whether two members have a partition each."""
+    found = describe_groups(cluster.store, [GROUP])
+    return bool(found) and found[0].state == "Stable" and len(found[0].members) == PARTITIONS
