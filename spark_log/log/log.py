@@ -253,8 +253,8 @@ class Log(LogReader):
         try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
         return result
 
-    def _seal_and_publish(self, topic: Topic, partition: int) -> None:
-        if self._try_seal(topic, partition):
+    def _seal_and_publish(self, topic: Topic, partitions: Sequence[int]) -> None:
+        if sum(self._try_seal(topic, partition) for partition in partitions):
             try_publish(self.cluster, [topic])
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:

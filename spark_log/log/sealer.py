@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from spark_log.cluster.topics import Topic
 
@@ -10,15 +10,15 @@ logger = logging.getLogger(__name__)
 
 
 class Sealer:
-    """Runs `seal(topic, partition)` for the tails that it is told of, one at a time, in a daemon thread of its own.
+    """Runs `seal(topic, partitions)` for the tails that it is told of, a topic at a time, in a daemon thread of its own.
 
     Thread-safe. The thread starts with the first tail.
     """
 
-    def __init__(self, seal: Callable[[Topic, int], object]) -> None:
+    def __init__(self, seal: Callable[[Topic, Sequence[int]], object]) -> None:
         self._seal = seal
         self._changed = threading.Condition()
-        self._due: dict[tuple[int, int], Topic] = {}
+        self._due: dict[int, tuple[Topic, set[int]]] = {}
         self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -28,7 +28,7 @@ class Sealer:
         with self._changed:
             if self._closed:
                 return
-            self._due[topic.topic_id, partition] = topic
+            self._due.setdefault(topic.topic_id, (topic, set()))[1].add(partition)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
                 self._thread.start()
@@ -50,13 +50,12 @@ class Sealer:
                 self._changed.wait_for(lambda: bool(self._due) or self._closed)
                 if self._closed:
                     return
-                (_, partition), topic = next(iter(self._due.items()))
-                del self._due[topic.topic_id, partition]
+                topic, partitions = self._due.pop(next(iter(self._due)))
                 self._busy = True
             try:
-                self._seal(topic, partition)
+                self._seal(topic, sorted(partitions))
             except Exception:  # the next full tail must still find the thread
-                logger.exception("%s-%s: tail not sealed, tried again later", topic.name, partition)
+                logger.exception("%s: tails not sealed, tried again later", topic.name)
             finally:
                 with self._changed:
                     self._busy = False

@@ -25,6 +25,8 @@ from spark_log.produce.settings import ProducerSettings
 REFRESH_S = 1.0
 """While records flow, a topic is looked up so often: its configs and partition count may have changed."""
 _LOOK_AGAIN_S = 0.05
+_TRANSACTION_BYTES = 1024 * 1024
+"""In a transaction nobody waits for the first records: more of them go together, at best all with the commit."""
 
 
 class KnownTopic:
@@ -118,7 +120,10 @@ class KnownTopics:
     def _know(self, topic: Topic | None) -> KnownTopic | None:
         if topic is None:
             return None
-        queue = self._accumulator.queue(topic.name, self._settings.batch_size * topic.partition_count)
+        full_bytes = self._settings.batch_size * topic.partition_count
+        if self._settings.transactional_id is not None:
+            full_bytes = max(full_bytes, _TRANSACTION_BYTES)
+        queue = self._accumulator.queue(topic.name, full_bytes)
         with self._lock:
             known = self.by_name.get(topic.name)
             if known is None:
