@@ -182,7 +182,7 @@ class InvalidTransactionTimeoutError(FatalError):
 
 
 class InvalidProducerIdMappingError(FatalError):
-    """The transactional_id has expired (transactional.id.expiration.ms): call init_transactions again."""
+    """The transactional_id has expired (transactional.id.expiration.ms): close the producer and make another."""
 
 
 class TransactionalIdNotFoundError(FatalError):

@@ -130,7 +130,7 @@ class TableFuture(Future):  # type: ignore[misc]
             clock.sleep_s(0.0001)
         if self.exception is not None:
             raise self.exception
-        return self.value
+        return self.written()  # in a transaction, the offsets are known later than the success
 
 
 def wait_for(chunk: Chunk, row: int | None, timeout_s: float | None) -> None:

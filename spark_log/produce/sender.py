@@ -95,7 +95,9 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _next_try_s(self) -> float | None:
-        """When a piece that has been assembled may be appended; None without any."""
+        """When a piece that has been assembled may be appended, in a transaction all of them; None without any."""
+        if self._transaction is not None:
+            return max((piece.retry_at_s for queue in self._queues.values() for piece in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
 
     def _assemble(self, chunk: Chunk) -> None:
@@ -149,7 +151,8 @@ class Sender(threading.Thread):
         """
         now_s = clock.monotonic_s()
         if self._transaction is not None:
-            return [piece for queue in self._queues.values() for piece in queue if piece.retry_at_s <= now_s]
+            pieces = [piece for queue in self._queues.values() for piece in queue]
+            return pieces if all(piece.retry_at_s <= now_s for piece in pieces) else []
         heads = [queue[0] for queue in self._queues.values() if queue[0].retry_at_s <= now_s]
         alone = next((piece for piece in heads if piece.alone), None)
         return heads if alone is None else [alone]

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +102,10 @@ class ProducerSettings:
         if self.compression_type not in (None, "gzip", "snappy", "lz4", "zstd"):
             raise ValueError(f"Not supported codec: compression_type={self.compression_type!r}")
         name = self.transactional_id
-        if name is not None and not (isinstance(name, str) and 0 < len(name) <= _TRANSACTIONAL_ID_MAX):
+        if name is not None and not (isinstance(name, str) and _TRANSACTIONAL_ID.fullmatch(name)):
             raise KafkaConfigurationError(
-                f"transactional_id: expected text of 1 to {_TRANSACTIONAL_ID_MAX} characters, got {name!r}"
+                "transactional_id: expected text of 1 to 249 characters that can be stored (no NUL, no surrogates),"
+                f" got {name!r}"
             )
         if self.client_id is not None and not isinstance(self.client_id, str):
             raise KafkaConfigurationError(f"client_id: expected text, got {self.client_id!r}")
@@ -167,7 +169,7 @@ _WHOLE_NUMBERS = {
     "max_in_flight_requests_per_connection": 1,
     "transaction_timeout_ms": 1,
 }
-_TRANSACTIONAL_ID_MAX = 249
+_TRANSACTIONAL_ID = re.compile(r"[^\0\ud800-\udfff]{1,249}")
 
 Serialize = Callable[[str, list[tuple[str, bytes]], Any], Any]
 

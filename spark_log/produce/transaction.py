@@ -1,13 +1,14 @@
 """A producer's transaction, as the producer knows it: what it has registered, and what may be called next.
 
-    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION --commit--> COMMITTING -> READY
-                            ^                  |                        |
-                            |             failed send, abort       or its commit
-                            |                  v                        |
-                            +---abort--- ABORTABLE_ERROR <--------------+         fenced: FATAL_ERROR, for good
+    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
+                            ^                  |                      |                    |
+                            |             failed send, abort         same            failed commit
+                            |                  v                      v                    v
+                            +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
 
-A commit whose answer is lost leaves it COMMITTING: calling it again finds out whether it was done, and does it if not.
-From the call of commit or abort on nothing more can be sent; what was sent before is settled first.
+From the call of commit or abort on nothing more can be sent; what was sent before is settled first. A commit whose
+answer is lost leaves it IN_DOUBT: calling it again finds out whether it was done, and does it if not. So nothing may
+be added to it then.
 """
 
 import itertools
@@ -56,6 +57,7 @@ class State(Enum):
     READY = "READY"
     IN_TRANSACTION = "IN_TRANSACTION"
     COMMITTING = "COMMITTING_TRANSACTION"
+    IN_DOUBT = "COMMITTING_TRANSACTION, which has been tried"
     ABORTABLE_ERROR = "ABORTABLE_ERROR"
     FATAL_ERROR = "FATAL_ERROR"
 
@@ -66,8 +68,8 @@ CALLS: Mapping[str, frozenset[State]] = {
     "send": frozenset({State.IN_TRANSACTION}),
     "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
     "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
-    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
-    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.ABORTABLE_ERROR}),
+    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
+    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
 }
 """In which states a producer may be called so."""
 
@@ -78,7 +80,7 @@ def after_error(state: State, error: Exception) -> State:
     """Where the error of a send or a call leaves a producer: what may help is aborting, or a new producer."""
     if isinstance(error, _FATAL):
         return State.FATAL_ERROR
-    if state in (State.IN_TRANSACTION, State.COMMITTING):
+    if state in CALLS["commit_transaction"]:
         return State.ABORTABLE_ERROR
     return state
 
@@ -102,6 +104,7 @@ class ProducerTransaction:
         self._state = State.UNINITIALIZED
         self._error: Exception | None = None
         self._claim = Claim(-1, -1, 0)
+        self._positions = itertools.count()
         self._forget()
 
     def check(self, call: str) -> None:
@@ -200,12 +203,14 @@ class ProducerTransaction:
         """Nothing more can be sent; what was has to be settled before `commit`."""
         with self._lock:
             self.check("commit_transaction")
-            self._state = State.COMMITTING
+            if self._state is State.IN_TRANSACTION:
+                self._state = State.COMMITTING
 
     def commit(self, log: Log) -> list[Written]:
         """Commit, and say where the records are."""
         with self._lock:
             self.check("commit_transaction")
+            self._state = State.IN_DOUBT
             sent = [self._sent[position] for position in sorted(self._sent)]
             try:
                 if sent or self._offsets:
@@ -265,6 +270,11 @@ class ProducerTransaction:
             self._forget()
 
     @property
+    def may_send(self) -> bool:
+        """Whether `check("send")` would let a record pass; much faster."""
+        return self._state is State.IN_TRANSACTION
+
+    @property
     def is_open(self) -> bool:
         """Whether there is something to abort."""
         return self._state in CALLS["abort_transaction"]
@@ -282,7 +292,6 @@ class ProducerTransaction:
         self._blobs: dict[str, bytes] = {}
         self._pending = 0
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
-        self._positions = itertools.count()
         self._reached = False
         """Whether the store may know of the transaction."""
 
