@@ -1,10 +1,15 @@
-"""What the jobs' arguments have in common. Pure: text -> frozen values, or a usage error that names the argument."""
+"""What the jobs' arguments have in common: text -> frozen values, or a usage error that names the argument. Pure, but
+for the file of --config.
+"""
 
 import argparse
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 _INTERVAL = re.compile(r"(?i)[0-9]{1,9} *(ms|milliseconds?|s|seconds?|m|minutes?|hours?|days?)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes"}
@@ -46,9 +51,9 @@ class Shared:
 class Parser(argparse.ArgumentParser):
     """argparse with whole option names only, so that a new option never changes the meaning of an old command line."""
 
-    def __init__(self, program: str, description: str, examples: str) -> None:
+    def __init__(self, program: str, description: str, examples: str, started_by: str = "spark-submit") -> None:
         super().__init__(
-            prog=f"spark-submit {program}",
+            prog=f"{started_by} {program}",
             description=description,
             epilog=f"examples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -97,6 +102,54 @@ class Parser(argparse.ArgumentParser):
             self.error(f"--trigger: expected available-now or an interval as '10 seconds', got {text!r}")
         unit = word.lstrip("0123456789 ")
         return Every(f"{int(word.removesuffix(unit))} {_UNITS.get(unit, unit)}")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The arguments, those of --config's file among them. SystemExit(2) with a message for wrong usage."""
+        return self.parse_args([*self._from_file(arguments), *arguments])
+
+    def _from_file(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments of --config's file that the command line does not give, or give another choice for."""
+        first = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
+        first.add_argument("--config")
+        path: str | None = first.parse_known_args(arguments)[0].config
+        if path is None:
+            return []
+        try:
+            loaded = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            self.error(f"--config {path}: {error}")
+        known = {option.removeprefix("--"): action for action in self._actions for option in action.option_strings}
+        for name in loaded:
+            if name not in known or name in ("help", "h", "config"):
+                self.error(f"--config {path}: unknown key {name!r}")
+        on_command_line = {token.partition("=")[0].removeprefix("--") for token in arguments if token.startswith("--")}
+        settled = {action for name, action in known.items() if name in on_command_line}
+        for group in self._mutually_exclusive_groups:
+            if settled.intersection(group._group_actions):
+                settled.update(group._group_actions)
+        return [
+            token
+            for name, value in loaded.items()
+            if known[name] not in settled
+            for token in self._as_tokens(path, name, value, known[name])
+        ]
+
+    def _as_tokens(self, path: str, name: str, value: Any, action: argparse.Action) -> list[str]:
+        many = isinstance(action, argparse._AppendAction)
+        values = value if many and isinstance(value, list) else [value]
+        if action.nargs == 0:
+            if not isinstance(value, bool):
+                self.error(f"--config {path}: {name} = {value!r}: expected true or false")
+            return [f"--{name}"] if value else []
+        if any(isinstance(one, bool) or not isinstance(one, str | int | datetime) for one in values):
+            expected = "a text, a number or a list of them" if many else "a text or a number"
+            self.error(f"--config {path}: {name} = {value!r}: expected {expected}")
+        return [f"--{name}={one.isoformat() if isinstance(one, datetime) else one}" for one in values]
+
+
+def add_config(group: argparse._ArgumentGroup) -> None:
+    """The argument whose file `Parser.read` reads."""
+    group.add_argument("--config", metavar="FILE", help="TOML with arguments by their names; the command line wins")
 
 
 def pair(text: str) -> tuple[str, str]:

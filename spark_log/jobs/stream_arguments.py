@@ -1,19 +1,14 @@
-"""What the arguments of all stream jobs have in common: inputs, output, run, and the TOML file that may hold them. Pure
-but for reading that file.
-"""
+"""What the arguments of all stream jobs have in common: inputs, output and run. Pure, but for the file of --config."""
 
 import argparse
-import datetime
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from spark_log.cluster.names import validate_user_topic
 from spark_log.datasource.options import ReadOptions
 from spark_log.errors import SparkLogError, redact
-from spark_log.jobs.arguments import AvailableNow, Every, Parser, Run, Shared, positive
+from spark_log.jobs.arguments import AvailableNow, Every, Parser, Run, Shared, add_config, positive
 from spark_log.streams.codecs import Avro, Codec, Json, Protobuf
 from spark_log.streams.outputs import AS_FAST_AS_POSSIBLE, ConsoleOutput, DeltaOutput, Output, OutputMode, TopicOutput
 from spark_log.streams.windows import parse_interval
@@ -95,7 +90,7 @@ class StreamParser(Parser):
         out.add_argument("--output-mode", choices=("append", "update", "complete"))
         out.add_argument("--dead-letter-topic", metavar="TOPIC", help="gets records that cannot be read, and why")
         run = self.add_argument_group("cluster and run")
-        run.add_argument("--config", metavar="FILE", help="TOML with arguments by their names; the command line wins")
+        add_config(run)
         run.add_argument(
             "--cluster", metavar="ADDRESS", help="folder or postgresql+psycopg:// URL [env SPARK_LOG_CLUSTER]"
         )
@@ -108,10 +103,6 @@ class StreamParser(Parser):
         run.add_argument("--max-offsets-per-trigger", metavar="N", type=positive, help="rate limit: records of a batch")
         run.add_argument("--group-id", metavar="GROUP", help="commit the end of each batch, so that the lag shows")
         run.add_argument("--json", action="store_true", help="progress and summary as JSON lines")
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The arguments, those of --config's file among them. SystemExit(2) with a message for wrong usage."""
-        return self.parse_args([*self._from_file(arguments), *arguments])
 
     def input(self, given: argparse.Namespace, environ: Mapping[str, str], prefix: str = "") -> Input:
         facts = vars(given)
@@ -181,45 +172,6 @@ class StreamParser(Parser):
         except SparkLogError as error:
             self.error(str(error))
         return text
-
-    def _from_file(self, arguments: Sequence[str]) -> list[str]:
-        """The arguments of --config's file that the command line does not give, or give another choice for."""
-        first = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
-        first.add_argument("--config")
-        path: str | None = first.parse_known_args(arguments)[0].config
-        if path is None:
-            return []
-        try:
-            loaded = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            self.error(f"--config {path}: {error}")
-        known = {option.removeprefix("--"): action for action in self._actions for option in action.option_strings}
-        for name in loaded:
-            if name not in known or name in ("help", "h", "config"):
-                self.error(f"--config {path}: unknown key {name!r}")
-        on_command_line = {token.partition("=")[0].removeprefix("--") for token in arguments if token.startswith("--")}
-        settled = {action for name, action in known.items() if name in on_command_line}
-        for group in self._mutually_exclusive_groups:
-            if settled.intersection(group._group_actions):
-                settled.update(group._group_actions)
-        return [
-            token
-            for name, value in loaded.items()
-            if known[name] not in settled
-            for token in self._as_tokens(path, name, value, known[name])
-        ]
-
-    def _as_tokens(self, path: str, name: str, value: Any, action: argparse.Action) -> list[str]:
-        many = isinstance(action, argparse._AppendAction)
-        values = value if many and isinstance(value, list) else [value]
-        if action.nargs == 0:
-            if not isinstance(value, bool):
-                self.error(f"--config {path}: {name} = {value!r}: expected true or false")
-            return [f"--{name}"] if value else []
-        if any(isinstance(one, bool) or not isinstance(one, str | int | datetime.datetime) for one in values):
-            expected = "a text, a number or a list of them" if many else "a text or a number"
-            self.error(f"--config {path}: {name} = {value!r}: expected {expected}")
-        return [f"--{name}={one.isoformat() if isinstance(one, datetime.datetime) else one}" for one in values]
 
 
 def trigger_of(run: Run) -> str:

@@ -1,0 +1,63 @@
+"""What `jobs/transform.py` understands, what it says to what it does not, and which functions it finds."""
+
+import pytest
+
+from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.errors import InvalidOptionError
+from spark_log.jobs.transform import load
+from spark_log.jobs.transform_arguments import TransformArguments, parse
+
+BASE = ["--cluster", "a", "--group-id", "g"]
+
+
+def test_the_least_and_the_most(tmp_path):
+    least = {"auto_offset_reset": "earliest"}
+    assert parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"], {}) == TransformArguments(
+        "a", SubscribeTopics(("x", "y")), None, False, "z", "g", None, least, {}, None, False
+    )
+    (tmp_path / "c.toml").write_text('subscribe-pattern = "^x"\narrow = true\nmax-poll-records = 10\ngroup-id = "h"\n')
+    words = f"--config {tmp_path}/c.toml --group-id g --function m:f --transactional-id t --auto-offset-reset latest"
+    more = "--transaction-timeout-ms 30 --consumer-timeout-ms 40 --session-timeout-ms 600 --retries 2 --json"
+    consumer = {"auto_offset_reset": "latest", "max_poll_records": 10, "consumer_timeout_ms": 40}
+    consumer |= {"session_timeout_ms": 600, "heartbeat_interval_ms": 200}
+    assert parse(f"{words} {more}".split(), {"SPARK_LOG_CLUSTER": "a"}) == TransformArguments(
+        "a", SubscribePattern("^x"), "m:f", True, None, "g", "t", consumer, {"transaction_timeout_ms": 30}, 2, True
+    )
+    secret = ["--cluster", "postgresql://u:password@h/d", *BASE[2:], "--subscribe", "x", "--to-topic", "y"]
+    assert "password" not in repr(parse(secret, {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cluster", "a", "--subscribe", "x", "--to-topic", "y"], "--group-id"),
+        (["--group-id", "g", "--subscribe", "x", "--to-topic", "y"], "--cluster: needed"),
+        ([*BASE, "--to-topic", "y"], "--subscribe --subscribe-pattern is required"),
+        ([*BASE, "--subscribe", "x"], "--function --to-topic is required"),
+        ([*BASE, "--subscribe", "x", "--to-topic", "y", "--function", "m:f"], "not allowed with"),
+        ([*BASE, "--subscribe", "x", "--to-topic", "y", "--arrow"], "--arrow: only with --function"),
+        ([*BASE, "--subscribe", "x", "--to-topic", "a/b"], "a/b"),
+        ([*BASE, "--subscribe", "x", "--to-topic", "y", "--retries", "0"], "whole number from 1"),
+    ],
+)
+def test_wrong_usage_names_the_argument(arguments, said, capsys):
+    with pytest.raises(SystemExit) as raised:
+        parse(arguments, {})
+    assert raised.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_functions_are_found_in_the_working_folder_and_among_what_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "billing_functions.py").write_text("def bill(records, producer): ...\nprice = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # so that it is taken back afterwards
+    assert load("billing_functions:bill").__name__ == "bill"
+    assert load("json:dumps")([1]) == "[1]"
+    for name, said in (
+        ("bill", "expected module:function"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("billing_functions:price", "has no function 'price'"),
+        ("billing_functions:", "expected module:function"),
+    ):
+        with pytest.raises(InvalidOptionError, match=said):
+            load(name)
