@@ -15,7 +15,7 @@ export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-upkeep bench-streams clean
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-upkeep bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -74,6 +74,9 @@ bench-upkeep: venv java postgres  ## how fast retention, merging and compaction 
 
 bench-streams: venv java  ## how fast windowed aggregation is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks streams
+
+bench-transactions: venv postgres  ## what transactions cost
+	$(PYTHON) -m benchmarks transactions
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

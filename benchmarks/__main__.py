@@ -1,5 +1,5 @@
-"""`make bench`, and bench-clients, -replication, -upkeep and -streams: on a PostgreSQL of their own too where it is
-installed.
+"""`make bench`, and bench-clients, -replication, -upkeep, -streams and -transactions: on a PostgreSQL of their own too
+where it is installed.
 """
 
 import argparse
@@ -14,6 +14,7 @@ SETS = {
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
     "upkeep": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
+    "transactions": ("benchmarks.transactions",),
 }
 
 

@@ -1,0 +1,193 @@
+"""What transactions cost: `python -m benchmarks.transactions`, `make bench-transactions`.
+
+One transaction: begin, 10 sends of one record over 4 partitions, offsets of a group, commit; durable. Throughput: keyed
+values of 100 bytes in transactions of 1,000 records, against the same sends without transactions, where the program
+waits for every 1,000 as a commit does, and where it never waits; they take turns.
+Readers: a consumer that reads a topic of --records from its beginning, and records that are sent one by one to the same
+partitions until that consumer has them; turns without and with a transaction that is open there, which stays open for
+--open-s seconds at least. On a SQLite cluster, and on PostgreSQL too with --postgresql.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from kafka.structs import OffsetAndMetadata, TopicPartition
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+from benchmarks.producer import Row, percentiles
+from spark_log import Consumer, Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+
+PARTITIONS = 4
+PER_TRANSACTION = 1_000
+_WARM_UP = 100
+VALUES = [os.urandom(50).hex().encode() for _ in range(1_000)]
+KEYS = [b"key-%d" % number for number in range(1_000)]
+
+
+@dataclass(frozen=True)
+class Bench:
+    address: str
+    store: str
+    arguments: argparse.Namespace
+
+    def rows(self) -> Iterator[Row]:
+        with Cluster.open(self.address) as cluster:
+            for name in ("in", "out", "batches", "read"):
+                create_topic(cluster, name, PARTITIONS)
+        sqlite = self.store == "SQLite"
+        what = f"one transaction of 10 sends over {PARTITIONS} partitions and offsets, durable"
+        yield Row(what, self.store, percentiles(self._latencies()), "p50 <= 4 ms" if sqlite else "")
+        yield from self._throughput()
+        yield from self._readers()
+
+    def _latencies(self) -> list[float]:
+        with Producer(cluster=self.address) as client:
+            for number in range(100):
+                client.send("in", b"event", b"%d" % number)
+        found = []
+        with (
+            Consumer("in", cluster=self.address, group_id="g", enable_auto_commit=False) as consumer,
+            Producer(cluster=self.address, transactional_id="latency") as client,
+        ):
+            while not consumer.assignment():
+                consumer.poll(100)
+            client.init_transactions()
+            for number in range(self.arguments.transactions + _WARM_UP):
+                offsets = {each: OffsetAndMetadata(1 + number % 20, "", -1) for each in consumer.assignment()}
+                began = time.perf_counter()
+                client.begin_transaction()
+                for key in range(10):
+                    client.send("out", VALUES[key], KEYS[(number + key) % 1_000])
+                client.send_offsets_to_transaction(offsets, consumer.group_metadata())
+                client.commit_transaction()
+                if number >= _WARM_UP:
+                    found.append(time.perf_counter() - began)
+        return found
+
+    def _throughput(self) -> Iterator[Row]:
+        waiting: list[float] = []
+        transactions: list[float] = []
+        never: list[float] = []
+        for turn in range(self.arguments.rounds + 1):  # the first is a warm-up
+            rates = self._rate(None), self._rate("flush"), self._rate("commit")
+            if turn:
+                for found, rate in zip((never, waiting, transactions), rates, strict=True):
+                    found.append(rate)
+        mine = statistics.median(transactions)
+        for peer, found, bar in (("flush() after every 1,000", waiting, ">= 0.8"), ("never waiting", never, "")):
+            other = statistics.median(found)
+            measured = f"{mine:,.0f}/s against {other:,.0f}/s: {mine / other:.2f}"
+            yield Row(f"transactions of {PER_TRANSACTION:,} records / none, {peer}", self.store, measured, bar)
+
+    def _rate(self, end: str | None) -> float:
+        """Records a second; `end` is what is called after every 1,000."""
+        settings = {"transactional_id": "batches"} if end == "commit" else {}
+        with Producer(cluster=self.address, linger_ms=5, **settings) as client:
+            if end == "commit":
+                client.init_transactions()
+                client.begin_transaction()
+            client.partitions_for("batches")
+            began, send = time.perf_counter(), client.send
+            for _ in range(self.arguments.sends // PER_TRANSACTION):
+                for number in range(PER_TRANSACTION):
+                    send("batches", VALUES[number], KEYS[number])
+                if end == "commit":
+                    client.commit_transaction()
+                    client.begin_transaction()
+                elif end == "flush":
+                    client.flush()
+            client.flush()
+            seconds = time.perf_counter() - began
+        return float(self.arguments.sends / seconds)
+
+    def _readers(self) -> Iterator[Row]:
+        count = self.arguments.records
+        with Producer(cluster=self.address) as client:
+            values = pa.array([VALUES[number % 1_000] for number in range(count)], pa.binary())
+            client.send_table("read", pa.table({"value": values, "partition": [n % PARTITIONS for n in range(count)]}))
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        with Producer(cluster=self.address, transactional_id="open", transaction_timeout_ms=600_000) as client:
+            client.init_transactions()
+            opened_s = 0.0
+            while opened_s < self.arguments.open_s:
+                for is_open in (False, True):
+                    began = time.perf_counter()
+                    if is_open:
+                        client.begin_transaction()
+                        for number in range(10_000):
+                            client.send("read", VALUES[number % 1_000], partition=number % PARTITIONS)
+                        client.flush()
+                    for _ in range(self.arguments.rounds):
+                        self._read(rates[is_open], seconds[is_open])
+                    if is_open:
+                        client.abort_transaction()
+                        opened_s += time.perf_counter() - began
+        beside, without = statistics.median(rates[True]), statistics.median(rates[False])
+        measured = f"{beside:,.0f}/s against {without:,.0f}/s: {beside / without:.2f}"
+        yield Row("reading beside an open transaction / without one", self.store, measured, "no slower")
+        measured = f"{percentiles(seconds[True])} against {percentiles(seconds[False])}"
+        yield Row("from send() until a reader has it, beside one / without", self.store, measured, "no slower")
+
+    def _read(self, rates: list[float], seconds: list[float]) -> None:
+        """A read of the whole topic, and 50 records sent one by one."""
+        partitions = [TopicPartition("read", number) for number in range(PARTITIONS)]
+        with (
+            Consumer(cluster=self.address, isolation_level="read_committed") as consumer,
+            Producer(cluster=self.address) as client,
+        ):
+            consumer.assign(partitions)
+            consumer.seek_to_beginning()
+            began, read = time.perf_counter(), 0
+            while read < self.arguments.records:
+                read += sum(batch.num_rows for batch in consumer.poll_arrow(1_000).values())
+            rates.append(read / (time.perf_counter() - began))
+            consumer.seek_to_end()
+            for partition in partitions:
+                consumer.position(partition)
+            for number in range(50):
+                began = time.perf_counter()
+                client.send("read", b"new", partition=number % PARTITIONS)
+                while not consumer.poll(1_000):
+                    pass
+                seconds.append(time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transactions", type=int, default=1_000)
+    parser.add_argument("--sends", type=int, default=200_000, help="records of a turn of the throughput")
+    parser.add_argument("--records", type=int, default=1_000_000, help="of the topic that is read")
+    parser.add_argument("--open-s", type=int, default=60, help="seconds for which a transaction is open")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
+    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
+    arguments = parser.parse_args()
+    table = Table(title="transactions")
+    for column in ("what", "store", "measured", "bar"):
+        table.add_column(column)
+    for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
+        if store == "PostgreSQL" and url is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
+            address = url or f"{folder}/cluster"
+            Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
+            for row in Bench(address, store, arguments).rows():
+                table.add_row(row.what, row.store, row.measured, row.bar)
+    console = Console()
+    console.print(table)
+    console.print(describe_machine())
+
+
+if __name__ == "__main__":
+    main()
