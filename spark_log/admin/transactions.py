@@ -46,9 +46,8 @@ def list_transactions(
         ) from None
     found = [
         TransactionListing(each.transactional_id, each.producer_id, TransactionState(each.state))
-        for each in inspection.list_transactions(cluster.store)
+        for each in inspection.list_transactions(cluster.store, wanted_states)
         if (not wanted_ids or each.producer_id in wanted_ids)
-        and (not wanted_states or each.state in wanted_states)
         and (duration_ms is None or (each.open_ms is not None and each.open_ms > duration_ms))
         and (name is None or name.fullmatch(each.transactional_id))
     ]

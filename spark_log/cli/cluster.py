@@ -55,11 +55,12 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
     from spark_log.log.transaction_inspection import list_transactions
+    from spark_log.log.transactions import ONGOING
 
     with Cluster.open(cluster) as opened:
         topics, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
-        open_ms = [each.open_ms for each in list_transactions(opened.store) if each.open_ms is not None]
+        open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]
         total = sum(used.values(), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,

@@ -56,8 +56,8 @@ def produce(
         str | None,
         typer.Option(
             metavar="ID",
-            help="Send all of it in one transaction: it is seen whole when the input ends, or not at all. Aborts what "
-            "another producer with this id has left open.",
+            help="Send all of it in one transaction: it is seen whole when the input ends, which it must within 15 "
+            "minutes, or not at all. Aborts what another producer with this id has left open.",
         ),
     ] = None,
     as_json: Json = False,

@@ -42,7 +42,7 @@ def list_(
 
     states = _states(state or ())
     with Cluster.open(cluster) as opened:
-        found = [each for each in list_transactions(opened.store) if not states or each.state in states]
+        found = list_transactions(opened.store, states)
     if as_json:
         print_json([asdict(each) for each in found])
     elif not found:

@@ -88,9 +88,10 @@ class PartitionProducer:
     none here. Several open transactions have the same, and it moves with what others append."""
 
 
-def list_transactions(store: Store) -> list[TransactionListing]:
-    """Of every transactional id, in their order."""
-    return store.read(lambda connection: _listings(connection, store.clock(connection)))
+def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
+    """Of every transactional id, in their order; only those in one of the `states`, if any are named."""
+    where = [_T.state.in_(states)] if states else []
+    return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
 
 
 def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:

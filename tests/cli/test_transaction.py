@@ -14,6 +14,7 @@ import pytest
 
 from spark_log import Producer
 from spark_log.cli.output import duration_of
+from spark_log.cli.produce import RECORDS_PER_BATCH_MAX
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import TransactionAbortableError
 from spark_log.metadata import tables as t
@@ -132,10 +133,11 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
 def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
     once = ("produce", "events", "--transactional-id", "load", "-H", "from=test")
     lines = "".join(f"k{number % 5}:v{number}\n" for number in range(1000))
-    broken = run(*once, "-K", ":", stdin=lines + "no separator\n", cluster=events)
+    broken = run(*once, "-K", ":", stdin="k:v\n" * RECORDS_PER_BATCH_MAX + "no separator\n", cluster=events)
     assert broken.exit_code == 1
-    assert broken.stdout.startswith("Sent 0 records (0 B)")
-    assert broken.stderr == "spark-log: line 1001: no key separator ':' in 'no separator'\n"
+    assert broken.stdout.startswith("Sent 0 records (0 B)"), "the first batch was sent, and is gone"
+    assert broken.stderr == f"spark-log: line {RECORDS_PER_BATCH_MAX + 1}: no key separator ':' in 'no separator'\n"
+    assert json.loads(ok("transaction", "list", "--json", cluster=events))[0]["state"] == "CompleteAbort"
     assert consumed(events, "--isolation-level", "read_uncommitted") == []
 
     sent = json.loads(ok(*once, "-K", ":", "--json", stdin=lines, cluster=events))
@@ -148,9 +150,10 @@ def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
     assert len({row["partition"] for row in of_key}) == 1, "where it goes without a transaction too"
     assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
 
-    ok(*once, "-p", "1", stdin="", cluster=events)
-    ok(*once, "-p", "1", stdin="one more", cluster=events)
-    assert consumed(events, "-p", "1", "--from", "-1")[0]["value"] == "one more"
+    ok(*once, stdin="", cluster=events)
+    chosen = "".join(json.dumps({"value": str(number), "partition": number % 2}) + "\n" for number in range(4))
+    ok(*once, "--format", "json", stdin=chosen, cluster=events)
+    assert [row["value"] for row in consumed(events, "-p", "1", "--from", "-2")] == ["1", "3"]
     [listed] = json.loads(ok("transaction", "list", "--json", cluster=events))
     assert (listed["transactional_id"], listed["producer_epoch"], listed["state"]) == ("load", 3, "CompleteCommit")
 
@@ -159,6 +162,24 @@ def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
     assert run(*once, "--acks", "1", stdin="x", cluster=events).exit_code == 2
     assert run("produce", "events", "--transactional-id", "", stdin="x", cluster=events).exit_code == 2
     assert run("consume", "events", "--isolation-level", "dirty", cluster=events).exit_code == 2
+
+
+def test_stopped_input_is_dropped(events: Path) -> None:
+    command = [sys.executable, "-m", "spark_log", "produce", "events", "--transactional-id", "typed", "--cluster"]
+    with subprocess.Popen(
+        [*command, str(events)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as typing:
+        assert typing.stdin is not None and typing.stderr is not None
+        typing.stdin.write(b"one line\n")
+        typing.stdin.flush()
+        while ok("transaction", "list", "-s", "Ongoing", "--json", cluster=events) == "[]\n":
+            assert typing.poll() is None, typing.stderr.read()
+        typing.send_signal(signal.SIGINT)
+        assert typing.wait(timeout=60) == 1
+        assert typing.stderr.read() == b"Stopped: the transaction is aborted.\n"
+    [listed] = json.loads(ok("transaction", "list", "--json", cluster=events))
+    assert (listed["transactional_id"], listed["state"]) == ("typed", "CompleteAbort")
+    assert consumed(events) == []
 
 
 def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
