@@ -158,22 +158,32 @@ def test_a_member_that_was_too_slow_commits_nothing_even_if_nobody_is_left(clust
     assert all_stored(cluster, "out") == ALL
 
 
-def test_a_lost_partition_aborts_and_the_loop_goes_on_with_what_it_has(cluster, filled, consume, produce):
-    """Session lost in the middle, and half of the partitions with it, to a member that stays."""
-    first = consume(heartbeat_interval_ms=60_000, session_timeout_ms=70_000)
-    second, calls = consume(), []
-    stay = TransactionalLoop(second, produce(transactional_id="second"))
+def test_a_lost_session_aborts_and_both_go_on_with_their_share(cluster, log, filled, consume, produce):
+    """Another member takes over in the middle, and gives up a partition when this one comes back."""
+    silent = consume(heartbeat_interval_ms=60_000, session_timeout_ms=70_000)
+    first = TransactionalLoop(silent, produce(transactional_id="first"))
+    second = TransactionalLoop(consume(consumer_timeout_ms=-1), produce(transactional_id="second"))
+    taking_over, calls = threading.Thread(target=second.run, args=(copy,)), []
 
     def lose_the_session_once(records, producer):
         copy(records, producer)
-        if not calls:
-            first._polling.group.member.leave()
-            assert stay.run(copy).records == 7
         calls.append(len(records))
+        if len(calls) == 1:
+            silent._polling.group.member.leave()
+            taking_over.start()
+            look = threading.Event()
+            while second.totals.records < 7:
+                assert not look.wait(0.02)
+            append(log, "in", "0/4", "0/5")
+            append(log, "in", "1/3", partition=1)
 
-    totals = TransactionalLoop(first, produce(transactional_id="first")).run(lose_the_session_once)
-    assert (totals.transactions, totals.aborted) == (0, 1)
-    assert all_stored(cluster, "out") == ALL
+    try:
+        assert first.run(lose_the_session_once).aborted == 1
+    finally:
+        second.stop()
+        taking_over.join()
+    assert first.totals.records + second.totals.records == 10
+    assert all_stored(cluster, "out") == sorted([*ALL, "0/4", "0/5", "1/3"])
 
 
 def test_another_producer_with_the_same_id_ends_the_loop(cluster, filled, consume, produce):
