@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sealer:
-    """Runs `seal(topic, partitions)` for the tails that it is told of, a topic at a time, in a daemon thread of its own.
+    """Runs `seal(topic, partitions)` for the tails that it is told of, a topic at a time, in a daemon thread.
 
     Thread-safe. The thread starts with the first tail.
     """
