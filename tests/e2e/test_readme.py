@@ -11,7 +11,12 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def python_of(heading: str) -> list[str]:
+    """The Python programs below a heading."""
+    [section] = [part for part in README.split("\n## ") if part.startswith(heading)]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
 def output_of(program: str, folder: Path) -> str:
@@ -32,7 +37,7 @@ def output_of(program: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
-    code = PYTHON[0]
+    [code] = python_of("Ten lines of PySpark")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     printed = output_of(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n', tmp_path)
     assert "rows 1000000" in printed
@@ -41,12 +46,14 @@ def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
 
 def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
     Cluster.init(str(tmp_path / "log")).close()
-    assert output_of(PYTHON[1], tmp_path).splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
+    [code] = python_of("From Python, without Spark")
+    assert output_of(code, tmp_path).splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
 
 
 @pytest.mark.slow
 def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
-    printed = output_of(PYTHON[2] + "\nprint(hourly.columns)\n", tmp_path)
+    [code] = python_of("Streams")
+    printed = output_of(code + "\nprint(hourly.columns)\n", tmp_path)
     assert '{"item":"tea","price":4}' in printed
     assert "['window_start', 'window_end', 'topic', 'count']" in printed
 

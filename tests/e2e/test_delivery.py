@@ -1,0 +1,141 @@
+"""At most once, at least once, exactly once: the README's programs, killed in the midst of their work; and the three
+classic ways to lose a message, each done and then prevented. The first, acks=1, is in
+tests/contract/test_failover.py (test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_recorded).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.metadata import tables as t
+from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
+from tests.e2e.test_readme import python_of
+from tests.support.power_cut import Disk, Unforced, needs_a_disk
+from tests.support.topics import make, stored
+
+AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE = python_of("Delivery")
+
+DIES_AT_THE_SECOND = """
+import os, signal
+
+def print(*words, heard=[], say=print, **options):
+    heard.append(words)
+    if len(heard) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say(*words, flush=True, **options)
+
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the README's reader stands: a cluster "log", three orders in it."""
+    with Cluster.init(str(tmp_path / "log")) as cluster, Producer(cluster=str(tmp_path / "log")) as producer:
+        make(cluster, "orders")
+        for name in (b"alice", b"bob", b"carol"):
+            producer.send("orders", name, key=name)
+    return tmp_path
+
+
+def start(folder, program, failpoint=None):
+    env = {**os.environ, **({} if failpoint is None else {"SPARK_LOG_FAILPOINT": failpoint})}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", program], cwd=folder, env=env, **pipes)
+
+
+def output_of(process, exit_code=0):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == exit_code, err
+    return out.splitlines()
+
+
+def sessions_end(folder):
+    """What session_timeout_ms later is the case: the dead are no members."""
+    with Cluster.open(str(folder / "log")) as cluster:
+        cluster.store.transact(lambda connection, _: connection.execute(t.group_member.update().values(until_ms=0)))
+
+
+def bills(folder):
+    with Cluster.open(str(folder / "log")) as cluster:
+        return stored(cluster, "bills")
+
+
+def test_at_most_once_at_least_once_exactly_once(folder):
+    """Each program is killed in its work and started again. All at the same time: each has a group of its own."""
+    with Cluster.open(str(folder / "log")) as cluster:
+        make(cluster, "bills")
+    killed = [start(folder, DIES_AT_THE_SECOND + program) for program in (AT_MOST_ONCE, AT_LEAST_ONCE)]
+    killed.append(start(folder, EXACTLY_ONCE, "append.decided"))
+    mails, parcels, _ = (output_of(process, -signal.SIGKILL) for process in killed)
+    assert (mails, parcels, bills(folder)) == (["mail for alice"], ["parcel for alice"], {})
+
+    sessions_end(folder)
+    again = [start(folder, AT_MOST_ONCE), start(folder, AT_LEAST_ONCE)]
+    last = start(folder, EXACTLY_ONCE, "transaction.committed")
+    mails, parcels = (output_of(process) for process in again)
+    output_of(last, -signal.SIGKILL)
+    assert mails == [], "bob and carol get none: their offsets were committed before the work"
+    assert parcels == ["parcel for alice", "parcel for bob", "parcel for carol"], "one more for alice"
+    assert bills(folder) == {0: ["bill for alice", "bill for bob", "bill for carol"]}, "once, though nobody was told"
+
+    sessions_end(folder)
+    output_of(start(folder, EXACTLY_ONCE))
+    assert bills(folder) == {0: ["bill for alice", "bill for bob", "bill for carol"]}
+
+
+# Acknowledged before it was on disk: flush.messages
+
+
+def acknowledge(address, topic):
+    """The offset under which a record is acknowledged; the producer is left open, as by a machine that dies."""
+    producer = Producer(cluster=address)
+    return producer, producer.send(topic, b"order").get(timeout=60).offset
+
+
+def make_both(cluster):
+    make(cluster, "forced")
+    make(cluster, "unforced", flush_messages="1000")
+
+
+def check_what_is_left(address):
+    with Cluster.open(address) as cluster:
+        assert stored(cluster, "forced") == {0: ["order"]}, "flush.messages=1, the default: acknowledged is on disk"
+        assert stored(cluster, "unforced") == {}, "acknowledged, and gone"
+    producer, offset = acknowledge(address, "unforced")
+    producer.close()
+    assert offset == 0, "the lost record's offset goes to another one"
+
+
+@needs_a_disk
+def test_a_power_cut_takes_what_was_not_forced_from_sqlite(tmp_path):
+    disk = Disk.make(tmp_path / "disk", tmp_path / "mounted")
+    with disk.mounted() as folder:
+        with Cluster.init(str(folder / "log")) as cluster:
+            make_both(cluster)
+        forced, _ = acknowledge(str(folder / "log"), "forced")
+        unforced, offset = acknowledge(str(folder / "log"), "unforced")
+        left = disk.after_a_power_cut(tmp_path / "left", tmp_path / "found")
+        assert offset == 0
+        forced.close()
+        unforced.close()
+    with left.mounted() as folder:
+        check_what_is_left(str(folder / "log"))
+
+
+def test_a_power_cut_takes_what_was_not_forced_from_postgresql(own_postgres_server, tmp_path):  # noqa: F811
+    url = own_postgres_server.create_database()
+    with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        make_both(cluster)
+    machine = Unforced(own_postgres_server)
+    forced, _ = acknowledge(url, "forced")
+    unforced, offset = acknowledge(url, "unforced")
+    machine.cut_the_power()
+    assert offset == 0
+    check_what_is_left(url)
+    forced.close()
+    unforced.close()

@@ -1,0 +1,62 @@
+"""Machines that lose their power: what they had not been made to write is gone."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import PostgresServer
+
+_CAN_MOUNT = os.geteuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4") is not None
+
+needs_a_disk = pytest.mark.skipif(not _CAN_MOUNT, reason="mounts a disk of its own: takes root, loop devices, ext4")
+
+
+class Disk:
+    """An ext4 file system in an image file. The image holds what the kernel has written to the "device"; what programs
+    have written and nobody has forced is in memory alone.
+    """
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self.image, self.folder = image, folder
+
+    @classmethod
+    def make(cls, image: Path, folder: Path) -> "Disk":
+        with image.open("wb") as file:
+            file.truncate(32 * 1024 * 1024)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+        return cls(image, folder)
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Path]:
+        self.folder.mkdir()
+        subprocess.run(["mount", "-o", "loop", str(self.image), str(self.folder)], check=True)
+        try:
+            yield self.folder
+        finally:
+            subprocess.run(["umount", "-l", str(self.folder)], check=True)
+
+    def after_a_power_cut(self, image: Path, folder: Path) -> "Disk":
+        """The disk as somebody would find it who pulled the plug now; the next mount replays its journal."""
+        shutil.copyfile(self.image, image)
+        return Disk(image, folder)
+
+
+class Unforced:
+    """A PostgreSQL whose write-ahead log reaches the disk by forced commits alone: its log writer stands still."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._writer = int(server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"))
+        os.kill(self._writer, signal.SIGSTOP)
+
+    def cut_the_power(self) -> None:
+        """Everything in memory is gone; the server starts again and recovers from its disk."""
+        os.kill(self._writer, signal.SIGKILL)
+        self._server.kill()
+        self._server.start()
