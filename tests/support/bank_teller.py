@@ -9,7 +9,8 @@ made again; one that is fenced tries every call, says `fenced CALL ERROR` for ea
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -25,8 +26,11 @@ _NUMBERS = TopicPartition(NUMBERS, 0)
 
 
 class Teller:
+    """Works with a producer that has called init_transactions."""
+
     def __init__(self, cluster: Cluster, producer: Producer, name: str, pause_at: int) -> None:
-        self._cluster, self._producer, self._name, self._pause_at = cluster, producer, name, pause_at
+        self.producer = producer
+        self._cluster, self._name, self._pause_at = cluster, name, pause_at
 
     @property
     def next_number(self) -> int:
@@ -44,43 +48,46 @@ class Teller:
             except KafkaError as error:
                 say("again", type(error).__name__)
                 try:
-                    self._producer.abort_transaction()
+                    self.producer.abort_transaction()
                 except InvalidTxnStateError:  # it had been committed after all
                     say("found", self._name)
 
     def _send(self, transfer: str, legs: tuple[Leg, ...]) -> None:
         for leg in legs:
-            self._producer.send(leg.branch, value(transfer, leg), leg.account.encode())
+            self.producer.send(leg.branch, value(transfer, leg), leg.account.encode())
 
     def _think_better_of(self, number: int) -> None:
         transfer = f"{numbered(self._name, number)}-never"
-        self._producer.begin_transaction()
+        self.producer.begin_transaction()
         self._send(transfer, legs_of(transfer))
-        self._producer.flush()
-        self._producer.abort_transaction()
+        self.producer.flush()
+        self.producer.abort_transaction()
 
-    def _transfer(self, number: int) -> None:
+    def begin(self, number: int) -> None:
+        """A transfer without its commit."""
         transfer = numbered(self._name, number)
         legs = legs_of(transfer)
-        self._producer.begin_transaction()
+        self.producer.begin_transaction()
         self._send(transfer, legs[:1])
-        self._producer.flush()  # so that a transaction is registered in parts
+        self.producer.flush()  # so that a transaction is registered in parts
         self._send(transfer, legs[1:])
-        self._producer.send_offsets_to_transaction(
-            {_NUMBERS: OffsetAndMetadata(number + 1, "", -1)}, group_of(self._name)
-        )
+        next_number = OffsetAndMetadata(number + 1, "", -1)
+        self.producer.send_offsets_to_transaction({_NUMBERS: next_number}, group_of(self._name))
+
+    def _transfer(self, number: int) -> None:
+        self.begin(number)
         if number == self._pause_at:
-            self._producer.flush()
+            self.producer.flush()
             self._pause_at = -1
             say("paused")
             sys.stdin.readline()
         self._commit()
-        say("done", transfer)
+        say("done", numbered(self._name, number))
 
     def _commit(self) -> None:
         while True:
             try:
-                self._producer.commit_transaction()
+                self.producer.commit_transaction()
             except KafkaError as error:
                 if not getattr(error, "retriable", False):
                     raise
@@ -89,7 +96,7 @@ class Teller:
                 return
 
     def _go_home(self, number: int) -> None:
-        producer, (leg, *_) = self._producer, legs_of("zombie")
+        producer, (leg, *_) = self.producer, legs_of("zombie")
         calls: dict[str, Callable[[], object]] = {
             "commit": producer.commit_transaction,
             "abort": producer.abort_transaction,
@@ -105,16 +112,20 @@ class Teller:
                 say("fenced", name, "nothing")
 
 
+@contextmanager
+def at_work(cluster: Cluster, address: str, name: str, timeout_ms: int, pause_at: int = -1) -> Iterator[Teller]:
+    """A teller whose producer has not called init_transactions yet."""
+    transactional_id = group_of(name)
+    with Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms) as producer:
+        yield Teller(cluster, producer, name, pause_at)
+
+
 def main(address: str, name: str, count: int, timeout_ms: int, pause_at: int, lives: list[str]) -> None:
     def work(under_way: Callable[[], None]) -> None:
-        transactional_id = group_of(name)
-        with (
-            Cluster.open(address) as cluster,
-            Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms) as producer,
-        ):
-            producer.init_transactions()
+        with Cluster.open(address) as cluster, at_work(cluster, address, name, timeout_ms, pause_at) as teller:
+            teller.producer.init_transactions()
             under_way()
-            Teller(cluster, producer, name, pause_at).work(count)
+            teller.work(count)
 
     live(lives, work)
 

@@ -13,6 +13,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+import pandas  # noqa: F401 - pyarrow imports it with the first value that it is given: once, not in each life
+
 Work = Callable[[Callable[[], None]], None]
 """Is given what it calls when it is under way."""
 
