@@ -63,12 +63,12 @@ def _by_group(who: Committer) -> str:
 
 
 def _check(store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool) -> StoreClock:
-    if not who.member_id:
-        if lock:
-            rows.lock_or_make_group(connection, who.group_id, store.clock(connection))
-        return refuse_with_members(store, connection, who.group_id)
     me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
     try:
+        if not who.member_id:
+            if lock:
+                rows.lock_or_make_group(connection, who.group_id, store.clock(connection))
+            return refuse_with_members(store, connection, who.group_id)
         return check_committer(store, connection, me, who.generation, commits, lock=lock)
     except (IllegalGenerationError, UnknownMemberIdError) as error:
         raise CommitFailedError(f"offsets of group {who.group_id!r} in a transaction: {error}") from error

@@ -1,0 +1,57 @@
+"""One cluster for each file of this folder and each store: every test has names of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from tests.contract.transactions.looking import NUMBERS
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def cluster_address(request, tmp_path_factory):
+    if request.param == "sqlite":
+        return str(tmp_path_factory.mktemp("transactions") / "cluster")
+    return request.getfixturevalue("postgres_server").create_database()
+
+
+@pytest.fixture(scope="module")
+def log_dir(cluster_address, tmp_path_factory):
+    if "://" not in cluster_address:
+        return Path(cluster_address, "broker-1")
+    return tmp_path_factory.mktemp("log-dir")
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_address, log_dir):
+    with Cluster.init(cluster_address, log_dir=str(log_dir) if "://" in cluster_address else None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster):
+    """Makes topics; returns their names."""
+
+    def make(partitions=1, **configs):
+        name = f"t{next(NUMBERS)}"
+        create_topic(
+            cluster, name, partitions, configs={key.replace("_", "."): value for key, value in configs.items()}
+        )
+        return name
+
+    return make
+
+
+@pytest.fixture
+def begin(produce):
+    """A transactional producer in a transaction."""
+
+    def make(transactional_id=None, **settings):
+        name = transactional_id or f"id{next(NUMBERS)}"
+        producer = produce(transactional_id=name, **{"retry_backoff_ms": 1, **settings})
+        producer.init_transactions()
+        producer.begin_transaction()
+        return producer
+
+    return make

@@ -1,0 +1,53 @@
+"""What the tests of transactions share: names, and what the metadata store knows of a producer's transaction."""
+
+import itertools
+import random
+
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log.metadata import tables as t
+from tests.support.producing import change
+
+NUMBERS = itertools.count()
+LARGE = random.Random(0).randbytes(20_000)
+FILES = {"inline.max.bytes": "1000"}
+
+
+def group():
+    return f"g{next(NUMBERS)}"
+
+
+def commits(topic, offset=1):
+    return {TopicPartition(topic, 0): OffsetAndMetadata(offset, "", -1)}
+
+
+def rows(cluster, table, *where):
+    return cluster.store.read(lambda c: c.execute(sa.select(table).where(*where)).all())
+
+
+def name_of(producer):
+    return producer.config["transactional_id"]
+
+
+def row_of(cluster, producer):
+    """The producer's row of table `transaction`."""
+    here = sa.select(t.producer.c.producer_id).where(t.producer.c.transactional_id == name_of(producer))
+    [row] = rows(cluster, t.transaction, t.transaction.c.producer_id == here.scalar_subquery())
+    return row
+
+
+def nothing_is_pending(cluster, producer):
+    return (
+        rows(cluster, t.transaction_segment, t.transaction_segment.c.producer_id == row_of(cluster, producer)[0]) == []
+    )
+
+
+def expire(cluster, producer):
+    """The time of its open transaction is over."""
+    here = t.transaction.c.producer_id == row_of(cluster, producer).producer_id
+    change(cluster, t.transaction.update().where(here).values(until_ms=0))
+
+
+def offsets(producer, name):
+    producer.send_offsets_to_transaction(commits(name), "g")

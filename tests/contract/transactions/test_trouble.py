@@ -1,0 +1,343 @@
+"""Transactions through the producer's API: fencing, time-outs, lost partitions, and trouble between send and commit."""
+
+import gc
+
+import kafka.errors
+import pytest
+import sqlalchemy as sa
+from kafka.errors import IllegalStateError
+from kafka.structs import TopicPartition
+
+from spark_log import Consumer, Producer
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.errors import (
+    CommitFailedError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    MetadataStoreUnavailableError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
+from spark_log.groups.offsets import committed_offsets
+from spark_log.log import transacting
+from spark_log.log.transactions import Claim
+from spark_log.metadata import tables as t
+from spark_log.produce.future import Written
+from spark_log.upkeep import upkeep
+from tests.contract.transactions.looking import (
+    FILES,
+    LARGE,
+    commits,
+    expire,
+    group,
+    name_of,
+    nothing_is_pending,
+    offsets,
+    row_of,
+    rows,
+)
+from tests.support.producing import change, stored
+
+# Fencing ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_older_producer_is_fenced_at_its_next_call(cluster, log, topic, begin):
+    name, large, mine = topic(), topic(**FILES), group()
+    calls = {
+        "begin": lambda old: (old.abort_transaction, old.begin_transaction),
+        "send": lambda old: (lambda: old.send(name, b"zombie").get(timeout=30),),
+        "send a file": lambda old: (lambda: old.send(large, LARGE).get(timeout=30),),
+        "offsets": lambda old: (lambda: old.send_offsets_to_transaction(commits(name), mine),),
+        "commit": lambda old: (old.commit_transaction,),
+        "abort": lambda old: (old.abort_transaction,),
+    }
+    for in_flight in (False, True):
+        for case, of in calls.items():
+            old = begin(f"{name}-{case}-{in_flight}")
+            if in_flight:
+                old.send(name, b"in flight").get(timeout=30)
+                old.send_offsets_to_transaction(commits(name), mine)
+                old.send(name, b"perhaps not registered")
+            new = begin(f"{name}-{case}-{in_flight}")
+            try:
+                for call in of(old):
+                    call()
+                assert case == "abort" and not in_flight, "there was nothing to abort: it did not ask"
+                continue
+            except ProducerFencedError:
+                pass
+            for again in (old.begin_transaction, old.commit_transaction, old.abort_transaction, old.init_transactions):
+                with pytest.raises(kafka.errors.ProducerFencedError, match="epoch 0 is fenced by 1"):
+                    again()
+            old.close()
+            new.send(name, b"new")
+            new.commit_transaction()
+            new.close()
+    assert set(stored(log, name)[0]) == {b"new"} and stored(log, large) == {}
+    assert committed_offsets(cluster.store, mine) == {}
+
+
+def test_a_late_call_of_an_older_transaction_touches_nothing(cluster, log, topic, begin):
+    name = topic()
+    producer = begin()
+    producer.send(name, b"0")
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(name, b"1").get(timeout=30)
+    row = row_of(cluster, producer)
+    older = Claim(row.producer_id, row.producer_epoch, row.number - 1)
+    late = [
+        lambda: transacting.abort(cluster, older),
+        lambda: transacting.register(cluster.store, older, [], {}),
+        lambda: cluster.store.transact(lambda c, _: transacting.ends(older, 0)(c, cluster.store.clock(c))),
+    ]
+    for call in late:
+        with pytest.raises(InvalidTxnStateError, match=f"the current one is {row.number}"):
+            call()
+    assert row_of(cluster, producer) == row
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"0", b"1"]}
+
+
+# Time ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_whose_time_is_over_can_only_be_aborted(cluster, log, topic, begin):
+    name = topic()
+    producer = begin()
+    upkeep_first = [False, True]
+    for coordinated in upkeep_first:
+        producer.send(name, b"late").get(timeout=30)
+        expire(cluster, producer)
+        if coordinated:
+            [report] = list(upkeep(cluster, ["transactions"]))
+            assert name_of(producer) in report.notes[0] and row_of(cluster, producer).state == "CompleteAbort"
+            assert nothing_is_pending(cluster, producer) and list(upkeep(cluster, ["transactions"])) == []
+        with pytest.raises(kafka.errors.TransactionAbortableError, match="transaction_timeout_ms"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        assert nothing_is_pending(cluster, producer)
+        producer.begin_transaction()
+    producer.send(name, b"late too").get(timeout=30)
+    expire(cluster, producer)
+    with pytest.raises(TransactionAbortableError):
+        producer.send(name, b"later still").get(timeout=30)
+    successor = begin(name_of(producer))
+    assert nothing_is_pending(cluster, producer)
+    successor.send(name, b"in time")
+    successor.commit_transaction()
+    assert stored(log, name) == {0: [b"in time"]}
+
+
+def test_ids_expire(cluster, topic, begin):
+    name = topic()
+    old, open_, young = begin(), begin(), begin()
+    old.send(name, b"v")
+    old.commit_transaction()
+    open_.send(name, b"v").get(timeout=30)
+    ids = [row_of(cluster, producer).producer_id for producer in (old, open_)]
+    change(cluster, t.producer.update().where(t.producer.c.producer_id.in_(ids)).values(last_used_ms=0))
+    change(cluster, t.transaction.update().where(t.transaction.c.producer_id.in_(ids)).values(began_ms=0))
+    list(upkeep(cluster, ["expire"]))
+    with pytest.raises(InvalidProducerIdMappingError, match="has expired") as raised:
+        old.begin_transaction()
+    assert isinstance(raised.value, kafka.errors.InvalidProducerIdMappingError)
+    with pytest.raises(InvalidProducerIdMappingError):
+        old.begin_transaction()
+    open_.commit_transaction()
+    young.commit_transaction()
+    again = begin(name_of(old))
+    assert row_of(cluster, again).producer_id > max(ids), "never used again"
+
+
+# Groups -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["before the offsets are sent", "before the commit"])
+def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address, log, topic, begin, lost):
+    name, out, mine = topic(), topic(), group()
+    consumer = Consumer(name, cluster=cluster_address, group_id=mine, enable_auto_commit=False)
+    while not consumer.assignment():
+        consumer.poll(100)
+    who = consumer.group_metadata()
+    producer = begin()
+    producer.send(out, b"v")
+    with pytest.raises(CommitFailedError, match="members"):
+        producer.send_offsets_to_transaction(commits(name), mine)  # as somebody without a name
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(out, b"good")
+    producer.send_offsets_to_transaction(commits(name), who)
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(out, b"lost")
+    if lost == "before the commit":
+        producer.send_offsets_to_transaction(commits(name, 2), who)
+    consumer.close(autocommit=False)
+    call = (
+        producer.commit_transaction
+        if lost == "before the commit"
+        else lambda: producer.send_offsets_to_transaction(commits(name, 2), who)
+    )
+    with pytest.raises(kafka.errors.CommitFailedError):
+        call()
+    producer.abort_transaction()
+    assert stored(log, out) == {0: [b"good"]}
+    assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
+
+
+# Trouble between send and commit ------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_deleted_in_between(cluster, log, topic, begin):
+    stays = topic()
+    producer = begin()
+    for again, sent in ((False, True), (True, True), (False, False)):
+        goes = topic()
+        producer.send(stays, b"with it").get(timeout=30)
+        if sent:
+            producer.send(goes, b"gone").get(timeout=30)
+        else:
+            offsets(producer, goes)
+        delete_topic(cluster, goes)
+        if again:
+            create_topic(cluster, goes)
+        with pytest.raises((TransactionAbortableError, kafka.errors.UnknownTopicOrPartitionError)):
+            producer.commit_transaction()
+        with pytest.raises(TransactionAbortableError, match="abort it"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        assert not again or stored(log, goes) == {}
+    assert stored(log, stays) == {}
+    blobs = {name for (name,) in rows(cluster, sa.select(t.blob.c.name).subquery())}
+    assert blobs <= {name for (name,) in rows(cluster, sa.select(t.segment.c.name).subquery())}
+
+
+def test_clean_up_leaves_alone_what_is_pending(cluster, log, log_dir, topic, begin):
+    name = topic(**FILES)
+    producer = begin()
+    producer.send(name, LARGE).get(timeout=30)
+    change(cluster, t.write_id.delete())
+    list(upkeep(cluster, ["files"]))
+    producer.send(name, LARGE + b"2")  # under a write id that is gone
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [LARGE, LARGE + b"2"]}
+    producer.begin_transaction()
+    producer.send(name, LARGE).get(timeout=30)
+    change(cluster, t.transaction_segment.delete())  # as a crash of the store would
+    with pytest.raises(TransactionAbortableError, match="1 batches were sent and 0 are there"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    change(cluster, t.write_id.delete())
+    list(upkeep(cluster, ["files"]))
+    folder = log.find_topic(name).folder
+    assert len(list(log_dir.glob(f"{folder}/_segments/**/*.parquet"))) == 2
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
+def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch, done):
+    name, mine = topic(), group()
+    producer = begin()
+    commit = producer._log.commit
+    losses = []
+
+    def losing(*arguments, **options):
+        if len(losses) < 3:
+            losses.append(commit(*arguments, **options) if done else None)
+            raise MetadataStoreUnavailableError("the answer is lost")
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(producer._log, "commit", losing)
+    futures = [producer.send(name, b"registered")]
+    futures[0].get(timeout=30)
+    futures.append(producer.send(name, b"with the commit"))
+    producer.send_offsets_to_transaction(commits(name), mine)
+    for _ in range(3):
+        with pytest.raises(kafka.errors.KafkaConnectionError):
+            producer.commit_transaction()
+        for call in (lambda: producer.send(name, b"more"), lambda: offsets(producer, name)):
+            with pytest.raises(IllegalStateError):
+                call()
+    written = producer.commit_transaction()
+    assert sum(each.end_offset - each.base_offset for each in written) == 2
+    assert [future.get().offset for future in futures] == [0, 1]
+    assert stored(log, name) == {0: [b"registered", b"with the commit"]}
+    assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
+def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
+    name = topic()
+    producer = begin()
+    commit = producer._log.commit
+
+    def losing(*arguments, **options):
+        if done:
+            commit(*arguments, **options)
+        raise MetadataStoreUnavailableError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._log, "commit", losing)
+        producer.send(name, b"v")
+        with pytest.raises(kafka.errors.KafkaConnectionError):
+            producer.commit_transaction()
+    if done:
+        with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):
+            producer.abort_transaction()
+    else:
+        producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(name, b"next")
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"v", b"next"] if done else [b"next"]}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_server_goes_away_in_a_commit(cluster, log, topic, begin, monkeypatch, moment):
+    if cluster.store.sqlite:
+        pytest.skip("there is no connection to lose")
+    name, mine = topic(), group()
+    producer = begin()
+    producer.send(name, b"v").get(timeout=30)
+    producer.send_offsets_to_transaction(commits(name), mine)
+    dialect, losses = producer._cluster.store.engine.dialect, []
+    commit = dialect.do_commit
+
+    def do_commit(connection):
+        if losses:
+            return commit(connection)
+        driver = connection.driver_connection
+        losses.append(driver.info.backend_pid)
+        if moment == "after":
+            commit(connection)
+        with cluster.store.engine.connect() as other:
+            terminate = sa.text("SELECT pg_terminate_backend(:pid, 60000)")
+            assert other.execute(terminate, {"pid": losses[0]}).scalar_one()
+        driver.execute("SELECT 1")  # the answer that does not come
+        raise AssertionError("the connection is still there")
+
+    monkeypatch.setattr(dialect, "do_commit", do_commit)
+    assert producer.commit_transaction() == [Written(TopicPartition(name, 0), 0, 1)]
+    assert len(losses) == 1 and stored(log, name) == {0: [b"v"]}
+    assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
+
+
+def test_close_and_being_forgotten_abort(cluster, log, topic, begin, cluster_address):
+    name = topic()
+    producer = begin(linger_ms=60_000)
+    producer.send(name, b"v")
+    producer.close()
+    assert row_of(cluster, producer).state == "CompleteAbort" and nothing_is_pending(cluster, producer)
+    with pytest.raises(IllegalStateError, match="already closed"):
+        producer.commit_transaction()
+    forgotten = Producer(cluster=cluster_address, transactional_id=name_of(producer))
+    forgotten.init_transactions()
+    forgotten.begin_transaction()
+    forgotten.send(name, b"v").get(timeout=30)
+    sender = forgotten._sender
+    assert row_of(cluster, producer).state == "Ongoing"
+    del forgotten
+    gc.collect()
+    sender.join(timeout=30)
+    assert row_of(cluster, producer).state == "CompleteAbort" and stored(log, name) == {}
