@@ -1,0 +1,133 @@
+"""Transactions with three replicas: whatever happens between send and commit, the commit is whole or fails cleanly."""
+
+import random
+import shutil
+
+import kafka.errors
+import pytest
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.description import describe_topics
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.groups.offsets import committed_offsets
+from spark_log.log.catch_up import catch_up
+from spark_log.log.moving import switch
+from tests.support.producing import stored
+from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
+
+LARGE = random.Random(0).randbytes(20_000)
+FILE, BLOB = "file", "blob"
+INPUT = TopicPartition(BLOB, 0)
+
+
+@pytest.fixture
+def cluster(three_brokers):
+    topic_on(three_brokers, FILE, [[1, 2, 3]], inline_max_bytes="1000", min_insync_replicas="2")
+    topic_on(three_brokers, BLOB, [[2, 3, 1]])
+    return three_brokers
+
+
+@pytest.fixture
+def producer(cluster, produce):
+    producer = produce(transactional_id="t", max_block_ms=2_000)
+    producer.init_transactions()
+    return producer
+
+
+def send(producer, number):
+    """A transaction that wants to be committed: a file and a blob are pending, another blob is still to be sent."""
+    producer.begin_transaction()
+    producer.send(FILE, LARGE + b"%d" % number).get(timeout=30)
+    producer.send(BLOB, b"%d" % number).get(timeout=30)
+    producer.send_offsets_to_transaction({INPUT: OffsetAndMetadata(number, "", -1)}, "g")
+
+
+def committed_up_to(cluster, log, number):
+    assert stored(log, FILE) == {0: [LARGE + b"%d" % n for n in range(1, number + 1)]}
+    assert stored(log, BLOB) == {0: [b"%d" % n for n in range(1, number + 1)]}
+    assert committed_offsets(cluster.store, "g") == {INPUT: number}
+    every_replica_is_whole(cluster)
+
+
+def look(cluster):
+    inspect_log_dirs(cluster, nobody_forbids)
+    elect_leaders(cluster.store, nobody_forbids)
+
+
+def isr(cluster):
+    return sorted(describe_topics(cluster, [FILE])[0].partitions[0].isr)
+
+
+def test_replicas_come_and_go_in_between(cluster, log, producer, tmp_path):
+    send(producer, 1)
+    take_away(cluster, 1)
+    assert isr(cluster) == [2, 3], "another one leads"
+    producer.commit_transaction()
+    committed_up_to(cluster, log, 1)
+
+    send(producer, 2)
+    bring_back(cluster, 1)
+    for name in (FILE, BLOB):
+        catch_up(cluster, log.find_topic(name), 0, 1)
+    assert isr(cluster) == [1, 2, 3]
+    producer.commit_transaction()  # the file is copied to the one that has come back
+    committed_up_to(cluster, log, 2)
+
+    send(producer, 3)
+    shutil.rmtree(tmp_path / "d2")
+    (tmp_path / "d2").mkdir()
+    look(cluster)
+    producer.commit_transaction()
+    committed_up_to(cluster, log, 3)
+
+    send(producer, 4)
+    (tmp_path / "d3").rename(tmp_path / "gone")  # nobody has noticed
+    producer.commit_transaction()
+    look(cluster)
+    committed_up_to(cluster, log, 4)
+
+
+def test_a_partition_is_reassigned_in_between(cluster, log, producer, tmp_path):
+    add_brokers(cluster, tmp_path, 4)
+    send(producer, 1)
+    producer.commit_transaction()
+    send(producer, 2)
+    begin_reassignments(cluster, {TopicPartition(FILE, 0): [4, 3], TopicPartition(BLOB, 0): [4, 1]})
+    for name in (FILE, BLOB):
+        for broker in (4, 3, 1):
+            if broker in assigned_to(cluster, name):
+                catch_up(cluster, log.find_topic(name), 0, broker)
+    switch(cluster, nobody_forbids)
+    assert (assigned_to(cluster, FILE), assigned_to(cluster, BLOB)) == ({4, 3}, {4, 1})
+    producer.commit_transaction()
+    committed_up_to(cluster, log, 2)
+
+
+def assigned_to(cluster, name):
+    return {replica.broker_id for replica in describe_topics(cluster, [name])[0].partitions[0].replicas}
+
+
+@pytest.mark.parametrize("lost", [(1, 2), (1, 2, 3)], ids=["too few are left", "nobody is left"])
+def test_what_cannot_be_committed_now_can_be_later(cluster, log, producer, lost):
+    for number in (1, 2):
+        send(producer, number)
+        for broker in lost:
+            take_away(cluster, broker)
+        with pytest.raises(kafka.errors.KafkaError) as raised:
+            producer.commit_transaction()
+        assert raised.value.retriable
+        assert committed_offsets(cluster.store, "g") == ({} if number == 1 else {INPUT: 1})
+        for broker in lost:
+            bring_back(cluster, broker)
+        look(cluster)
+        for name in (FILE, BLOB):
+            for broker in lost:
+                catch_up(cluster, log.find_topic(name), 0, broker)
+        if number == 1:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    committed_up_to(cluster, log, 1)
