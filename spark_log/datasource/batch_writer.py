@@ -8,7 +8,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from spark_log.datasource import address_handoff
-from spark_log.datasource.options import TxnVersion, WriteOptions
+from spark_log.datasource.options import PendingWrite, TxnVersion, WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
 from spark_log.datasource.write_plan import TaskOutput, WritePlan
 
@@ -20,6 +20,7 @@ class BatchWriter(DataSourceArrowWriter):
         from spark_log.datasource.committing import plan_write
 
         self._txn: TxnVersion | None = options.txn
+        self._pending: PendingWrite | None = options.pending
         self._plan: WritePlan = plan_write(options, fingerprint=False)
         # Spark sends this very object to the executors and, later, to another process of the driver for the commit
         address_handoff.leave(self._plan.write_id, options.cluster)
@@ -28,17 +29,22 @@ class BatchWriter(DataSourceArrowWriter):
         return write_task(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        from spark_log.datasource.committing import commit_write
+        from spark_log.datasource.committing import commit_write, register_write
         from spark_log.log.append import SparkBatch
 
         outputs = [message for message in messages if isinstance(message, TaskOutput)]
-        batch = None
-        if self._txn is not None:
-            count = sum(output.record_count for output in outputs)
-            target = self._plan.topic or ""
-            batch = SparkBatch(f"txn:{self._txn.app_id}", target, self._txn.version, count, "", strict=False)
-        commit_write(address_handoff.take(self._plan.write_id), outputs, self._plan.write_id, batch)
-        address_handoff.forget(self._plan.write_id)
+        write_id = self._plan.write_id
+        address = address_handoff.take(write_id)
+        if self._pending is not None:
+            register_write(address, outputs, write_id, self._pending)
+        else:
+            batch = None
+            if self._txn is not None:
+                count = sum(output.record_count for output in outputs)
+                target = self._plan.topic or ""
+                batch = SparkBatch(f"txn:{self._txn.app_id}", target, self._txn.version, count, "", strict=False)
+            commit_write(address, outputs, write_id, batch)
+        address_handoff.forget(write_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         from spark_log.datasource.committing import abort_write
@@ -48,7 +54,7 @@ class BatchWriter(DataSourceArrowWriter):
         address_handoff.forget(self._plan.write_id)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_txn": self._txn}
+        return {"_plan": self._plan, "_txn": self._txn, "_pending": self._pending}
 
 
 def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:

@@ -12,18 +12,24 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
-from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.batch_ends import BatchEnds
+from spark_log.datasource.options import PendingWrite, WriteOptions
 from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.groups.transacted import Committer, commits_offsets
 from spark_log.ids import WriteId
 from spark_log.log import write_ids
-from spark_log.log.append import Rejected, SparkBatch
-from spark_log.log.appender import AppendRequest
+from spark_log.log.append import Batch, Rejected, SparkBatch
+from spark_log.log.appender import AppendRequest, AppendResult
 from spark_log.log.encode import Encoding
 from spark_log.log.log import Log, targets_of
 from spark_log.log.spark_batches import once
+from spark_log.log.transacting import Stored, register
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
+
+WRITE_BATCHES_MAX = 2**32
+"""More than one write has: the places of the next one in a transaction begin there."""
 
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
@@ -55,26 +61,58 @@ def _topic_plan(connection: sa.Connection, topic: Topic) -> TopicPlan:
 
 
 def commit_write(
-    cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, batch: SparkBatch | None
+    cluster_address: str,
+    outputs: Sequence[TaskOutput],
+    write_id: WriteId,
+    batch: SparkBatch | None,
+    ends: BatchEnds | None = None,
 ) -> None:
-    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped."""
-    batches = [found for output in outputs for found in output.batches]
-    blobs = {name: data for output in outputs for name, data in output.blobs.items()}
+    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped.
+
+    With `ends` the group's offsets are committed in the same transaction.
+    """
+    batches, blobs = _written(outputs)
     with Cluster.open(cluster_address) as cluster:
-        log = Log(cluster, holder="spark commit")
-        topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
-        request = AppendRequest(
-            batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=[once(batch)] if batch else []
-        )
-        try:
-            result = log.commit(request, topics)
-        finally:
-            log.close()
-        for outcome in result.outcomes:
-            if isinstance(outcome, Rejected):
-                raise outcome.error
-        if result.replayed:
+        parts = [] if batch is None else [once(batch)]
+        if ends is not None:
+            offsets = {Committer(ends.group_id): ends.commits(cluster)}
+            parts.append(commits_offsets(cluster.store, offsets))
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
+        if append_whole(cluster, request).replayed:
             _drop(cluster, outputs, write_id)
+
+
+def register_write(
+    cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, pending: PendingWrite
+) -> None:
+    """Make what the tasks wrote pending in an open transaction, in task order; its owner commits or aborts it."""
+    batches, blobs = _written(outputs)
+    first = pending.order * WRITE_BATCHES_MAX
+    stored = [Stored(first + position, batch) for position, batch in enumerate(batches)]
+    with Cluster.open(cluster_address) as cluster:
+        register(
+            cluster.store, pending.claim, stored, blobs, write_id=write_id, release_write_id=True, durable=True
+        )  # fmt: skip
+
+
+def append_whole(cluster: Cluster, request: AppendRequest) -> AppendResult:
+    """Append all of it; raises what refused a batch."""
+    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    log = Log(cluster, holder="spark commit")
+    try:
+        result = log.commit(request, topics)
+    finally:
+        log.close()
+    for outcome in result.outcomes:
+        if isinstance(outcome, Rejected):
+            raise outcome.error
+    return result
+
+
+def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, bytes]]:
+    """Batches in task order, and the bytes of blobs by name."""
+    batches = [found for output in outputs for found in output.batches]
+    return batches, {name: data for output in outputs for name, data in output.blobs.items()}
 
 
 def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:

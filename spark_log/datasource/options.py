@@ -27,6 +27,8 @@ from spark_log.datasource.positions import (
 )
 from spark_log.datasource.subscription import Subscription, parse_subscription
 from spark_log.errors import InvalidOptionError, redact
+from spark_log.groups.names import check_group_id
+from spark_log.log.transactions import Claim
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
@@ -150,6 +152,28 @@ class TxnVersion:
     version: int
 
 
+@dataclass(frozen=True)
+class SinkGroup:
+    """The group for which a streaming sink commits where the query's sources end, together with the rows."""
+
+    group_id: str
+    """Option `group.id` (alias kafka.group.id), streaming writes only."""
+    checkpoint: str
+    """Option `checkpointLocation`, a path or a URI: Spark's offset log is there."""
+
+
+@dataclass(frozen=True)
+class PendingWrite:
+    """A batch write whose rows become pending in an open transaction, for its owner to commit."""
+
+    claim: Claim
+    order: int
+    """Of the writes of the transaction: those of a lower one come first in the log."""
+
+    def __str__(self) -> str:
+        return f"{self.claim.producer_id}:{self.claim.epoch}:{self.claim.number}:{self.order}"
+
+
 @dataclass(frozen=True, repr=False)
 class WriteOptions:
     """What the user asked a batch or a stream to write to. Frozen and picklable."""
@@ -160,6 +184,9 @@ class WriteOptions:
     """Topic of every row; beats the column `topic`. None: each row names its own."""
     txn: TxnVersion | None = None
     """txnAppId and txnVersion: both or neither, batch writes only."""
+    pending: PendingWrite | None = None
+    """Option `transaction`: set by `streams.batch_transaction`, for its batch writes."""
+    group: SinkGroup | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
@@ -170,7 +197,10 @@ class WriteOptions:
         topic = given.text("topic")
         if topic is not None:
             topic = validate_user_topic(topic.strip(), "write to", "option 'topic'")
-        return cls(cluster=_cluster(given, environ), topic=topic, txn=_txn(given, streaming))
+        txn, pending = _txn(given, streaming), _pending(given, streaming)
+        if txn is not None and pending is not None:
+            raise InvalidOptionError(f"Options 'txnAppId' ({txn.app_id!r}) and 'transaction' exclude each other")
+        return cls(_cluster(given, environ), topic, txn, pending, _group(given, streaming))
 
     def __repr__(self) -> str:
         return _redacted_repr(self)
@@ -276,6 +306,36 @@ def _txn(given: OptionText, streaming: bool) -> TxnVersion | None:
             "a streaming query already writes each of its batches once"
         )
     return TxnVersion(app_id, version)
+
+
+def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
+    text = given.word("transaction")
+    if text is None:
+        return None
+    numbers = text.split(":")
+    if streaming or len(numbers) != 4 or not all(INTEGER.fullmatch(number) for number in numbers):
+        raise InvalidOptionError(
+            f"Option 'transaction' ({text!r}) is set by spark_log.streams.batch_transaction, for its batch writes"
+        )
+    producer_id, epoch, number, order = map(int, numbers)
+    return PendingWrite(Claim(producer_id, epoch, number), order)
+
+
+def _group(given: OptionText, streaming: bool) -> SinkGroup | None:
+    group_id = given.word("group.id", "kafka.group.id")
+    if group_id is None:
+        return None
+    if not streaming:
+        raise InvalidOptionError(
+            f"Option 'group.id' ({group_id!r}) of a write is for streaming queries: a batch has no offsets to commit"
+        )
+    checkpoint = given.word("checkpointLocation")
+    if checkpoint is None:
+        raise InvalidOptionError(
+            f"Option 'checkpointLocation' must be specified where a sink has 'group.id' ({group_id!r}): the offsets of"
+            " a batch are read there"
+        )
+    return SinkGroup(check_group_id(group_id), checkpoint)
 
 
 def _redacted_repr(options: ReadOptions | WriteOptions) -> str:

@@ -1,11 +1,11 @@
 """What a streaming query's checkpoint holds. Pure.
 
-    {"t":{"0":5,"1":7},"@topics":{"t":3}}                                      the end of a batch
+    {"t":{"0":5,"1":7},"@topics":{"t":3},"@cluster":"…"}                       the end of a batch
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@start":{"t":{"0":0,"1":2}},…}       the end of batch 0
 
 `@` is in no topic's name. `@topics` are the ids of the topics, so that one deleted and created again is not taken for
-the old one. Spark does not store where a query started and asks anew when it replays batch 0: so its start is kept with
-its end.
+the old one; `@cluster` is the id of the cluster, so that a sink knows whose offsets these are. Spark does not store
+where a query started and asks anew when it replays batch 0: so its start is kept with its end.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from spark_log.datasource.offsets import offsets_from_dict, offsets_to_dict
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import TopicId, TopicPartition
 
-_TOPICS, _START, _START_TOPICS, _INITIAL = "@topics", "@start", "@start-topics", "@initial"
+_TOPICS, _START, _START_TOPICS, _INITIAL, _CLUSTER = "@topics", "@start", "@start-topics", "@initial", "@cluster"
+_OURS = (_TOPICS, _START, _START_TOPICS, _INITIAL, _CLUSTER)
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class StreamOffset:
     start: Mapping[TopicPartition, int] | None = None
     start_topic_ids: Mapping[str, TopicId] | None = None
     initial: bool = False
+    cluster_id: str | None = None
+    """None in a checkpoint that an older version began."""
 
     def followed_by(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, TopicId]) -> "StreamOffset":
         """The end of the batch that starts here."""
         if self.initial:
-            return StreamOffset(offsets, topic_ids, self.offsets, self.topic_ids)
-        return StreamOffset(offsets, topic_ids)
+            return StreamOffset(offsets, topic_ids, self.offsets, self.topic_ids, cluster_id=self.cluster_id)
+        return StreamOffset(offsets, topic_ids, cluster_id=self.cluster_id)
 
     def to_json(self) -> dict[str, Any]:
         shown: dict[str, Any] = dict(offsets_to_dict(self.offsets))
@@ -44,14 +47,14 @@ class StreamOffset:
             shown[_START_TOPICS] = dict(sorted((self.start_topic_ids or {}).items()))
         if self.initial:
             shown[_INITIAL] = True
+        if self.cluster_id is not None:
+            shown[_CLUSTER] = self.cluster_id
         return shown
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "StreamOffset":
         """InvalidOptionError if the checkpoint holds something else."""
-        unknown = [
-            key for key in shown if key.startswith("@") and key not in (_TOPICS, _START, _START_TOPICS, _INITIAL)
-        ]
+        unknown = [key for key in shown if key.startswith("@") and key not in _OURS]
         if unknown:
             raise InvalidOptionError(f"checkpoint: offset has {unknown[0]!r}, which a newer spark-log may have written")
         return cls(
@@ -60,4 +63,5 @@ class StreamOffset:
             offsets_from_dict(shown[_START]) if _START in shown else None,
             shown.get(_START_TOPICS),
             bool(shown.get(_INITIAL, False)),
+            shown.get(_CLUSTER),
         )

@@ -42,7 +42,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._driver()
         available = planner.available()
         start = planner.offsets(planner.options.starting, available, starting=True)
-        return StreamOffset(start, topic_ids(available), initial=True).to_json()
+        cluster_id = planner.cluster.cluster_id
+        return StreamOffset(start, topic_ids(available), initial=True, cluster_id=cluster_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._driver().options

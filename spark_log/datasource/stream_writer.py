@@ -27,8 +27,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the micro-batch, unless it has been: a replay changes nothing, CheckpointMismatchError for another
-        one.
+        one. With option group.id the group's offsets are committed with it.
         """
+        from spark_log.datasource.batch_ends import read_ends
         from spark_log.datasource.committing import commit_write
         from spark_log.log.append import SparkBatch
 
@@ -42,7 +43,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         application = f"stream:{outputs[0].query_id}"
         target = self._options.topic or ""
         batch = SparkBatch(application, target, batchId, count, f"{fingerprint:016x}", strict=True)
-        commit_write(self._options.cluster, outputs, outputs[0].write_id, batch)
+        ends = None
+        if self._options.group is not None:
+            ends = read_ends(self._options.group, outputs[0].query_id, batchId)
+        commit_write(self._options.cluster, outputs, outputs[0].write_id, batch, ends)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         from spark_log.datasource.committing import abort_write

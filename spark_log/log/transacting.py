@@ -136,13 +136,14 @@ def register(
     write_id: str | None = None,
     release_write_id: bool = False,
     again: bool = False,
+    durable: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[Batch]:
     """Make the batches pending; the first ones begin the transaction. Returns them as they are registered.
 
-    With `again` some may be there from a try whose answer was lost: those stay as they are. Not forced to disk: the
-    commit is, and it fails if a crash of the store has taken a batch away. Raises what `transactions.check` does, and
-    WriteIdExpiredError.
+    With `again` some may be there from a try whose answer was lost: those stay as they are. Forced to disk only where
+    it is to be `durable`: the commit is, and it fails if a crash of the store has taken a batch away, of which a
+    producer knows. Raises what `transactions.check` does, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
@@ -160,7 +161,7 @@ def register(
                 _NEW_BLOBS.run(connection, data)
         return [there.get(each.position, each.batch) for each in batches]
 
-    registered = store.transact(body, timeout_ms=timeout_ms, durable=False)
+    registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
     failpoint("transaction.registered")
     return registered
 

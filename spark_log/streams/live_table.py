@@ -22,8 +22,9 @@ from spark_log.errors import InvalidOptionError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.streams.batch_notes import MicroBatch, Notes, current_batch
+from spark_log.streams.batch_notes import Notes
 from spark_log.streams.codecs import ERROR, RAW, Codec, decode
+from spark_log.streams.micro_batch import MicroBatch, current_batch
 from spark_log.streams.table_version import TableVersion, look
 from spark_log.streams.tables import check_compacted, last_values
 

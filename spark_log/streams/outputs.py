@@ -1,12 +1,14 @@
 """Results of a streaming query, written once each: into topics, Delta tables or onto the console.
 
-One topic in append or complete mode is the sink `format("spark_log")`. All else goes through foreachBatch: each output
-is one write under the query's id and the batch's number (`txnAppId`, `txnVersion`), so that a micro-batch that comes
-again after a crash, which Spark makes of the same input and the same state, writes only what it had not yet written.
+One topic in append or complete mode is the sink `format("spark_log")`. All else goes through foreachBatch. What goes to
+topics of one cluster is one transaction (`batch_transaction`); each Delta table is one write under the query's id and
+the batch's number (`txnAppId`, `txnVersion`). So a micro-batch that comes again after a crash, which Spark makes of the
+same input and the same state, writes only what it had not yet written.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,14 +18,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
+from spark_log.streams.micro_batch import MicroBatch, this_batch
+from spark_log.streams.transacted_batch import batch_transaction
 
 OutputMode = Literal["append", "update", "complete"]
 
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
 _INTERVAL = re.compile(r"[0-9]{1,9} [a-z]+")
-_QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property with the id that the checkpoint keeps: the same after a restart, another in a new one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,11 +72,14 @@ def write_stream(
     trigger: str = AS_FAST_AS_POSSIBLE,
     output_mode: OutputMode = "append",
     name: str | None = None,
+    group_id: str | None = None,
 ) -> StreamingQuery:
     """Start a query that writes `frame` to one output, whole to each of several, or in parts by a function.
 
     `trigger` is "available-now" (what is there, then end) or an interval as "10 seconds". Exactly once for topics and
-    Delta tables over any crash, as long as `checkpoint` is kept; a topic or table may be named once per query.
+    Delta tables over any crash, as long as `checkpoint` is kept; a topic or table may be named once per query. All
+    topics of a cluster get their part of a micro-batch at once. With `group_id` the group's offsets are committed with
+    them: where the batch ends in the query's sources, which are topics of that one cluster (and have no `group.id`).
     Raises InvalidOptionError.
     """
     if output_mode not in get_args(OutputMode):
@@ -84,11 +89,11 @@ def write_stream(
     if isinstance(outputs, TopicOutput | DeltaOutput | ConsoleOutput):
         outputs = (outputs,)
     if not callable(outputs):
-        check_outputs(outputs, output_mode)
+        check_outputs(outputs, output_mode, group_id)
     writer = _triggered(frame.writeStream, trigger).outputMode(output_mode).option("checkpointLocation", checkpoint)
     if name is not None:
         writer = writer.queryName(name)
-    if not callable(outputs) and len(outputs) == 1 and output_mode != "update":
+    if not callable(outputs) and len(outputs) == 1 and output_mode != "update" and group_id is None:
         [only] = outputs
         if isinstance(only, TopicOutput):
             return writer.format("spark_log").options(cluster=only.cluster, topic=only.topic).start()
@@ -96,23 +101,30 @@ def write_stream(
         route, keep = outputs, True
     else:
         route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
-    return writer.foreachBatch(lambda batch, batch_id: write_batch(batch, batch_id, route, output_mode, keep)).start()
+    return writer.foreachBatch(lambda batch, _: write_batch(batch, route, output_mode, keep, group_id)).start()
 
 
-def write_batch(batch: DataFrame, batch_id: int, route: Route, output_mode: OutputMode, keep: bool) -> None:
+def write_batch(batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None) -> None:
     """The body of foreachBatch. `keep`: compute the batch once for all outputs (state is read and written with it)."""
-    application = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-    if application is None:
-        raise InvalidOptionError("write_batch: Spark names no streaming query: call it inside foreachBatch only")
+    current = this_batch(batch.sparkSession)
     if keep:
         batch.persist()
     try:
         parts = route(batch)
-        check_outputs([output for _, output in parts], output_mode)
+        outputs = [output for _, output in parts]
+        check_outputs(outputs, output_mode, group_id)
         failpoint("stream.batch-begun")
-        for rows, output in parts:
-            _write(rows, output, output_mode, application, batch_id)
-            failpoint("stream.output-written")
+        with ExitStack() as stack:
+            transactions = {
+                cluster: stack.enter_context(batch_transaction(batch, cluster=cluster, group_id=group_id))
+                for cluster in sorted(_clusters(outputs))
+            }
+            for rows, output in parts:
+                if isinstance(output, TopicOutput):
+                    transactions[output.cluster].write(rows, output.topic)
+                else:
+                    _write(rows, output, output_mode, current)
+                failpoint("stream.output-written")
     finally:
         if keep:
             batch.unpersist()
@@ -126,8 +138,19 @@ def _merges(output: Output) -> bool:
     return isinstance(output, DeltaOutput) and bool(output.keys)
 
 
-def check_outputs(outputs: Sequence[Output], output_mode: OutputMode) -> None:
-    """InvalidOptionError for what could not be written once: a second write to one target would pass for a replay."""
+def _clusters(outputs: Sequence[Output]) -> set[str]:
+    return {output.cluster for output in outputs if isinstance(output, TopicOutput)}
+
+
+def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: str | None = None) -> None:
+    """InvalidOptionError for what could not be written once: a second write to one table would pass for a replay, and
+    offsets are committed with the topics of one cluster.
+    """
+    if group_id is not None and len(_clusters(outputs)) != 1:
+        raise InvalidOptionError(
+            f"group_id {group_id!r}: its offsets are committed with topics of one cluster, and the outputs name"
+            f" {len(_clusters(outputs))} clusters"
+        )
     if not outputs:
         raise InvalidOptionError("outputs: at least one is needed")
     lasting = [output for output in outputs if not isinstance(output, ConsoleOutput)]
@@ -141,17 +164,15 @@ def check_outputs(outputs: Sequence[Output], output_mode: OutputMode) -> None:
             )
 
 
-def _write(rows: DataFrame, output: Output, output_mode: OutputMode, application: str, batch_id: int) -> None:
-    once = {"txnAppId": application, "txnVersion": str(batch_id)}
+def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: OutputMode, batch: MicroBatch) -> None:
     match output:
         case ConsoleOutput(limit):
-            print(f"batch {batch_id}", flush=True)
+            print(f"batch {batch.batch_id}", flush=True)
             rows.show(limit, truncate=False)
-        case TopicOutput(cluster, topic):
-            rows.write.format("spark_log").options(cluster=cluster, topic=topic, **once).mode("append").save()
         case DeltaOutput(path, keys):
             if keys and output_mode != "complete" and _merged(rows, path, keys):
                 return
+            once = {"txnAppId": batch.query_id, "txnVersion": str(batch.batch_id)}
             mode = "overwrite" if output_mode == "complete" else "append"
             rows.write.format("delta").options(**once).mode(mode).save(path)
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from spark_log.datasource.options import READ_COLUMNS, ReadOptions, TxnVersion, WriteOptions
+from spark_log.datasource.options import READ_COLUMNS, PendingWrite, ReadOptions, SinkGroup, TxnVersion, WriteOptions
 from spark_log.datasource.positions import (
     CommittedOffsets,
     EarliestOffsets,
@@ -15,8 +15,9 @@ from spark_log.datasource.positions import (
     SpecificTimestamps,
 )
 from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
-from spark_log.errors import InvalidOptionError, InvalidTopicError, PolicyViolationError
+from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
+from spark_log.log.transactions import Claim
 
 BASE = {"cluster": "/c", "subscribe": "t"}
 T0 = TopicPartition("t", 0)
@@ -341,6 +342,13 @@ def test_writes() -> None:
         ({"txnAppId": "", "txnVersion": "1"}, "Option 'txnAppId' must be a text that is not empty"),
         ({"kafka.key.serializer": "x"}, "Kafka option 'key.serializer' is not supported"),
         ({"kafka.value.serializer": "x"}, "Kafka option 'value.serializer' is not supported"),
+        ({"group.id": "g"}, "Option 'group.id' ('g') of a write is for streaming queries"),
+        ({"transaction": "1:2:3"}, "Option 'transaction' ('1:2:3') is set by spark_log.streams.batch_transaction"),
+        ({"transaction": "1:2:3:x"}, "Option 'transaction' ('1:2:3:x') is set by"),
+        (
+            {"transaction": "1:2:3:4", "txnAppId": "a", "txnVersion": "1"},
+            "Options 'txnAppId' ('a') and 'transaction' exclude each other",
+        ),
     ],
 )
 def test_bad_writes(options: dict[str, str], message: str) -> None:
@@ -351,6 +359,27 @@ def test_bad_writes(options: dict[str, str], message: str) -> None:
 def test_transaction_versions_are_for_batches() -> None:
     with pytest.raises(InvalidOptionError, match="are for batch writes"):
         WriteOptions.parse({**BASE, "txnAppId": "a", "txnVersion": "1"}, streaming=True, environ={})
+
+
+def test_pending_writes() -> None:
+    pending = PendingWrite(Claim(7, 0, 12), 3)
+    assert write(transaction=str(pending)).pending == pending
+    with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
+        WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})
+
+
+def test_groups_of_sinks() -> None:
+    def sink(**options: str) -> SinkGroup | None:
+        given = {**BASE, **{name.replace("__", "."): value for name, value in options.items()}}
+        return WriteOptions.parse(given, streaming=True, environ={}).group
+
+    assert sink() is None
+    assert sink(group__id="g", checkpointLocation="/c") == SinkGroup("g", "/c")
+    assert sink(kafka__group__id=" g ", checkpointlocation="s3://b/c") == SinkGroup("g", "s3://b/c")
+    with pytest.raises(InvalidOptionError, match=r"'checkpointLocation' must be specified.*\('g'\)"):
+        sink(group__id="g")
+    with pytest.raises(InvalidGroupIdError, match="250 characters"):
+        sink(group__id="g" * 250, checkpointLocation="/c")
 
 
 def test_topics_written_to() -> None:

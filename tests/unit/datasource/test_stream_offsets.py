@@ -22,9 +22,11 @@ def through_checkpoint(offset: StreamOffset) -> StreamOffset:
     return StreamOffset.from_json(json.loads(json.dumps(offset.to_json())))
 
 
-@given(OFFSETS, IDS, st.booleans())
-def test_what_goes_in_comes_out(offsets: dict[TopicPartition, int], ids: dict[str, TopicId], initial: bool) -> None:
-    before = StreamOffset(offsets, ids, initial=initial)
+@given(OFFSETS, IDS, st.booleans(), st.none() | st.uuids().map(str))
+def test_what_goes_in_comes_out(
+    offsets: dict[TopicPartition, int], ids: dict[str, TopicId], initial: bool, cluster_id: str | None
+) -> None:
+    before = StreamOffset(offsets, ids, initial=initial, cluster_id=cluster_id)
     assert through_checkpoint(before) == before
 
 
@@ -32,11 +34,12 @@ def test_what_goes_in_comes_out(offsets: dict[TopicPartition, int], ids: dict[st
 def test_the_end_of_batch_0_keeps_its_start(
     start: dict[TopicPartition, int], start_ids: dict[str, TopicId], end: dict[TopicPartition, int], ids: dict[str, Any]
 ) -> None:
-    first = through_checkpoint(StreamOffset(start, start_ids, initial=True)).followed_by(end, ids)
+    begin = StreamOffset(start, start_ids, initial=True, cluster_id="c")
+    first = through_checkpoint(begin).followed_by(end, ids)
     found = through_checkpoint(first)
     assert (found.start, found.start_topic_ids, found.offsets, found.initial) == (start, start_ids, end, False)
     later = found.followed_by(start, ids)
-    assert (later.start, later.start_topic_ids) == (None, None)
+    assert (later.start, later.start_topic_ids, later.cluster_id) == (None, None, "c")
 
 
 def test_it_shows_as_in_kafkas_source() -> None:
@@ -55,7 +58,7 @@ def test_equal_offsets_are_equal_texts() -> None:
 def test_no_topic_can_be_called_like_our_keys() -> None:
     from spark_log.cluster.names import is_legal
 
-    assert not any(is_legal(key) for key in ("@topics", "@start", "@start-topics", "@initial"))
+    assert not any(is_legal(key) for key in ("@topics", "@start", "@start-topics", "@initial", "@cluster"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""A micro-batch as one transaction: what foreachBatch writes to several topics, and the group's offsets.
+
+    def process(batch, batch_id):
+        with batch_transaction(batch, cluster="/data/log", group_id="alerts") as transaction:
+            transaction.write(alerts, topic="alerts")
+            transaction.write(totals, topic="totals")
+
+Rows that are written are pending, and seen by nobody. The end of the block is one append: all rows get their offsets,
+the group its own, and the batch is remembered, so that it changes nothing when it comes again (the same rule as for
+the sink's batches: `log.spark_batches`). An exception aborts. The transactional id is the query's: a second driver on
+the same checkpoint fences the first, for good.
+"""
+
+import itertools
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import DataFrame
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.datasource.batch_ends import BatchEnds
+from spark_log.datasource.committing import append_whole
+from spark_log.datasource.offset_log import fingerprint_of_batch
+from spark_log.datasource.options import PendingWrite
+from spark_log.errors import (
+    InvalidOptionError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    SparkLogError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups.transacted import Commits, Committer, check_offsets, commits_offsets
+from spark_log.log import transacting
+from spark_log.log.append import SparkBatch, decide_spark_batch
+from spark_log.log.appender import AppendRequest
+from spark_log.log.spark_batches import find_last, once
+from spark_log.log.transactions import Claim
+from spark_log.streams.micro_batch import Checkpoint, this_batch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Producer:
+    """Of one run of a query in one cluster: who has claimed its transactional id keeps it until another run does."""
+
+    run_id: str
+    claim: Claim
+    committed: int = -1
+    """The last batch that this run has committed."""
+
+
+_producers: dict[tuple[str, str], _Producer] = {}
+"""By query id and cluster id."""
+
+
+class BatchTransaction:
+    """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
+
+    def __init__(self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int) -> None:
+        self._batch, spark = batch, batch.sparkSession
+        current = this_batch(spark)
+        checkpoint = Checkpoint(spark, current)
+        entry = checkpoint.offset_log()
+        self._query_id, self._batch_id, self._run_id = current.query_id, current.batch_id, checkpoint.run_id
+        self._fingerprint = fingerprint_of_batch(entry)
+        self._ends = BatchEnds(group_id, entry) if group_id is not None else None
+        self._address, self._timeout_ms = cluster, timeout_ms
+        self._orders = itertools.count()
+        self.done = False
+        """Whether the batch was committed before: then `write` does nothing."""
+
+    def __enter__(self) -> Self:
+        self._cluster = Cluster.open(self._address)
+        try:
+            self._begin()
+        except BaseException:
+            self._cluster.close()
+            raise
+        return self
+
+    def write(self, rows: DataFrame, topic: str | None = None) -> None:
+        """Write rows as `format("spark_log")` does, pending. `topic` None: the rows name their own, in column `topic`.
+
+        In each partition rows of an earlier call come first.
+        """
+        if self.done:
+            return
+        pending = PendingWrite(self._producer.claim, next(self._orders))
+        options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
+        given = {name: value for name, value in options.items() if value is not None}
+        rows.write.format("spark_log").options(**given).mode("append").save()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.done:
+                self._end(failed=kind is not None)
+        finally:
+            self._cluster.close()
+
+    def _begin(self) -> None:
+        store = self._cluster.store
+        key = (self._query_id, self._cluster.cluster_id)
+        known = _producers.get(key)
+        if known is not None and known.run_id == self._run_id and known.committed == self._batch_id:
+            raise InvalidOptionError(
+                f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
+                " one transaction a batch and cluster, which may write to several topics"
+            )
+        last = find_last(store, self._application, "")
+        new = self._remembered(last.record_count if last is not None else 0)
+        self.done = decide_spark_batch(last, new) == "replay"
+        if self.done:
+            logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
+            # it has to run all the same: that is what makes Spark keep the state of its aggregations and joins
+            self._batch.write.format("noop").mode("append").save()
+            return
+        self._commits: dict[Committer, Commits] = {}
+        if self._ends is not None:
+            who, commits = Committer(self._ends.group_id), self._ends.commits(self._cluster)
+            check_offsets(store, who, commits)
+            self._commits[who] = commits
+        if known is None or known.run_id != self._run_id or not self._began(known):
+            known = _producers[key] = _Producer(self._run_id, self._initialized())
+        known.claim = Claim(known.claim.producer_id, known.claim.epoch, known.claim.number + 1)
+        self._producer = known
+
+    def _began(self, known: _Producer) -> bool:
+        """False if there is to be a new epoch: the transactional id was forgotten, since the query had nothing to do,
+        or a transaction could not be aborted.
+        """
+        claim = known.claim
+        try:
+            transacting.check(self._cluster.store, Claim(claim.producer_id, claim.epoch, claim.number + 1))
+        except (InvalidProducerIdMappingError, InvalidTxnStateError):
+            return False
+        return True
+
+    def _initialized(self) -> Claim:
+        return transacting.init_producer(self._cluster.store, self._transactional_id, self._timeout_ms)
+
+    def _end(self, *, failed: bool) -> None:
+        committed = False
+        try:
+            if not failed:
+                self._commit()
+                committed = True
+        finally:
+            if not committed:
+                with suppress(SparkLogError):  # fenced, or over; what is left open is aborted by time-out
+                    transacting.abort(self._cluster, self._producer.claim)
+
+    def _commit(self) -> None:
+        store, claim = self._cluster.store, self._producer.claim
+        batches = [each.batch for each in store.read(lambda c: transacting.read_pending(c, claim.producer_id))]
+        parts = [
+            once(self._remembered(sum(batch.record_count for batch in batches))),
+            transacting.ends(claim, len(batches)),
+            commits_offsets(store, self._commits),
+        ]
+        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts))
+        failpoint("transaction.committed")
+        if result.replayed:  # by another driver, meanwhile: nothing of ours was appended
+            with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost
+                transacting.abort(self._cluster, claim)
+        self._producer.committed = self._batch_id
+
+    def _remembered(self, record_count: int) -> SparkBatch:
+        return SparkBatch(self._application, "", self._batch_id, record_count, self._fingerprint, strict=True)
+
+    @property
+    def _application(self) -> str:
+        return f"stream:{self._query_id}"
+
+    @property
+    def _transactional_id(self) -> str:
+        return f"spark-{self._query_id}"
+
+
+def batch_transaction(
+    batch: DataFrame,
+    *,
+    cluster: str,
+    group_id: str | None = None,
+    transaction_timeout_ms: int | None = None,
+) -> BatchTransaction:
+    """A transaction of the micro-batch, to be used with `with` in foreachBatch: all that its `write` is given is seen
+    at the end of the block at once, and once, whatever dies and comes again.
+
+    With `group_id` where the batch ends in the query's spark_log sources of this cluster becomes the group's committed
+    offsets, at once with the rows; so leave `group.id` of the sources out. The group may have no live members.
+    `transaction_timeout_ms` is how long it may be open from its first write on, at most and by default
+    transaction.max.timeout.ms; no reader waits for it.
+
+    Raises InvalidOptionError outside of foreachBatch and for a second transaction of the batch, CheckpointMismatchError
+    for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end
+    TransactionAbortableError if its time is over.
+    """
+    timeout_ms = transaction_timeout_ms or ClusterSettings().transaction_max_timeout_ms
+    return BatchTransaction(batch, cluster, group_id, timeout_ms)

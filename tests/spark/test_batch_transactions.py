@@ -1,0 +1,263 @@
+"""A micro-batch into several topics, with the group's offsets: all of it is there at once, and once."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.source import SparkLogDataSource
+from spark_log.errors import InvalidOptionError
+from spark_log.groups.inspect import group_lag
+from spark_log.groups.offsets import committed_offsets, read_commits
+from spark_log.ids import TopicPartition
+from spark_log.log import transacting
+from spark_log.log.log import Log
+from spark_log.log.transacting import init_producer
+from spark_log.log.transactions import Claim
+from spark_log.metadata import tables as t
+from spark_log.streams import batch_transaction
+from spark_log.streams.micro_batch import this_batch
+from spark_log.streams.transacted_batch import BatchTransaction
+from tests.support.topics import append, fails, make, read_stream, stored
+
+IN = TopicPartition("in", 0)
+Seen = tuple[int, int, int]
+"""Log end offsets of topics a and b, and the group's committed offset, in one snapshot of the store."""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def topics(cluster: Cluster, log: Log) -> None:
+    """Topic `in` with four records; what goes to `a` is inline, what goes to `b` is in files."""
+    make(cluster, "in")
+    make(cluster, "a")
+    make(cluster, "b", inline_max_bytes="0")
+    append(log, "in", "1", "2", "3", "4")
+
+
+def numbers(spark: SparkSession, cluster: Cluster, **options: str) -> DataFrame:
+    given = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2", **options}
+    return read_stream(spark, cluster, **given)
+
+
+def run(frame: DataFrame, checkpoint: Path, process: Callable[[DataFrame, int], None]) -> None:
+    writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def both(batch: DataFrame, transaction: BatchTransaction) -> None:
+    """A record into a and one into b for each that came in."""
+    transaction.write(batch.select("value"), topic="a")
+    transaction.write(batch.select("value", F.lit("b").alias("topic")))
+
+
+def in_a_transaction(
+    address: str, body: Callable[[DataFrame, BatchTransaction], None]
+) -> Callable[[DataFrame, int], None]:
+    def process(batch: DataFrame, _batch_id: int) -> None:
+        with batch_transaction(batch, cluster=address, group_id="g") as transaction:
+            body(batch, transaction)
+
+    return process
+
+
+def uncommit(checkpoint: Path, batch: int) -> None:
+    """As if Spark had been killed after the transaction was committed and before its own commit."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def look(cluster: Cluster) -> Seen:
+    with cluster.store.snapshot() as connection:
+        query = t.partition.select().join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
+        rows = connection.execute(query.with_only_columns(t.topic.c.name, t.partition.c.high_watermark))
+        ends = {row.name: row.high_watermark for row in rows}
+        commit = read_commits(connection, "g").get(IN)
+    return ends["a"], ends["b"], commit.offset if commit else -1
+
+
+@contextmanager
+def watched(cluster: Cluster) -> Iterator[set[Seen]]:
+    """What somebody sees who looks all the time."""
+    seen, over = {look(cluster)}, Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            seen.add(look(cluster))
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+        seen.add(look(cluster))
+
+
+def pending(cluster: Cluster) -> int:
+    return len(cluster.store.read(lambda c: c.execute(t.transaction_segment.select()).all()))
+
+
+def test_topics_and_offsets_are_there_at_once_and_once(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    dones, inside = list[bool](), list[tuple[Seen, int]]()
+
+    def body(batch: DataFrame, transaction: BatchTransaction) -> None:
+        both(batch, transaction)
+        dones.append(transaction.done)
+        inside.append((look(cluster), pending(cluster)))
+
+    process = in_a_transaction(str(cluster.store.address), body)
+    frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
+    with watched(cluster) as seen:
+        run(frame, checkpoint, process)
+    assert inside == [((0, 0, -1), 2)]
+    assert seen == {(0, 0, -1), (4, 4, 4)}
+    uncommit(checkpoint, 0)
+    append(log, "in", "5")
+    assert [(lag.committed, lag.lag) for lag in group_lag(cluster.store, "g")] == [(4, 1)]
+    with watched(cluster) as seen:
+        run(frame, checkpoint, process)
+    assert dones == [False, True, False]
+    assert seen == {(4, 4, 4), (5, 5, 5)}
+    assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
+
+
+def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
+
+    def another_driver(batch: DataFrame) -> None:
+        init_producer(cluster.store, f"spark-{this_batch(batch.sparkSession).query_id}", 60_000)
+
+    def trips(batch: DataFrame, transaction: BatchTransaction) -> None:
+        transaction.write(batch, topic="b")
+        raise ValueError("tripped")
+
+    def is_fenced(batch: DataFrame, transaction: BatchTransaction) -> None:
+        another_driver(batch)
+        transaction.write(batch, topic="b")
+
+    def is_fenced_at_the_end(batch: DataFrame, transaction: BatchTransaction) -> None:
+        transaction.write(batch, topic="a")
+        another_driver(batch)
+
+    def is_aborted(batch: DataFrame, transaction: BatchTransaction) -> None:
+        transaction.write(batch, topic="b")
+        [listed] = cluster.store.read(lambda c: c.execute(t.transaction.select()).all())
+        transacting.abort(cluster, Claim(listed.producer_id, listed.producer_epoch, listed.number))
+
+    frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
+    for body, said in [
+        (trips, "tripped"),
+        (is_fenced, "is fenced by"),
+        (is_fenced_at_the_end, "is fenced by"),
+        (is_aborted, "has been aborted"),
+    ]:
+        with fails(said):
+            run(frame, checkpoint, in_a_transaction(address, body))
+        assert (look(cluster), pending(cluster)) == ((0, 0, -1), 0)
+    assert not list(folder.rglob("*.parquet")), "what was pending is deleted"
+
+    def tries_again(batch: DataFrame, batch_id: int) -> None:
+        with pytest.raises(ValueError, match="tripped"):
+            in_a_transaction(address, trips)(batch, batch_id)
+        in_a_transaction(address, both)(batch, batch_id)
+        with pytest.raises(InvalidOptionError, match="has been committed in this run"):
+            in_a_transaction(address, both)(batch, batch_id)
+
+    run(frame, checkpoint, tries_again)
+    assert look(cluster) == (4, 4, 4)
+
+
+def test_copied_checkpoints_and_sources_of_others(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    """The twin of a checkpoint goes on with other batches under the same ids: an error, as it is for the sink."""
+    address = str(cluster.store.address)
+    process = in_a_transaction(address, lambda batch, transaction: transaction.write(batch, topic="a"))
+    frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
+    run(frame, checkpoint, process)
+    twin = checkpoint.with_name("twin")
+    shutil.copytree(checkpoint, twin)
+    append(log, "in", "5")
+    run(frame, checkpoint, process)
+    append(log, "in", "6")
+    with fails("batch 1 was written with 1 rows and comes with other rows now", "The checkpoint was copied"):
+        run(frame, twin, process)
+    shutil.rmtree(twin)
+    shutil.copytree(checkpoint, twin)
+    run(frame, checkpoint, process)
+    uncommit(twin, 1)
+    with fails("batch 1 comes after batch 2 was written"):
+        run(frame, twin, process)
+    with Cluster.init(str(checkpoint.parent / "other")) as other:
+        make(other, "in")
+        other_log = Log(other)
+        append(other_log, "in", "1")
+        other_log.close()
+        with fails("group.id 'g': no spark_log source of the query reads from this cluster"):
+            run(numbers(spark, other), checkpoint.with_name("others"), process)
+    assert look(cluster) == (6, 0, 6)
+    with pytest.raises(InvalidOptionError, match="inside foreachBatch"):
+        batch_transaction(spark.range(1), cluster=address)
+
+
+# --- the sink -------------------------------------------------------------------------------------------------------
+
+
+class DoomedSource(SparkLogDataSource):
+    """The source under a name of its own, to be registered with an environment of its own."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "spark_log_doomed_in_a_group"
+
+
+def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options: str) -> None:
+    """Each record goes to a and to b: the column topic says so."""
+    rows = frame.select("value", F.explode(F.array(F.lit("a"), F.lit("b"))).alias("topic"))
+    writer = rows.writeStream.format(name).option("cluster", str(cluster.store.address)).option("group.id", "g")
+    writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+
+
+def test_the_sink_commits_offsets_with_its_rows(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit runs in a Python worker, which is killed when it is done."""
+    monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", "append.committed")
+    spark.dataSource.register(DoomedSource)
+    with fails("worker"):
+        sink(numbers(spark, cluster), cluster, DoomedSource.name(), checkpointLocation=str(checkpoint))
+    assert look(cluster) == (2, 2, 2)
+    with watched(cluster) as seen:
+        sink(numbers(spark, cluster), cluster, checkpointLocation=checkpoint.as_uri())
+    assert seen == {(2, 2, 2), (4, 4, 4)}
+    assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4"]}
+
+
+def test_the_sink_commits_the_offsets_of_every_source_of_ours(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    make(cluster, "too", 2)
+    append(log, "too", "x", partition=1)
+    too = read_stream(spark, cluster, subscribe="too", startingOffsets="earliest")
+    rate = spark.readStream.format("rate").load().select(F.col("value").cast("string").cast("binary"))
+    frame = numbers(spark, cluster).select("value").union(too.select("value")).union(rate)
+    sink(frame, cluster, checkpointLocation=str(checkpoint))
+    assert committed_offsets(cluster.store, "g") == {
+        IN: 4, TopicPartition("too", 0): 0, TopicPartition("too", 1): 1,
+    }  # fmt: skip

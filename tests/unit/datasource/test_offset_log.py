@@ -1,0 +1,93 @@
+"""What a group has read when a micro-batch is done, from the offset log of Spark."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.batch_ends import BatchEnds, read_ends
+from spark_log.datasource.offset_log import ends_of_batch, fingerprint_of_batch
+from spark_log.datasource.options import SinkGroup
+from spark_log.datasource.stream_offsets import StreamOffset
+from spark_log.errors import InvalidOptionError
+from spark_log.groups.offsets import Commit
+from spark_log.ids import TopicId, TopicPartition
+from tests.support.topics import make
+
+T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+NOW = {"t": TopicId(1), "u": TopicId(2)}
+
+
+def source(*ends: tuple[TopicPartition, int], cluster_id: str | None = "c", **ids: int) -> str:
+    topic_ids = {name: TopicId(number) for name, number in {**NOW, **ids}.items()}
+    return json.dumps(StreamOffset(dict(ends), topic_ids, cluster_id=cluster_id).to_json())
+
+
+def entry(*sources: str, version: str = "v1") -> str:
+    return "\n".join((version, '{"batchWatermarkMs":0}', *sources))
+
+
+@pytest.mark.parametrize(
+    ("sources", "ends"),
+    [
+        ([source((T0, 5), (T1, 7))], {T0: 5, T1: 7}),
+        ([source((T0, 5)), source((U0, 2))], {T0: 5, U0: 2}),
+        ([source((T0, 5), (U0, 1)), source((T0, 3))], {T0: 3, U0: 1}),  # read twice: what both have read
+        (["-", "17", '{"t":{"0":9}}', "[{", '"{"', source((T0, 5))], {T0: 5}),  # others' sources
+        ([source((T0, 9), cluster_id="d"), source((T0, 9), cluster_id=None), source((T0, 5))], {T0: 5}),
+        ([source((T0, 5), (U0, 1), u=3)], {T0: 5}),  # created again since
+        ([source((T0, 5), (TopicPartition("gone", 0), 1), gone=4)], {T0: 5}),
+        ([source()], {}),
+    ],
+)
+def test_ends(sources: list[str], ends: dict[TopicPartition, int]) -> None:
+    assert ends_of_batch(entry(*sources), "c", NOW, "g") == ends
+    named = [f"s{number}:{text}" for number, text in enumerate(sources)]
+    assert ends_of_batch(entry(*named, version="v2"), "c", NOW, "g") == ends
+
+
+@pytest.mark.parametrize("sources", [[], ["-"], [source((T0, 1), cluster_id="d")], [source((T0, 1), cluster_id=None)]])
+def test_a_query_that_reads_nothing_of_the_cluster(sources: list[str]) -> None:
+    with pytest.raises(InvalidOptionError, match=r"group.id 'g': no spark_log source"):
+        ends_of_batch(entry(*sources), "c", NOW, "g")
+
+
+def test_a_log_of_a_newer_spark() -> None:
+    with pytest.raises(InvalidOptionError, match="offset log of version 'v9'"):
+        ends_of_batch(entry(source((T0, 1)), version="v9"), "c", NOW, "g")
+
+
+def test_a_batch_that_was_planned_anew_is_another() -> None:
+    assert fingerprint_of_batch(entry(source((T0, 1)))) == fingerprint_of_batch(entry(source((T0, 1))))
+    assert fingerprint_of_batch(entry(source((T0, 1)))) != fingerprint_of_batch(entry(source((T0, 2))))
+    assert len(fingerprint_of_batch("")) == 16
+
+
+def test_read_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tmp_path / "a checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / "3").write_text(entry(source((T0, 5))))
+    monkeypatch.chdir(tmp_path)
+    found = BatchEnds("g", entry(source((T0, 5))))
+    for location in (str(checkpoint), "a checkpoint", checkpoint.as_uri()):
+        assert read_ends(SinkGroup("g", location), "q", 3) == found
+    for location, query_id, batch_id, why in [
+        (str(checkpoint), "q", 4, "offsets/4"),
+        (str(checkpoint), "other", 3, "it is that of query q, and this is other"),
+        (str(tmp_path), "q", 3, "offsets/3"),
+        ("nosuchscheme://user:secret@host/c", "q", 3, "nosuchscheme"),
+    ]:
+        with pytest.raises(InvalidOptionError, match="the checkpoint cannot be read at") as raised:
+            read_ends(SinkGroup("g", location), query_id, batch_id)
+        assert why in str(raised.value)
+        assert "batch_transaction" in str(raised.value)
+        assert "secret" not in str(raised.value)
+
+
+def test_what_a_group_commits(tmp_path: Path) -> None:
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        topic = make(cluster, "t", 2)
+        text = entry(source((T0, 5), (U0, 1), cluster_id=cluster.cluster_id, t=topic.topic_id, u=99))
+        assert BatchEnds("g", text).commits(cluster) == {T0: Commit(5)}
