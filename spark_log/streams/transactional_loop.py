@@ -73,8 +73,8 @@ class TransactionalLoop:
     >>> with consumer, producer: TransactionalLoop(consumer, producer).run(bill)        # doctest: +SKIP
 
     The consumer subscribes as a member of a group, without automatic commits, to topics of the producer's cluster. Its
-    max_poll_records bounds a transaction, and its consumer_timeout_ms ends the loop after so long without a record, once
-    the group has given it its partitions.
+    max_poll_records bounds a transaction, and its consumer_timeout_ms ends the loop after so long without a record,
+    once the group has given it its partitions.
 
     **One transactional_id a process.** It need not be tied to partitions: a member that has lost a partition cannot
     commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
