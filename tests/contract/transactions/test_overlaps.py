@@ -1,0 +1,125 @@
+"""What is sent while another thread commits, and batches whose registration has no answer: each record is whole in one
+transaction, or its future says that it is in none.
+"""
+
+import contextlib
+import threading
+
+import pyarrow as pa
+import pytest
+from kafka.errors import IllegalStateError, KafkaConnectionError
+
+from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
+from spark_log.log import transacting
+from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending
+from tests.support.producing import stored
+
+
+def test_a_thread_sends_while_another_one_commits(log, topic, begin):
+    name = topic(2)
+    producer, rounds, halves, sent = begin(), threading.Semaphore(0), threading.Semaphore(0), []
+
+    def work():
+        for number in range(20 * 100):
+            if number % 100 == 0:
+                rounds.acquire(timeout=60)
+            if number % 100 == 50:
+                halves.release()
+            value = b"%d" % number
+            with contextlib.suppress(IllegalStateError):  # between two transactions
+                sent.append((value, producer.send(name, value, partition=number % 2)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(20):
+        rounds.release()
+        halves.acquire(timeout=60)
+        producer.commit_transaction()
+        producer.begin_transaction()
+    thread.join()
+    producer.commit_transaction()
+    values = stored(log, name)
+    landed = [(future.get().partition, future.get().offset, value) for value, future in sent if not future.exception]
+    assert landed and all(offset >= 0 for _, offset, _ in landed)
+    assert {partition: list(found) for partition, found in values.items()} == {
+        partition: [value for _, value in sorted((o, v) for p, o, v in landed if p == partition)]
+        for partition in values
+    }
+    assert all(isinstance(future.exception, IllegalStateError | None) for _, future in sent)
+
+
+@pytest.fixture
+def past_the_check(monkeypatch):
+    """Sends of this producer are as if their check had been before the commit, and they come only now."""
+
+    def of(producer):
+        check = producer._transaction.check
+        monkeypatch.setattr(producer._transaction, "check", lambda call: None if call == "send" else check(call))
+
+    return of
+
+
+def test_a_record_that_comes_after_the_commit_is_in_no_transaction(log, topic, begin, past_the_check):
+    name = topic()
+    producer = begin()
+    producer.send(name, b"1")
+    producer.commit_transaction()
+    past_the_check(producer)
+    with pytest.raises(IllegalStateError, match="READY"):
+        producer.send(name, b"late").get(timeout=30)
+    producer.begin_transaction()
+    producer.send(name, b"2")
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"1", b"2"]}
+
+
+def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, past_the_check, monkeypatch):
+    """It may have been done: then asking again would say so of the new record too."""
+    name = topic()
+    producer = begin()
+    commit = producer._log.commit
+
+    def losing(*arguments, **options):
+        commit(*arguments, **options)
+        raise MetadataStoreUnavailableError("the answer is lost")
+
+    producer.send(name, b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._log, "commit", losing)
+        with pytest.raises(KafkaConnectionError):
+            producer.commit_transaction()
+    past_the_check(producer)
+    with pytest.raises(IllegalStateError, match="which has been tried"):
+        producer.send(name, b"late").get(timeout=30)
+    with pytest.raises(TransactionAbortableError):
+        producer.commit_transaction()
+    with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):
+        producer.abort_transaction()
+    assert stored(log, name) == {0: [b"1"]}
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
+def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkeypatch, done):
+    name, large = topic(2), topic(**FILES)
+    producer = begin(linger_ms=60_000)
+    register, lost = transacting.register, iter([True, True])
+
+    def losing(*arguments, **options):
+        if next(lost, False):
+            if done:
+                register(*arguments, **options)
+            raise MetadataStoreUnavailableError("the answer is lost")
+        return register(*arguments, **options)
+
+    monkeypatch.setattr(transacting, "register", losing)
+    futures = [producer.send(name, b"%d" % n, partition=n % 2) for n in range(4)]
+    producer.send_table(name, pa.table({"value": [b"4", b"5"], "partition": [0, 1]}))
+    futures.append(producer.send(large, LARGE))
+    producer.flush()
+    assert producer.metrics(raw=True)["record-retry-total"] > 0
+    producer.send_table(name, pa.table({"value": [b"6", b"7"], "partition": [0, 1]}))
+    producer.commit_transaction()
+    assert [future.get().offset for future in futures] == [0, 0, 1, 1, 0]
+    assert stored(log, name) == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5", b"7"]}
+    assert stored(log, large) == {0: [LARGE]}
+    assert nothing_is_pending(cluster, producer)
