@@ -191,7 +191,8 @@ def batch_transaction(
     transaction_timeout_ms: int | None = None,
 ) -> BatchTransaction:
     """A transaction of the micro-batch, to be used with `with` in foreachBatch: all that its `write` is given is seen
-    at the end of the block at once, and once, whatever dies and comes again.
+    at the end of the block at once, and once, whatever dies and comes again. Persist the batch where several writes
+    compute it.
 
     With `group_id` where the batch ends in the query's spark_log sources of this cluster becomes the group's committed
     offsets, at once with the rows; so leave `group.id` of the sources out. The group may have no live members.
@@ -202,5 +203,8 @@ def batch_transaction(
     for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end
     TransactionAbortableError if its time is over.
     """
-    timeout_ms = transaction_timeout_ms or ClusterSettings().transaction_max_timeout_ms
+    limit_ms = ClusterSettings().transaction_max_timeout_ms
+    timeout_ms = limit_ms if transaction_timeout_ms is None else transaction_timeout_ms
+    if timeout_ms <= 0:
+        raise InvalidOptionError(f"transaction_timeout_ms {timeout_ms}: expected more than 0")
     return BatchTransaction(batch, cluster, group_id, timeout_ms)

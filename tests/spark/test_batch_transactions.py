@@ -178,8 +178,11 @@ def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
         in_a_transaction(address, both)(batch, batch_id)
         with pytest.raises(InvalidOptionError, match="has been committed in this run"):
             in_a_transaction(address, both)(batch, batch_id)
+        another_driver(batch)
 
-    run(frame, checkpoint, tries_again)
+    append(log, "in", "5")
+    with fails("is fenced by"):  # in the next batch: for good
+        run(frame, checkpoint, tries_again)
     assert look(cluster) == (4, 4, 4)
 
 
@@ -214,6 +217,8 @@ def test_copied_checkpoints_and_sources_of_others(
     assert look(cluster) == (6, 0, 6)
     with pytest.raises(InvalidOptionError, match="inside foreachBatch"):
         batch_transaction(spark.range(1), cluster=address)
+    with pytest.raises(InvalidOptionError, match="transaction_timeout_ms 0: expected more than 0"):
+        batch_transaction(spark.range(1), cluster=address, transaction_timeout_ms=0)
 
 
 # --- the sink -------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
 from spark_log.datasource import task_writer
-from spark_log.datasource.committing import abort_write, commit_write, plan_write
-from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.committing import abort_write, append_whole, commit_write, plan_write, register_write
+from spark_log.datasource.options import PendingWrite, WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
 from spark_log.datasource.write_plan import TaskOutput, WritePlan
 from spark_log.errors import (
@@ -25,8 +25,11 @@ from spark_log.errors import (
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.log.appender import AppendRequest
 from spark_log.log.log import Log
 from spark_log.log.partitioner import partition_of_key
+from spark_log.log.transacting import ends, init_producer, read_pending
+from spark_log.log.transactions import Claim
 from spark_log.records.schema import HEADERS
 from tests.support.records import ranges_of, read_all
 
@@ -380,3 +383,24 @@ def test_a_log_dir_that_is_gone_is_an_error_that_says_so(cluster: Cluster) -> No
     with pytest.raises(Exception, match="nonexistent/log-dir") as raised:
         write(replace(this, log_dirs=gone), rows(["a"]))
     assert isinstance(raised.value, StorageUnavailableError) or "LogDirMismatch" in type(raised.value).__name__
+
+
+# --- pending --------------------------------------------------------------------------------------------------------
+
+
+def test_writes_of_a_transaction_come_in_its_order(cluster: Cluster, log: Log) -> None:
+    """The later write is done first; the rows of the earlier one come first all the same."""
+    topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
+    first = init_producer(cluster.store, "t", 60_000)
+    claim = Claim(first.producer_id, first.epoch, first.number + 1)
+    for order in (1, 0):
+        this = plan(cluster)
+        outputs = [write(this, rows([f"{order}/{task} " + "x" * 2_000 * task]), attempt=task) for task in range(2)]
+        register_write(str(cluster.store.address), outputs, this.write_id, PendingWrite(claim, order))
+        abort_write(str(cluster.store.address), outputs, this.write_id)  # after an answer that was lost
+    assert by_partition(log, topic) == {}
+    assert len(files(cluster)) == 2
+    stored = cluster.store.read(lambda connection: read_pending(connection, claim.producer_id))
+    batches = [each.batch for each in stored]
+    append_whole(cluster, AppendRequest(batches, atomic=True, parts=[ends(claim, len(batches))]))
+    assert [value.split(" ")[0] for value in by_partition(log, topic)[0]] == ["0/0", "0/1", "1/0", "1/1"]
