@@ -52,8 +52,19 @@ class Unforced:
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self._writer = int(server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"))
-        os.kill(self._writer, signal.SIGSTOP)
+        writer = "FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+        self._writer = int(server.query(f"SELECT pid {writer}"))
+        while True:  # not in the midst of its work, where it holds a lock that every commit needs
+            os.kill(self._writer, signal.SIGSTOP)
+            while not self._stands_still():
+                pass
+            if server.query(f"SELECT wait_event_type {writer}") == "Activity":
+                return
+            os.kill(self._writer, signal.SIGCONT)
+
+    def _stands_still(self) -> bool:
+        state = Path(f"/proc/{self._writer}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "T"
 
     def cut_the_power(self) -> None:
         """Everything in memory is gone; the server starts again and recovers from its disk."""
