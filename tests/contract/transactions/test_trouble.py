@@ -214,6 +214,19 @@ def test_a_topic_is_deleted_in_between(cluster, log, topic, begin):
     assert blobs <= {name for (name,) in rows(cluster, sa.select(t.segment.c.name).subquery())}
 
 
+def test_a_topic_is_deleted_while_records_wait_for_the_commit(cluster, log, topic, begin):
+    stays, goes, mine = topic(), topic(), group()
+    producer = begin(linger_ms=60_000)
+    futures = [producer.send(name, b"v") for name in (stays, goes)]
+    producer.send_offsets_to_transaction(commits(stays), mine)
+    delete_topic(cluster, goes)
+    with pytest.raises(kafka.errors.UnknownTopicOrPartitionError):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    assert stored(log, stays) == {} and committed_offsets(cluster.store, mine) == {}
+    assert [future.get().offset for future in futures] == [-1, -1]
+
+
 def test_clean_up_leaves_alone_what_is_pending(cluster, log, log_dir, topic, begin):
     name = topic(**FILES)
     producer = begin()
