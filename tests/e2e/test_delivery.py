@@ -91,12 +91,6 @@ def test_at_most_once_at_least_once_exactly_once(folder):
 # Acknowledged before it was on disk: flush.messages
 
 
-def acknowledge(address, topic):
-    """The offset under which a record is acknowledged; the producer is left open, as by a machine that dies."""
-    producer = Producer(cluster=address)
-    return producer, producer.send(topic, b"order").get(timeout=60).offset
-
-
 def make_both(cluster):
     make(cluster, "forced")
     make(cluster, "unforced", flush_messages="1000")
@@ -106,9 +100,8 @@ def check_what_is_left(address):
     with Cluster.open(address) as cluster:
         assert stored(cluster, "forced") == {0: ["order"]}, "flush.messages=1, the default: acknowledged is on disk"
         assert stored(cluster, "unforced") == {}, "acknowledged, and gone"
-    producer, offset = acknowledge(address, "unforced")
-    producer.close()
-    assert offset == 0, "the lost record's offset goes to another one"
+    with Producer(cluster=address) as producer:
+        assert producer.send("unforced", b"next").get(timeout=60).offset == 0, "the lost record's offset"
 
 
 @needs_a_disk
@@ -117,12 +110,10 @@ def test_a_power_cut_takes_what_was_not_forced_from_sqlite(tmp_path):
     with disk.mounted() as folder:
         with Cluster.init(str(folder / "log")) as cluster:
             make_both(cluster)
-        forced, _ = acknowledge(str(folder / "log"), "forced")
-        unforced, offset = acknowledge(str(folder / "log"), "unforced")
-        left = disk.after_a_power_cut(tmp_path / "left", tmp_path / "found")
-        assert offset == 0
-        forced.close()
-        unforced.close()
+        with Producer(cluster=str(folder / "log")) as producer:
+            for topic in ("forced", "unforced"):
+                assert producer.send(topic, b"order").get(timeout=60).offset == 0, "acknowledged"
+            left = disk.after_a_power_cut(tmp_path / "left", tmp_path / "found")
     with left.mounted() as folder:
         check_what_is_left(str(folder / "log"))
 
@@ -132,10 +123,8 @@ def test_a_power_cut_takes_what_was_not_forced_from_postgresql(own_postgres_serv
     with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
         make_both(cluster)
     machine = Unforced(own_postgres_server)
-    forced, _ = acknowledge(url, "forced")
-    unforced, offset = acknowledge(url, "unforced")
-    machine.cut_the_power()
-    assert offset == 0
-    check_what_is_left(url)
-    forced.close()
-    unforced.close()
+    with Producer(cluster=url) as producer:
+        for topic in ("forced", "unforced"):
+            assert producer.send(topic, b"order").get(timeout=60).offset == 0, "acknowledged"
+        machine.cut_the_power()
+        check_what_is_left(url)
