@@ -105,6 +105,7 @@ class ProducerTransaction:
         self._error: Exception | None = None
         self._claim = Claim(-1, -1, 0)
         self._positions = itertools.count()
+        """Not from 0 in each transaction: a piece that was tried in one may come again in the next."""
         self._forget()
 
     def check(self, call: str) -> None:

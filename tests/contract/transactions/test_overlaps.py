@@ -8,10 +8,12 @@ import threading
 import pyarrow as pa
 import pytest
 from kafka.errors import IllegalStateError, KafkaConnectionError
+from kafka.structs import TopicPartition
 
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
 from spark_log.log import transacting
-from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending
+from spark_log.produce.future import Written
+from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored
 
 
@@ -123,3 +125,33 @@ def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkey
     assert stored(log, name) == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5", b"7"]}
     assert stored(log, large) == {0: [LARGE]}
     assert nothing_is_pending(cluster, producer)
+
+
+def test_what_waits_together_is_one_batch(cluster, log, topic, begin, monkeypatch):
+    name = topic()
+    producer = begin()
+    register, entered, gate = transacting.register, threading.Event(), threading.Event()
+
+    def slow(*arguments, **options):
+        entered.set()
+        assert gate.wait(timeout=60)
+        return register(*arguments, **options)
+
+    monkeypatch.setattr(transacting, "register", slow)
+    first = producer.send(name, b"0")
+    assert entered.wait(timeout=60)
+    second = producer.send_table(name, pa.table({"value": [b"1", b"2"]}))
+    third = producer.send_table(name, pa.table({"value": [b"3"]}))
+    gate.set()
+    producer.flush()
+    assert [each.record_count for each in pending(cluster, producer)] == [1, 3]
+    producer.commit_transaction()
+    here = TopicPartition(name, 0)
+    assert (first.get().offset, second.get(), third.get()) == (0, [Written(here, 1, 3)], [Written(here, 3, 4)])
+    assert stored(log, name) == {0: [b"0", b"1", b"2", b"3"]}
+
+
+def pending(cluster, producer):
+    producer_id = row_of(cluster, producer).producer_id
+    found = cluster.store.read(lambda connection: transacting.read_pending(connection, producer_id))
+    return [each.batch for each in found]
