@@ -13,10 +13,12 @@ from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
 from spark_log.failpoints import POINTS
 from spark_log.metadata import tables as t
+from spark_log.upkeep.tasks import upkeep
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
 from tests.support.bank_teller import at_work
 from tests.support.children import Child
 from tests.support.group_members import until
+from tests.support.producing import change
 from tests.support.replicas import every_replica_is_whole
 
 LONG_MS = 60_000
@@ -136,8 +138,24 @@ def test_tellers_that_are_stopped_with_a_transaction_open(cluster, cluster_addre
         assert auditor.look().following == dict.fromkeys(["late", "old", "both"], 4)
 
 
-LARGE = next(n for n in range(2, 100) if any(len(value(f"b-{n}", leg)) > 1_000 for leg in legs_of(f"b-{n}")))
-"""A transfer of b that writes a file."""
+def large(teller):
+    """The number of a transfer that writes a file."""
+    return next(
+        n for n in range(100) if any(len(value(f"{teller}-{n}", leg)) > 1_000 for leg in legs_of(f"{teller}-{n}"))
+    )
+
+
+def leader_of_pending_file(cluster, transactional_id):
+    """The broker that leads the partition where the first file of an open transaction belongs."""
+    x, p = t.transaction_segment.c, t.partition.c
+    query = (
+        sa.select(p.leader)
+        .join(t.transaction_segment, (x.topic_id == p.topic_id) & (x.partition == p.partition))
+        .join(t.producer, t.producer.c.producer_id == x.producer_id)
+        .where(t.producer.c.transactional_id == transactional_id, ~x.inline)
+        .order_by(x.position)
+    )
+    return cluster.store.read(lambda connection: connection.execute(query).scalars().first())
 
 
 def in_sync(cluster, count):
@@ -146,33 +164,48 @@ def in_sync(cluster, count):
 
 
 def test_tellers_whose_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
-    """While a transaction is open, whose file was written to log dirs that are not there any more, or are others."""
+    """While transactions are open, whose files were written to log dirs that are gone, or are others, at the commit."""
     monkeypatch.setattr(coordinator, "_INSPECT_S", 0.2)
-    cluster = three_brokers
-    open_bank(cluster, tellers.address, replication_factor=3)
-    names = ["a", "b"]
-    with Coordinator(cluster, settings=BUSY), Auditor(cluster, names, tellers.done) as auditor:
-        a, b = tellers("a", 30, *AT_RANDOM, "on"), tellers("b", LARGE + 2, pause_at=LARGE)
-        b.waits_for(lambda child: child.heard("paused"))
-        files = sa.select(sa.func.count()).where(~t.transaction_segment.c.inline)
-        assert cluster.store.read(lambda connection: connection.execute(files).scalar_one())
-        for broker in (1, 3):
-            here, away = tmp_path / f"d{broker}", tmp_path / f"away{broker}"
-            here.rename(away)
-            more = a.count("done") + 3
-            a.waits_for(lambda child, more=more: child.count("done") >= more or child.heard("done", "a-29"))
-            until(lambda: not in_sync(cluster, 3), cluster.store)
-            if broker == 3:
-                here.mkdir()  # a new disk
-            else:
-                away.rename(here)
-            until(lambda: in_sync(cluster, 3), cluster.store)
-        b.go_on()
-        for teller in (a, b):
-            teller.finish()
-        assert auditor.look().following == {"a": 30, "b": LARGE + 2}
-    assert {line[0] for line in b.lines} == {"done", "paused"}, "it had to abort nothing"
+    cluster, address = three_brokers, tellers.address
+    open_bank(cluster, address, replication_factor=3)
+    with (
+        Coordinator(cluster, settings=BUSY),
+        Auditor(cluster, ["a", "b", "c"], tellers.done) as auditor,
+        at_work(cluster, address, "b", LONG_MS) as b,
+        at_work(cluster, address, "c", LONG_MS) as c,
+    ):
+        a = tellers("a", COUNT, *AT_RANDOM, "on")
+        for name, teller in (("b", b), ("c", c)):
+            teller.producer.init_transactions()
+            teller.work(large(name))
+            teller.begin(large(name))
+            teller.producer.flush()
+        # the leader's file stays, and its leader epoch, so it is the log dir's new counter that tells
+        follower = leader_of_pending_file(cluster, group_of("b")) % 3 + 1
+        lose_and_get_back(cluster, a, tmp_path / f"d{follower}", new_disk=True)
+        b.producer.commit_transaction()
+        leader = leader_of_pending_file(cluster, group_of("c"))
+        change(cluster, t.write_id.update().values(until_ms=0))  # what is pending is kept without it
+        lose_and_get_back(cluster, a, tmp_path / f"d{leader}", new_disk=False)
+        list(upkeep(cluster, ["files"]))
+        c.producer.commit_transaction()
+        a.finish()
+        assert auditor.look().following == {"a": COUNT, "b": large("b") + 1, "c": large("c") + 1}
     every_replica_is_whole(cluster)
+
+
+def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
+    """A log dir goes away while a teller works, and comes back as it was, or empty."""
+    away = log_dir.with_name(f"{log_dir.name}-away")
+    log_dir.rename(away)
+    more = teller.count("done") + 3
+    teller.waits_for(lambda child: child.count("done") >= more or child.heard("done", f"a-{COUNT - 1}"))
+    until(lambda: not in_sync(cluster, 3), cluster.store)
+    if new_disk:
+        log_dir.mkdir()
+    else:
+        away.rename(log_dir)
+    until(lambda: in_sync(cluster, 3), cluster.store)
 
 
 def test_tellers_whose_postgresql_crashes(own_postgres_server, tmp_path):

@@ -23,6 +23,7 @@ from tests.support.bank import NUMBERS, Leg, group_of, legs_of, numbered, value
 from tests.support.lives import live, say
 
 _NUMBERS = TopicPartition(NUMBERS, 0)
+_ABORTED_MAX = 50
 
 
 class Teller:
@@ -37,7 +38,9 @@ class Teller:
         return committed_offsets(self._cluster.store, group_of(self._name)).get(_NUMBERS, 0)
 
     def work(self, count: int) -> None:
+        aborted = 0
         while (number := self.next_number) < count:
+            assert aborted < _ABORTED_MAX, f"transfer {number} does not come about"
             try:
                 if number % 4 == 1:
                     self._think_better_of(number)
@@ -47,6 +50,7 @@ class Teller:
                 return
             except KafkaError as error:
                 say("again", type(error).__name__)
+                aborted += 1
                 try:
                     self.producer.abort_transaction()
                 except InvalidTxnStateError:  # it had been committed after all
