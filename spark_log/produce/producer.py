@@ -5,11 +5,12 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
-from kafka.errors import IllegalStateError, KafkaTimeoutError, TransactionAbortedError
+from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TransactionAbortedError
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -95,41 +96,47 @@ class Producer:
         Raises TypeError and ValueError for what no topic takes, as kafka-python does, MessageSizeTooLargeError above
         max_request_size, KafkaTimeoutError when the topic is not found or the buffer has no room within max_block_ms,
         IllegalStateError after `close` and in a forked child. What this topic does not take fails the future alone.
+        In a transaction each of them, but for TypeError and ValueError, fails the commit too.
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
-        if self._transaction is not None:
+        if self._transaction is not None and not self._transaction.may_send:
             self._transaction.check("send")
-        if value is None and key is None:
-            raise ValueError("Need at least one: key or value")
-        if headers is not None:
-            headers = _checked_headers(headers)
-        key_bytes, value_bytes = key, value
-        if self._serialize_key is not None:
-            key_bytes = self._serialize_key(topic, headers or [], key)
-        if self._serialize_value is not None:
-            value_bytes = self._serialize_value(topic, headers or [], value)
-        if type(key_bytes) is not bytes:
-            key_bytes = _bytes("key", key_bytes)
-        if type(value_bytes) is not bytes:
-            value_bytes = _bytes("value", value_bytes)
-        if timestamp_ms is None:
-            timestamp_ms = clock.wall_ms()
-        else:
-            _check_timestamp(timestamp_ms)
-        known = self._topics.by_name.get(topic) or self._find(topic)
-        size = _RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
-        if headers or size > self._settings.max_request_size:
-            size = self._checked_size(key_bytes, value_bytes, headers)
-        if partition is not None or self._choose is not None:
-            partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
         try:
-            chunk, row = self._accumulator.add(
-                known.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
-            )
-        except SparkLogError as error:
-            raise kafka_error(error) from None
-        return SendFuture(chunk, row)
+            if value is None and key is None:
+                raise ValueError("Need at least one: key or value")
+            if headers is not None:
+                headers = _checked_headers(headers)
+            key_bytes, value_bytes = key, value
+            if self._serialize_key is not None:
+                key_bytes = self._serialize_key(topic, headers or [], key)
+            if self._serialize_value is not None:
+                value_bytes = self._serialize_value(topic, headers or [], value)
+            if type(key_bytes) is not bytes:
+                key_bytes = _bytes("key", key_bytes)
+            if type(value_bytes) is not bytes:
+                value_bytes = _bytes("value", value_bytes)
+            if timestamp_ms is None:
+                timestamp_ms = clock.wall_ms()
+            else:
+                _check_timestamp(timestamp_ms)
+            known = self._topics.by_name.get(topic) or self._find(topic)
+            size = _RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
+            if headers or size > self._settings.max_request_size:
+                size = self._checked_size(key_bytes, value_bytes, headers)
+            if partition is not None or self._choose is not None:
+                partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
+            try:
+                chunk, row = self._accumulator.add(
+                    known.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
+                )
+            except SparkLogError as error:
+                raise kafka_error(error) from None
+            return SendFuture(chunk, row)
+        except KafkaError as error:  # what was not sent must not be missing from what is committed
+            if self._transaction is not None:
+                self._transaction.fail(error)
+            raise
 
     @kafka_errors()
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableFuture:
@@ -149,17 +156,18 @@ class Producer:
             self._transaction.check("send")
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise TypeError(f"table: expected a pyarrow Table or RecordBatch, got {type(table)}")
-        known = self._topics.find(topic)
-        now_ms = self._cluster.store.now().wall_ms
-        records, explicit, per_slice = slices(table, known.topic, now_ms, self._settings.max_request_size)
-        if explicit is not None:
-            self._check_partitions(known.topic.partition_count, explicit)
-        future = TableFuture()
-        run_bytes = self._settings.batch_size
-        for chunk in chunks(known.topic, records, explicit, per_slice, known.first_run, run_bytes):
-            known.first_run += 1
-            future.add(chunk)
-            self._accumulator.add_chunk(known.queue, chunk)
+        with self._transaction.erring() if self._transaction is not None else nullcontext():
+            known = self._topics.find(topic)
+            now_ms = self._cluster.store.now().wall_ms
+            records, explicit, per_slice = slices(table, known.topic, now_ms, self._settings.max_request_size)
+            if explicit is not None:
+                self._check_partitions(known.topic.partition_count, explicit)
+            future = TableFuture()
+            run_bytes = self._settings.batch_size
+            for chunk in chunks(known.topic, records, explicit, per_slice, known.first_run, run_bytes):
+                known.first_run += 1
+                future.add(chunk)
+                self._accumulator.add_chunk(known.queue, chunk)
         future.part_done()
         return future
 

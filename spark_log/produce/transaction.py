@@ -13,7 +13,7 @@ be added to it then.
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -135,7 +135,7 @@ class ProducerTransaction:
         with self._lock:
             self.check("begin_transaction")
             claim = Claim(self._claim.producer_id, self._claim.epoch, self._claim.number + 1)
-            with self._erring():
+            with self.erring():
                 transacting.check(self._cluster.store, claim)
             self._claim, self._state = claim, State.IN_TRANSACTION
 
@@ -143,7 +143,7 @@ class ProducerTransaction:
         """Offsets to commit with the transaction; whether they could be now is checked at once."""
         with self._lock:
             self.check("send_offsets_to_transaction")
-            with self._erring():
+            with self.erring():
                 transacting.check(self._cluster.store, self._claim)
                 check_offsets(self._cluster.store, who, commits)
             self._offsets.setdefault(who, {}).update(commits)
@@ -281,7 +281,8 @@ class ProducerTransaction:
         return self._state in CALLS["abort_transaction"]
 
     @contextmanager
-    def _erring(self) -> Any:
+    def erring(self) -> Iterator[None]:
+        """What goes wrong inside fails the transaction."""
         try:
             yield
         except SparkLogError as error:

@@ -193,6 +193,27 @@ def test_a_failed_send_fails_the_commit(log, topic, begin):
     assert stored(log, name) == {0: [b"good"]} and stored(log, compacted) == {}
 
 
+def test_a_send_that_raises_fails_the_commit_too(log, topic, begin):
+    """Else what a program did not notice would be missing from what it commits."""
+    name = topic()
+    producer = begin(max_request_size=1000)
+    table = pa.table({"value": [b"x" * 2000]})
+    for send in (lambda: producer.send(name, b"x" * 2000), lambda: producer.send_table(name, table)):
+        producer.send(name, b"good")
+        with pytest.raises(kafka.errors.MessageSizeTooLargeError):
+            send()
+        with pytest.raises(TransactionAbortableError, match=r"max_request_size|bytes"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+    for send in (lambda: producer.send(name, "text"), lambda: producer.send(name)):
+        with pytest.raises((TypeError, ValueError)):
+            send()
+    producer.send(name, b"good")
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"good"]}
+
+
 def test_calls_out_of_place(produce, topic):
     name, id_ = topic(), f"id{next(NUMBERS)}"
     producer = produce(transactional_id=id_)
