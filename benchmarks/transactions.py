@@ -3,9 +3,9 @@
 One transaction: begin, 10 sends of one record over 4 partitions, offsets of a group, commit; durable. Throughput: keyed
 values of 100 bytes in transactions of 1,000 records, against the same sends without transactions, where the program
 waits for every 1,000 as a commit does, and where it never waits; they take turns.
-Readers: a consumer that reads a topic of --records from its beginning, and records that are sent one by one to the same
-partitions until that consumer has them; turns without and with a transaction that is open there, which stays open for
---open-s seconds at least. On a SQLite cluster, and on PostgreSQL too with --postgresql.
+Readers: a consumer that reads a topic of --records from its beginning, and records that are sent one by one to another
+until that consumer has them; turns without and with a transaction that is open in all of these partitions, for --open-s
+seconds together. On a SQLite cluster, and on PostgreSQL too with --postgresql.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Bench:
 
     def rows(self) -> Iterator[Row]:
         with Cluster.open(self.address) as cluster:
-            for name in ("in", "out", "batches", "read"):
+            for name in ("in", "out", "batches", "read", "tail"):
                 create_topic(cluster, name, PARTITIONS)
         sqlite = self.store == "SQLite"
         what = f"one transaction of 10 sends over {PARTITIONS} partitions and offsets, durable"
@@ -121,15 +121,14 @@ class Bench:
             client.init_transactions()
             opened_s = 0.0
             while opened_s < self.arguments.open_s:
-                for is_open in (False, True):
+                for is_open in (False, True, True, False):  # whatever grows with time meets both
                     began = time.perf_counter()
                     if is_open:
                         client.begin_transaction()
                         for number in range(10_000):
-                            client.send("read", VALUES[number % 1_000], partition=number % PARTITIONS)
+                            client.send(("read", "tail")[number % 2], VALUES[number % 1_000], partition=number // 2 % 4)
                         client.flush()
-                    for _ in range(self.arguments.rounds):
-                        self._read(rates[is_open], seconds[is_open])
+                    self._read(rates[is_open], seconds[is_open])
                     if is_open:
                         client.abort_transaction()
                         opened_s += time.perf_counter() - began
@@ -141,23 +140,24 @@ class Bench:
 
     def _read(self, rates: list[float], seconds: list[float]) -> None:
         """A read of the whole topic, and 50 records sent one by one."""
-        partitions = [TopicPartition("read", number) for number in range(PARTITIONS)]
+        whole, tail = ([TopicPartition(topic, n) for n in range(PARTITIONS)] for topic in ("read", "tail"))
         with (
             Consumer(cluster=self.address, isolation_level="read_committed") as consumer,
             Producer(cluster=self.address) as client,
         ):
-            consumer.assign(partitions)
+            consumer.assign(whole)
             consumer.seek_to_beginning()
             began, read = time.perf_counter(), 0
             while read < self.arguments.records:
                 read += sum(batch.num_rows for batch in consumer.poll_arrow(1_000).values())
             rates.append(read / (time.perf_counter() - began))
+            consumer.assign(tail)
             consumer.seek_to_end()
-            for partition in partitions:
+            for partition in tail:
                 consumer.position(partition)
             for number in range(50):
                 began = time.perf_counter()
-                client.send("read", b"new", partition=number % PARTITIONS)
+                client.send("tail", b"new", partition=number % PARTITIONS)
                 while not consumer.poll(1_000):
                     pass
                 seconds.append(time.perf_counter() - began)

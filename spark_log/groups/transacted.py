@@ -37,9 +37,9 @@ class Committer:
             raise ValueError(f"group_metadata: generation_id={self.generation} is a member's, and member_id is empty")
 
 
-def check_offsets(store: Store, who: Committer, commits: Commits) -> None:
+def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> None:
     """Whether `who` could commit these now; the errors of `commits_offsets`."""
-    store.read(lambda connection: _check(store, connection, who, commits, lock=False))
+    _check(store, connection, who, commits, lock=False)
 
 
 def commits_offsets(store: Store, offsets: Mapping[Committer, Commits]) -> Part:

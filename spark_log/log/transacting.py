@@ -121,10 +121,9 @@ def init_producer(
     return found
 
 
-def check(store: Store, claim: Claim) -> None:
+def check(store: Store, connection: sa.Connection, claim: Claim) -> None:
     """Whether the claim's transaction can go on or begin; the errors of `transactions.check`."""
-    found = store.read(lambda connection: _read(connection, store.clock(connection), claim.producer_id))
-    rules.check(found.transaction, claim)
+    rules.check(_read(connection, store.clock(connection), claim.producer_id).transaction, claim)
 
 
 def register(

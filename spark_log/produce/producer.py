@@ -16,7 +16,6 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
 from spark_log.groups.offsets import check_commits
 from spark_log.kafka_errors import kafka_error, kafka_errors
@@ -246,7 +245,7 @@ class Producer:
 
         CommitFailedError, now or from the commit, when that consumer does not own the partitions any more: abort then.
         """
-        commits = check_commits(offsets, ClusterSettings())
+        commits = check_commits(offsets, self._log.settings)
         self._transactional().add_offsets(committer(group_metadata), commits)
 
     @kafka_errors()

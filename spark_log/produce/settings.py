@@ -55,7 +55,8 @@ class ProducerSettings:
     bound: whatever waits when the append before is done goes together."""
 
     linger_ms: float = 0
-    """How long a record may wait for others to share its append."""
+    """How long a record may wait for others to share its append. With a transactional_id the default is 5, as Kafka's
+    has been since 4.0: nobody sees a record before the commit, which takes those along that still wait."""
 
     partitioner: Any = None
     """Where a record without explicit partition goes. None, and kafka-python's own: the key's hash, and runs of one
@@ -169,6 +170,7 @@ _WHOLE_NUMBERS = {
     "max_in_flight_requests_per_connection": 1,
     "transaction_timeout_ms": 1,
 }
+_TRANSACTION_LINGER_MS = 5
 _TRANSACTIONAL_ID = re.compile(r"[^\0\ud800-\udfff]{1,249}")
 
 Serialize = Callable[[str, list[tuple[str, bytes]], Any], Any]
@@ -196,4 +198,6 @@ def parse(given: dict[str, Any]) -> tuple[str, ProducerSettings]:
     rest = dict(given)
     if type(rest.get("partitioner")) is DefaultPartitioner:
         rest["partitioner"] = None
+    if rest.get("transactional_id") is not None and "delivery_timeout_ms" not in rest:
+        rest.setdefault("linger_ms", _TRANSACTION_LINGER_MS)
     return parse_settings(ProducerSettings, rest, theirs, ValueError)

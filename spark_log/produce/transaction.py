@@ -13,13 +13,14 @@ be added to it then.
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import pyarrow as pa
+import sqlalchemy as sa
 from kafka.errors import TransactionAbortedError
 from kafka.structs import TopicPartition
 
@@ -136,7 +137,7 @@ class ProducerTransaction:
             self.check("begin_transaction")
             claim = Claim(self._claim.producer_id, self._claim.epoch, self._claim.number + 1)
             with self.erring():
-                transacting.check(self._cluster.store, claim)
+                self._look(claim)
             self._claim, self._state = claim, State.IN_TRANSACTION
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
@@ -144,8 +145,7 @@ class ProducerTransaction:
         with self._lock:
             self.check("send_offsets_to_transaction")
             with self.erring():
-                transacting.check(self._cluster.store, self._claim)
-                check_offsets(self._cluster.store, who, commits)
+                self._look(self._claim, lambda connection: check_offsets(self._cluster.store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(commits)
 
     def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
@@ -218,7 +218,7 @@ class ProducerTransaction:
                     self._reached = True
                     offsets = self._commit(log, sent)
                 else:
-                    transacting.check(self._cluster.store, self._claim)
+                    self._look(self._claim)
                     offsets = []
             except SparkLogError as error:
                 if not may_commit_again(error):
@@ -279,6 +279,16 @@ class ProducerTransaction:
     def is_open(self) -> bool:
         """Whether there is something to abort."""
         return self._state in CALLS["abort_transaction"]
+
+    def _look(self, claim: Claim, more: Callable[[sa.Connection], None] = lambda _: None) -> None:
+        """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""
+        store = self._cluster.store
+
+        def look(connection: sa.Connection) -> None:
+            transacting.check(store, connection, claim)
+            more(connection)
+
+        store.read(look)
 
     @contextmanager
     def erring(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ the same checkpoint fences the first, for good.
 import itertools
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -124,7 +124,7 @@ class BatchTransaction:
         self._commits: dict[Committer, Commits] = {}
         if self._ends is not None:
             who, commits = Committer(self._ends.group_id), self._ends.commits(self._cluster)
-            check_offsets(store, who, commits)
+            store.read(lambda connection: check_offsets(store, connection, who, commits))
             self._commits[who] = commits
         if known is None or known.run_id != self._run_id or not self._began(known):
             known = _producers[key] = _Producer(self._run_id, self._initialized())
@@ -137,7 +137,8 @@ class BatchTransaction:
         """
         claim = known.claim
         try:
-            transacting.check(self._cluster.store, Claim(claim.producer_id, claim.epoch, claim.number + 1))
+            following, store = replace(claim, number=claim.number + 1), self._cluster.store
+            store.read(lambda connection: transacting.check(store, connection, following))
         except (InvalidProducerIdMappingError, InvalidTxnStateError):
             return False
         return True
