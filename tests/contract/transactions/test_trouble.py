@@ -306,10 +306,9 @@ def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
     assert stored(log, name) == {0: [b"v", b"next"] if done else [b"next"]}
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_server_goes_away_in_a_commit(cluster, log, topic, begin, monkeypatch, moment):
-    if cluster.store.sqlite:
-        pytest.skip("there is no connection to lose")
     name, mine = topic(), group()
     producer = begin()
     producer.send(name, b"v").get(timeout=30)
