@@ -16,7 +16,7 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
+from spark_log.errors import MessageSizeTooLargeError, SparkLogError
 from spark_log.groups.offsets import check_commits
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
@@ -26,11 +26,11 @@ from spark_log.produce.chunk import Headers
 from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.partitioning import ClusterView, choose_with
+from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
 from spark_log.produce.settings import parse, serialize_with
 from spark_log.produce.tables import chunks, slices
 from spark_log.produce.transaction import ProducerTransaction, committer
-from spark_log.records.check import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -105,20 +105,20 @@ class Producer:
             if value is None and key is None:
                 raise ValueError("Need at least one: key or value")
             if headers is not None:
-                headers = _checked_headers(headers)
+                headers = checked_headers(headers)
             key_bytes, value_bytes = key, value
             if self._serialize_key is not None:
                 key_bytes = self._serialize_key(topic, headers or [], key)
             if self._serialize_value is not None:
                 value_bytes = self._serialize_value(topic, headers or [], value)
             if type(key_bytes) is not bytes:
-                key_bytes = _bytes("key", key_bytes)
+                key_bytes = checked_bytes("key", key_bytes)
             if type(value_bytes) is not bytes:
-                value_bytes = _bytes("value", value_bytes)
+                value_bytes = checked_bytes("value", value_bytes)
             if timestamp_ms is None:
                 timestamp_ms = clock.wall_ms()
             else:
-                _check_timestamp(timestamp_ms)
+                check_timestamp(timestamp_ms)
             known = self._topics.by_name.get(topic) or self._find(topic)
             size = _RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
             if headers or size > self._settings.max_request_size:
@@ -373,34 +373,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _checked_headers(headers: object) -> Headers:
-    if not isinstance(headers, list):
-        raise TypeError("headers must be list-type")
-    for item in headers:
-        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], bytes)):
-            raise TypeError(f"All headers items must be (str, bytes) tuples, got {item!r}")
-        try:
-            item[0].encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"headers: key {item[0]!r} is no UTF-8 text: {error}") from None
-    if len(headers) > HEADERS_PER_RECORD_MAX:
-        raise kafka_error(InvalidRecordError(f"headers: {len(headers)}, at most {HEADERS_PER_RECORD_MAX} are allowed"))
-    return list(headers)
-
-
-def _bytes(field: str, data: Any) -> bytes | None:
-    """Bytes of their own: the caller may go on using a buffer."""
-    if data is None or type(data) is bytes:
-        return data
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"Unsupported type for serialized {field}: {type(data)}")
-    return bytes(data)
-
-
-def _check_timestamp(timestamp_ms: object) -> None:
-    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
-        raise TypeError(f"timestamp_ms: expected a whole number, got {timestamp_ms!r}")
-    if not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
-        raise kafka_error(InvalidTimestampError(f"timestamp_ms: {timestamp_ms} is outside [0, {TIMESTAMP_MS_MAX}]"))
