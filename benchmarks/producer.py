@@ -9,7 +9,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -138,7 +138,16 @@ def main() -> None:
     parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
     parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
     arguments = parser.parse_args()
-    table = Table(title=f"producer, median of {arguments.rounds} rounds")
+    report(
+        f"producer, median of {arguments.rounds} rounds",
+        arguments,
+        lambda address, store: measure(Bench(address, store, arguments.rounds)),
+    )
+
+
+def report(title: str, arguments: argparse.Namespace, rows: Callable[[str, str], Iterable[Row]]) -> None:
+    """Print the rows of a new SQLite cluster, and of one on PostgreSQL if the arguments have its URL."""
+    table = Table(title=title)
     for column in ("what", "store", "measured", "bar"):
         table.add_column(column)
     for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
@@ -147,7 +156,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
             address = url or f"{folder}/cluster"
             Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
-            for row in measure(Bench(address, store, arguments.rounds)):
+            for row in rows(address, store):
                 table.add_row(row.what, row.store, row.measured, row.bar)
     console = Console()
     console.print(table)

@@ -11,18 +11,14 @@ seconds together. On a SQLite cluster, and on PostgreSQL too with --postgresql.
 import argparse
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from kafka.structs import OffsetAndMetadata, TopicPartition
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
-from benchmarks.producer import Row, percentiles
+from benchmarks.producer import Row, percentiles, report
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
@@ -173,20 +169,7 @@ def main() -> None:
     parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
     parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
     arguments = parser.parse_args()
-    table = Table(title="transactions")
-    for column in ("what", "store", "measured", "bar"):
-        table.add_column(column)
-    for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
-        if store == "PostgreSQL" and url is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
-            address = url or f"{folder}/cluster"
-            Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
-            for row in Bench(address, store, arguments).rows():
-                table.add_row(row.what, row.store, row.measured, row.bar)
-    console = Console()
-    console.print(table)
-    console.print(describe_machine())
+    report("transactions", arguments, lambda address, store: Bench(address, store, arguments).rows())
 
 
 if __name__ == "__main__":
