@@ -238,11 +238,11 @@ def delete_topic(cluster: Cluster, name: str) -> None:
             sa.select(t.partition.c.partition).where(t.partition.c.topic_id == t_id).order_by(t.partition.c.partition)
         )
         connection.execute(rows.with_for_update()).all()
-        for table in (t.segment, t.transaction_segment):
-            inline = sa.select(table.c.name).where(table.c.topic_id == t_id, table.c.inline)
-            connection.execute(t.blob.delete().where(t.blob.c.name.in_(inline)))
+        inline = sa.select(t.segment.c.name).where(t.segment.c.topic_id == t_id, t.segment.c.inline)
+        connection.execute(t.blob.delete().where(t.blob.c.name.in_(inline)))
+        # what is pending stays: its transaction cannot be committed now, and drops it with its end
         per_topic = (
-            t.transaction_segment, t.producer_batch, t.group_offset, t.publication,
+            t.producer_batch, t.group_offset, t.publication,
             t.publication_cursor, t.reassignment, t.retired_replica, t.truncation, t.compaction, t.segment,
             t.replica, t.partition, t.topic,
         )  # fmt: skip

@@ -129,7 +129,7 @@ def write_commits(
     here = {p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic][1]}
     if not here:
         return sorted(commits)
-    log_partition = partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
+    log_partition = log_partition_of(group_id)
     first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
     keys = [
         {"key_group": group_id, "key_topic": topics[name][0], "key_partition": number} for name, number in sorted(here)
@@ -151,6 +151,11 @@ def write_commits(
     ]
     _REMEMBER.run(connection, new)
     return sorted(commits.keys() - here.keys())
+
+
+def log_partition_of(group_id: str) -> int:
+    """The partition of __consumer_offsets that has the group's commits."""
+    return partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
 
 
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:

@@ -14,7 +14,7 @@ from spark_log.groups import rows
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.membership import check_committer
 from spark_log.groups.names import check_group_id
-from spark_log.groups.offsets import Commit, refuse_unknown, refuse_with_members, write_commits
+from spark_log.groups.offsets import Commit, log_partition_of, refuse_unknown, refuse_with_members, write_commits
 from spark_log.ids import TopicPartition
 from spark_log.log.appender import Part
 from spark_log.metadata.store import Store, StoreClock
@@ -51,7 +51,8 @@ def commits_offsets(store: Store, offsets: Mapping[Committer, Commits]) -> Part:
 
     def commit(connection: sa.Connection, _now: StoreClock) -> bool:
         now = {who: _check(store, connection, who, offsets[who], lock=True) for who in sorted(offsets, key=_by_group)}
-        for who, commits in offsets.items():  # with the locks of all groups, before any of __consumer_offsets
+        # with the locks of all groups, before any of __consumer_offsets, and those in the order that everybody keeps
+        for who, commits in sorted(offsets.items(), key=lambda each: log_partition_of(each[0].group_id)):
             refuse_unknown(write_commits(connection, now[who], who.group_id, commits))
         return True
 

@@ -224,8 +224,14 @@ class Log(LogReader):
         write_id = names[0][0]
         if len(items) == 1:
             return write_id, [write(items[0], names[0][1])]
-        with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1), "spark-log-write") as pool:
-            return write_id, list(pool.map(write, items, (name for _, name in names)))
+        new_names = [name for _, name in names]
+        try:
+            with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1), "spark-log-write") as pool:
+                return write_id, list(pool.map(write, items, new_names))
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            return write_id, [write(item, name) for item, name in zip(items, new_names, strict=True)]
 
     def commit(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS

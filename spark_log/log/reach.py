@@ -9,6 +9,7 @@ out of the ISR. Then the append is tried again, until its time is over.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from spark_log import clock
@@ -147,6 +148,11 @@ def _put(
                 have[replica.broker_id] = log_dir
         except (KeyError, *LOG_DIR_FAILURES) as error:
             _note(topic, batch, replica, error)
+    elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
+    for info in [] if have else elsewhere:  # a reassignment has gone on without the brokers that have it
+        with suppress(*LOG_DIR_FAILURES):
+            if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
+                have[info.broker_id] = cluster.log_dir(info)
     if not have:
         raise StorageUnavailableError(f"{path}: no log dir has it any more: write it again")
     file = SegmentFile(path, batch.bytes, batch.checksum)

@@ -196,7 +196,7 @@ class Chunk:
         if function is not None:
             try:
                 function(argument)
-            except Exception:  # a user's callback must not end the sender
+            except BaseException:  # a user's callback must not end the sender, not with sys.exit either
                 logger.exception("error in a callback of a record to %s", self.topic)
 
 

@@ -234,7 +234,12 @@ class Producer:
         """What is sent from now on belongs to one transaction. ProducerFencedError after another `init_transactions`
         with the same transactional_id: in this call and in each that follows.
         """
-        self._transactional().begin()
+        transaction = self._transactional()
+        transaction.check("begin_transaction")
+        late = self._accumulator.flush()
+        if late:  # of threads that were sending when the last transaction ended: refused, and not part of this one
+            self._accumulator.wait_for(late, None)
+        transaction.begin()
 
     @kafka_errors()
     def send_offsets_to_transaction(
@@ -258,9 +263,9 @@ class Producer:
         is not known to be committed: call this again, which does it once, or `abort_transaction`.
         """
         transaction = self._transactional()
-        transaction.begin_commit()
+        number = transaction.begin_commit()
         self.flush()
-        return transaction.commit(self._log)
+        return transaction.commit(self._log, number)
 
     @kafka_errors()
     def abort_transaction(self) -> None:
@@ -269,12 +274,12 @@ class Producer:
         InvalidTxnStateError if a commit, tried before, was done after all.
         """
         transaction = self._transactional()
-        transaction.begin_abort()
+        number = transaction.begin_abort()
         unsent = self._accumulator.flush()
         for chunk in unsent:
             chunk.fail(TransactionAbortedError("the transaction was aborted"))
         self._accumulator.wait_for(unsent, None)
-        transaction.abort()
+        transaction.abort(number)
 
     def _transactional(self) -> ProducerTransaction:
         if self._state.refusal is not None:

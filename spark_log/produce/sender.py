@@ -82,6 +82,7 @@ class Sender(threading.Thread):
             self._accumulator.close()
             for chunk in self._accumulator.flush():
                 chunk.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                self._accumulator.finished(chunk)
         finally:
             if self._transaction is not None and self._transaction.is_open:
                 try:

@@ -34,7 +34,6 @@ from spark_log.errors import (
     SparkLogError,
     TransactionAbortableError,
     UnknownTopicOrPartitionError,
-    WriteIdExpiredError,
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.offsets import Commit
@@ -43,7 +42,7 @@ from spark_log.kafka_errors import kafka_error
 from spark_log.log import transacting
 from spark_log.log.append import Appended, Batch, Rejected
 from spark_log.log.appender import AppendRequest
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Log, Records, Unappended
 from spark_log.log.transacting import Stored
 from spark_log.log.transactions import Claim
 from spark_log.produce.chunk import Piece
@@ -160,23 +159,27 @@ class ProducerTransaction:
             for group in groups.values()
         ]
         written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        try:
+            self._register(groups, written, timeout_ms)
+        except BaseException:
+            if written.write_id is not None:  # its lease ends then, and clean-up takes the files that nobody names
+                log.forget_write_id()
+            raise
+
+    def _register(self, groups: Mapping[int, list[Piece]], written: Unappended, timeout_ms: int) -> None:
         with self._lock:
             self.check("register")  # a thread may have sent while another one was committing
             batches = written.batches
-            again = any(piece.in_doubt for piece in pieces)
+            again = any(piece.in_doubt for group in groups.values() for piece in group)
             if self._state is State.COMMITTING and written.write_id is None and not again:
                 self._blobs.update(written.blobs)
             else:
                 self._reached = True
                 stored = [Stored(position, batch) for position, batch in zip(groups, batches, strict=True)]
-                try:
-                    batches = transacting.register(
-                        self._cluster.store, self._claim, stored, written.blobs,
-                        write_id=written.write_id, again=again, timeout_ms=timeout_ms,
-                    )  # fmt: skip
-                except WriteIdExpiredError:
-                    log.forget_write_id()
-                    raise
+                batches = transacting.register(
+                    self._cluster.store, self._claim, stored, written.blobs,
+                    write_id=written.write_id, again=again, timeout_ms=timeout_ms,
+                )  # fmt: skip
                 self._pending += len(batches)
             for (position, group), batch in zip(groups.items(), batches, strict=True):
                 self._sent[position] = _Sent(batch, group)
@@ -200,17 +203,18 @@ class ProducerTransaction:
             if state is not self._state:
                 self._state, self._error = state, error
 
-    def begin_commit(self) -> None:
-        """Nothing more can be sent; what was has to be settled before `commit`."""
+    def begin_commit(self) -> int:
+        """Nothing more can be sent; what was has to be settled before `commit`. The number of the transaction."""
         with self._lock:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
                 self._state = State.COMMITTING
+            return self._claim.number
 
-    def commit(self, log: Log) -> list[Written]:
+    def commit(self, log: Log, number: int) -> list[Written]:
         """Commit, and say where the records are."""
         with self._lock:
-            self.check("commit_transaction")
+            self._check_number("commit_transaction", number)
             self._state = State.IN_DOUBT
             sent = [self._sent[position] for position in sorted(self._sent)]
             try:
@@ -248,15 +252,17 @@ class ProducerTransaction:
                 raise outcome.error
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
-    def begin_abort(self) -> None:
-        """Nothing more can be sent; what was has to be settled before `abort`."""
+    def begin_abort(self) -> int:
+        """Nothing more can be sent; what was has to be settled before `abort`. The number of the transaction."""
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
+            return self._claim.number
 
-    def abort(self) -> None:
+    def abort(self, number: int | None = None) -> None:
+        """Abort; the transaction of that number if it is given."""
         with self._lock:
-            self.check("abort_transaction")
+            self._check_number("abort_transaction", number)
             try:
                 if self._reached:
                     transacting.abort(self._cluster, self._claim, timeout_ms=self._timeout_ms)
@@ -279,6 +285,12 @@ class ProducerTransaction:
     def is_open(self) -> bool:
         """Whether there is something to abort."""
         return self._state in CALLS["abort_transaction"]
+
+    def _check_number(self, call: str, number: int | None) -> None:
+        """Another thread may have ended the transaction meanwhile, and begun the next one."""
+        self.check(call)
+        if number is not None and number != self._claim.number:
+            raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
 
     def _look(self, claim: Claim, more: Callable[[sa.Connection], None] = lambda _: None) -> None:
         """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""

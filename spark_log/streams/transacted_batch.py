@@ -31,6 +31,7 @@ from spark_log.errors import (
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
     SparkLogError,
+    TransactionAbortableError,
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.transacted import Commits, Committer, check_offsets, commits_offsets
@@ -71,6 +72,8 @@ class BatchTransaction:
         self._ends = BatchEnds(group_id, entry) if group_id is not None else None
         self._address, self._timeout_ms = cluster, timeout_ms
         self._orders = itertools.count()
+        self._unfinished: list[int] = []
+        """Writes that have failed, and those of other threads that are under way."""
         self.done = False
         """Whether the batch was committed before: then `write` does nothing."""
 
@@ -93,7 +96,9 @@ class BatchTransaction:
         pending = PendingWrite(self._producer.claim, next(self._orders))
         options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
         given = {name: value for name, value in options.items() if value is not None}
+        self._unfinished.append(pending.order)
         rows.write.format("spark_log").options(**given).mode("append").save()
+        self._unfinished.remove(pending.order)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -158,6 +163,10 @@ class BatchTransaction:
                     transacting.abort(self._cluster, self._producer.claim)
 
     def _commit(self) -> None:
+        if self._unfinished:
+            raise TransactionAbortableError(
+                f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
+            )
         store, claim = self._cluster.store, self._producer.claim
         batches = [each.batch for each in store.read(lambda c: transacting.read_pending(c, claim.producer_id))]
         parts = [

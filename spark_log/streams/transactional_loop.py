@@ -13,6 +13,7 @@ records, and would skip them.
 
 import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
@@ -200,10 +201,15 @@ class TransactionalLoop:
 
     def _go_back(self, polled: _Polled) -> None:
         """To where the poll began, which is what the group has committed, and before its first commit where reading
-        began. Partitions that have been lost are not ours to move; the next poll finds out about the others.
+        began. Partitions that have been lost are not ours to move; the next poll finds out about the others. Never
+        behind a commit: one may have been done although it was interrupted.
         """
-        for partition in self._consumer.assignment() & set(polled.starts):
-            self._consumer.seek(partition, polled.starts[partition])
+        mine = self._consumer.assignment() & set(polled.starts)
+        committed: dict[Any, int | None] = {}
+        with suppress(SparkLogError, KafkaError):
+            committed = {partition: self._consumer.committed(partition) for partition in mine}
+        for partition in mine:
+            self._consumer.seek(partition, max(polled.starts[partition], committed.get(partition) or 0))
 
     def _poll_records(self) -> _Polled | None:
         polled = self._consumer.poll(_POLL_MS)

@@ -1,6 +1,7 @@
 """The producer on a real log: kafka-python's behaviour, and what it does better."""
 
 import os
+import sys
 import threading
 
 import kafka.errors
@@ -45,6 +46,14 @@ def test_futures_resolve_with_callbacks_in_the_senders_thread(produce):
     assert [offset for offset, _ in told] == [0, 1, 2]
     assert {name for _, name in told} == {f"{producer.config['client_id']} sender"}
     assert future.succeeded() and future.value.offset == 2
+
+
+def test_a_callback_that_calls_exit_ends_nothing(produce, log):
+    producer = produce()
+    futures = [producer.send("t", b"%d" % number).add_callback(lambda _: sys.exit(1)) for number in range(3)]
+    producer.flush(timeout=30)
+    assert [future.get(timeout=30).offset for future in futures] == [0, 1, 2]
+    assert producer.send("t", b"more").get(timeout=30).offset == 3
 
 
 def test_callbacks_may_send_and_may_not_wait_for_themselves(produce, log):

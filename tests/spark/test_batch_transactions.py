@@ -147,6 +147,11 @@ def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
         transaction.write(batch, topic="b")
         raise ValueError("tripped")
 
+    def swallows_an_error(batch: DataFrame, transaction: BatchTransaction) -> None:
+        transaction.write(batch, topic="b")
+        with pytest.raises(Exception, match="unknown topic"):
+            transaction.write(batch, topic="missing")
+
     def is_fenced(batch: DataFrame, transaction: BatchTransaction) -> None:
         another_driver(batch)
         transaction.write(batch, topic="b")
@@ -163,6 +168,7 @@ def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
     for body, said in [
         (trips, "tripped"),
+        (swallows_an_error, "1 of its writes failed"),
         (is_fenced, "is fenced by"),
         (is_fenced_at_the_end, "is fenced by"),
         (is_aborted, "has been aborted"),

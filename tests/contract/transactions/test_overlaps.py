@@ -75,6 +75,48 @@ def test_a_record_that_comes_after_the_commit_is_in_no_transaction(log, topic, b
     assert stored(log, name) == {0: [b"1", b"2"]}
 
 
+def test_a_record_that_comes_after_the_abort_is_not_in_the_next_transaction(log, topic, begin, past_the_check):
+    name, large = topic(), topic(**FILES)
+    producer = begin(linger_ms=60_000)
+    producer.send(name, b"aborted")
+    producer.abort_transaction()
+    past_the_check(producer)
+    late = [producer.send(name, b"late"), producer.send(large, LARGE)]
+    producer.begin_transaction()
+    for future in late:
+        with pytest.raises(IllegalStateError, match="READY"):
+            future.get(timeout=30)
+    # nobody names the file that was written for it, and nobody renews its write id
+    assert producer._log._writer._write_id is None
+    producer.send(name, b"sent")
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"sent"]} and stored(log, large) == {}
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_thread_that_comes_too_late_ends_no_other_transaction(log, topic, begin, end):
+    """It has waited for what was sent, and meanwhile another thread has ended the transaction and begun the next."""
+    name = topic()
+    producer = begin()
+    transaction = producer._transaction
+    producer.send(name, b"1")
+    number = getattr(transaction, f"begin_{end}")()
+    producer.flush()
+    if end == "commit":
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(name, b"2")
+    late = (
+        (lambda: transaction.commit(producer._log, number)) if end == "commit" else (lambda: transaction.abort(number))
+    )
+    with pytest.raises(IllegalStateError, match="another thread"):
+        late()
+    producer.commit_transaction()
+    assert stored(log, name) == {0: [b"1", b"2"] if end == "commit" else [b"2"]}
+
+
 def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, past_the_check, monkeypatch):
     """It may have been done: then asking again would say so of the new record too."""
     name = topic()
