@@ -34,7 +34,7 @@ def producers(
     if as_json:
         print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
     elif not rows:
-        say("No producer is known.")
+        say("No producer is known: idempotent ones are for a day, transactional ones while their transaction is open.")
     else:
         print_table(
             None,

@@ -35,7 +35,13 @@ def list_(
 ) -> None:
     """List the current or last transaction of every transactional id.
 
-    One that has sent no records yet is not known to the store, and not listed as Ongoing.
+    One that has sent no records yet is not known to the store, and not listed as Ongoing. One that was left open is
+    aborted by a coordinator, `spark-log upkeep transactions`, or the next producer with its id.
+
+    **Examples**
+
+    - `spark-log transaction list --state Ongoing`
+    - `spark-log transaction abort load-1 --yes`
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.transaction_inspection import list_transactions

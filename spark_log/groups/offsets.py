@@ -110,7 +110,7 @@ def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) 
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
     if live:
         raise UnknownMemberIdError(
-            f"group {group_id!r} has {live} live members: only they commit its offsets; take another group id"
+            f"group {group_id!r} has {live} live member(s): only they commit its offsets; take another group id"
         )
     return now
 

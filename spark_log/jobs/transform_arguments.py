@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from spark_log.cluster.names import validate_user_topic
 from spark_log.consume.settings import ConsumerSettings
 from spark_log.datasource.option_text import OptionText
-from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics, parse_subscription
+from spark_log.datasource.subscription import (
+    AssignPartitions,
+    SubscribePattern,
+    SubscribeTopics,
+    Subscription,
+    parse_subscription,
+)
 from spark_log.errors import SparkLogError
 from spark_log.jobs.arguments import Parser, add_config, positive
 
@@ -56,6 +62,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TransformArgu
         topics = parse_subscription(OptionText({name: text for name, text in which.items() if text is not None}))
         if given.to_topic is not None:
             validate_user_topic(given.to_topic, "write to", "--to-topic")
+            if _reads(topics, given.to_topic):
+                parser.error(f"--to-topic {given.to_topic!r}: is subscribed too: the job would read its own output")
     except SparkLogError as error:
         parser.error(str(error))
     assert not isinstance(topics, AssignPartitions), "not among the arguments"
@@ -75,6 +83,12 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TransformArgu
         given.retries,
         given.json,
     )
+
+
+def _reads(topics: Subscription, name: str) -> bool:
+    if isinstance(topics, SubscribePattern):
+        return bool(topics.select([name]))
+    return isinstance(topics, SubscribeTopics) and name in topics.topics
 
 
 def _parser() -> Parser:

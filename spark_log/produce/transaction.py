@@ -73,6 +73,13 @@ CALLS: Mapping[str, frozenset[State]] = {
 }
 """In which states a producer may be called so."""
 
+_HINTS = {
+    State.UNINITIALIZED: "call init_transactions first",
+    State.READY: "call begin_transaction first",
+    State.IN_TRANSACTION: "commit or abort the open transaction first",
+    State.IN_DOUBT: "call commit_transaction again, or abort_transaction",
+}
+
 _FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
 
 
@@ -118,7 +125,10 @@ class ProducerTransaction:
         if state is State.ABORTABLE_ERROR:
             reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
             raise kafka_error(reason) from self._error
-        raise kafka_error(IllegalStateError(f"{call}: not possible in the state {state.value}"))
+        hint = _HINTS.get(state, "another thread commits or aborts")
+        raise kafka_error(
+            IllegalStateError(f"{self._transactional_id!r}: {call}: not possible in the state {state.value}: {hint}")
+        )
 
     def initialize(self) -> None:
         with self._lock:
@@ -339,12 +349,11 @@ def committer(group_metadata: Any) -> Committer:
     """From kafka-python's ConsumerGroupMetadata, or a group id."""
     if isinstance(group_metadata, str):
         return Committer(group_metadata)
-    try:
-        group_id, generation, member_id, instance_id, *_ = group_metadata
-    except (TypeError, ValueError):
+    if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
         raise TypeError(
             f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
-        ) from None
+        )
+    group_id, generation, member_id, instance_id, *_ = group_metadata
     if group_id is None:
         raise ValueError("group_metadata: the consumer has no group_id")
     return Committer(group_id, member_id or "", generation, instance_id)

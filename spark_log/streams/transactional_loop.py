@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
@@ -25,7 +25,13 @@ from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
 from spark_log.consume.consumer import Consumer
-from spark_log.errors import CommitFailedError, InvalidTxnStateError, SparkLogError, TransactionAbortableError
+from spark_log.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    InvalidTxnStateError,
+    SparkLogError,
+    TransactionAbortableError,
+)
 from spark_log.produce.producer import Producer
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,12 @@ logger = logging.getLogger(__name__)
 RecordsTransform = Callable[[list[ConsumerRecord], Producer], object]
 TableTransform = Callable[[pa.Table, Producer], object]
 
+_THE_LOOPS = frozenset(
+    {
+        "init_transactions", "begin_transaction", "send_offsets_to_transaction", "commit_transaction",
+        "abort_transaction", "close",
+    }
+)  # fmt: skip
 _POLL_MS = 200
 """How long a poll waits for records: how soon a `stop` is noticed."""
 _TELL_S = 10.0
@@ -90,6 +102,9 @@ class TransactionalLoop:
         """`retries`: how often records are tried again before the error of the last try is raised. ValueError names
         what does not fit.
         """
+        for name, given, kind in (("consumer", consumer, Consumer), ("producer", producer, Producer)):
+            if not isinstance(given, kind):
+                raise TypeError(f"{name}: expected a spark_log.{kind.__name__}, got {given!r}")
         settings = consumer.settings
         _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
         _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
@@ -125,6 +140,8 @@ class TransactionalLoop:
         self._stop.set()
 
     def _run(self, poll: Callable[[], _Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
+        if not callable(transform):
+            raise TypeError(f"transform: expected a function of (records, producer), got {transform!r}")
         self._producer.init_transactions()
         failures, heard_s = 0, clock.monotonic_s()
         while not self._stop.is_set():
@@ -167,7 +184,7 @@ class TransactionalLoop:
     def _fill(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
         consumer, producer = self._consumer, self._producer
         try:
-            returned = transform(polled.records, producer)
+            returned = transform(polled.records, cast(Producer, _Sending(producer)))
             if isinstance(returned, Generator | Coroutine):
                 raise TypeError(f"transform returned a {type(returned).__name__}, which has not run: send, and return")
             ends = {tp: OffsetAndMetadata(consumer.position(tp), "", -1) for tp in polled.starts}
@@ -244,6 +261,18 @@ class TransactionalLoop:
     @property
     def _name(self) -> str:
         return f"group {self._consumer.settings.group_id!r}, {self._producer.config['transactional_id']!r}"
+
+
+class _Sending:
+    """The producer as the function sees it: the transaction is the loop's to end."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _THE_LOOPS:
+            raise IllegalStateError(f"{name}: the loop does this; its function only sends")
+        return getattr(self._producer, name)
 
 
 def worth_another_try(error: BaseException) -> bool:

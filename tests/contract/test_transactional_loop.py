@@ -9,7 +9,7 @@ from kafka import errors as kafka_errors
 from kafka.structs import TopicPartition
 
 from spark_log import Consumer
-from spark_log.errors import InvalidRecordError, MetadataStoreUnavailableError
+from spark_log.errors import IllegalStateError, InvalidRecordError, MetadataStoreUnavailableError
 from spark_log.groups.inspect import describe_groups
 from spark_log.groups.offsets import committed_offsets
 from spark_log.log import transacting
@@ -249,3 +249,21 @@ def test_what_does_not_fit_is_refused_by_name(cluster, cluster_address, filled, 
                 TransactionalLoop(consumer, made)
         with pytest.raises(ValueError, match="retries: -1"):
             TransactionalLoop(consume(), producer, retries=-1)
+        with pytest.raises(TypeError, match="consumer: expected a"):
+            TransactionalLoop(producer, consume())
+        with pytest.raises(TypeError, match="transform: expected a function"):
+            TransactionalLoop(consume(), producer).run(None)
+
+
+def test_the_function_does_not_end_the_transaction(cluster, filled, consume, produce):
+    """It would commit what it has sent without the offsets behind it."""
+    loop = TransactionalLoop(consume(), produce(transactional_id="t"))
+    for call in ("commit_transaction", "abort_transaction", "begin_transaction"):
+
+        def ends(records, producer, call=call):
+            producer.send("out", b"half")
+            getattr(producer, call)()
+
+        with pytest.raises(IllegalStateError, match=f"{call}: the loop does this"):
+            loop.run(ends)
+    assert all_stored(cluster, "out") == []

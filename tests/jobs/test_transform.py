@@ -37,6 +37,8 @@ def test_the_least_and_the_most(tmp_path):
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--function", "m:f"], "not allowed with"),
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--arrow"], "--arrow: only with --function"),
         ([*BASE, "--subscribe", "x", "--to-topic", "a/b"], "a/b"),
+        ([*BASE, "--subscribe", "x,y", "--to-topic", "y"], "would read its own output"),
+        ([*BASE, "--subscribe-pattern", "y", "--to-topic", "xyz"], "would read its own output"),
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--retries", "0"], "whole number from 1"),
     ],
 )
