@@ -72,7 +72,5 @@ def _check(store: Store, connection: sa.Connection, who: Committer, commits: Com
             return refuse_with_members(store, connection, who.group_id)
         return check_committer(store, connection, me, who.generation, commits, lock=lock)
     except (IllegalGenerationError, UnknownMemberIdError) as error:
-        hint = (
-            "" if who.member_id else "; members pass what Consumer.group_metadata() returns, not a group id alone"
-        )
+        hint = "" if who.member_id else "; members pass what Consumer.group_metadata() returns, not a group id alone"
         raise CommitFailedError(f"offsets of group {who.group_id!r} in a transaction: {error}{hint}") from error
