@@ -14,7 +14,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from spark_log.errors import ClusterNotFoundError, UnsupportedStoreError
+from spark_log.errors import ClusterNotFoundError, MetadataStoreUnavailableError, UnsupportedStoreError
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
 from spark_log.metadata.identity import ask_server
 
@@ -55,16 +55,47 @@ class WriterQueue:
         self._process = -1
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        with self._thread_lock:
+    def turn(self, timeout_s: float) -> Iterator[None]:
+        """Raises MetadataStoreUnavailableError where others do not let go of the lock for so long."""
+        if not self._thread_lock.acquire(timeout=max(0.0, timeout_s)):
+            raise MetadataStoreUnavailableError(self._held(timeout_s))
+        try:
             if self._process != os.getpid():  # a forked child must not share its parent's file lock
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 self._process = os.getpid()
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._lock(timeout_s)
             try:
                 yield
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._thread_lock.release()
+
+    def _lock(self, timeout_s: float) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting = _Waiting(self._descriptor)
+            try:
+                if waiting.done(timeout_s):
+                    return
+                raise MetadataStoreUnavailableError(self._held(timeout_s)) from None
+            except BaseException:
+                self._process = -1  # the descriptor is left to the one that waits
+                waiting.give_up()
+                raise
+
+    def _held(self, timeout_s: float) -> str:
+        """Who it is that others wait for, as far as the kernel tells."""
+        inode = f":{self._path.stat().st_ino} "
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+        holders = [words[4] for words in locks if words[1] == "FLOCK"]  # "->" is the second word of one that waits
+        by = f"by process {', '.join(holders)}" if holders else "by others"
+        return (
+            f"{self._path}: the lock that writers of the metadata store take in turn was held {by} for"
+            f" {timeout_s:.1f} s; if that process is stopped (SIGSTOP, a debugger, a frozen container), let it go on"
+            " or end it: nothing is lost by that"
+        )
 
     def close(self) -> None:
         """Let go of the file; a turn after that opens it again."""
@@ -72,6 +103,34 @@ class WriterQueue:
             if self._process == os.getpid():  # else it is the parent's to close
                 os.close(self._descriptor)
             self._process = -1
+
+
+class _Waiting:
+    """Waits for a file lock in a thread, as flock(2) has no timeout and whoever only asks now and then may starve."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._locked = threading.Event()
+        self._decision = threading.Lock()
+        self._given_up = False
+        threading.Thread(target=self._run, name="spark-log-writer-queue", daemon=True).start()
+
+    def _run(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        with self._decision:
+            self._locked.set()
+            if self._given_up:
+                os.close(self._descriptor)
+
+    def done(self, timeout_s: float) -> bool:
+        return self._locked.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """Nobody wants the lock any more: whenever it comes, it is let go."""
+        with self._decision:
+            self._given_up = True
+            if self._locked.is_set():
+                os.close(self._descriptor)
 
 
 def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:

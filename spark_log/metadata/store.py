@@ -131,7 +131,7 @@ class Store:
                             self.changes.announce()
                         return in_doubt.result
                     in_doubt = None
-                with self._writer_turn(), self._writing_connection(durable) as connection:
+                with self._writer_turn(deadline), self._writing_connection(durable) as connection:
                     transaction = connection.begin()
                     try:
                         connection.info.pop(_TRANSACTION_ID, None)
@@ -176,11 +176,11 @@ class Store:
         return bool(status == "committed")
 
     @contextlib.contextmanager
-    def _writer_turn(self) -> Iterator[None]:
+    def _writer_turn(self, deadline: float) -> Iterator[None]:
         if self._queue is None:
             yield
         else:
-            with self._queue.turn():
+            with self._queue.turn(deadline - clock.monotonic_s()):
                 yield
 
     @contextlib.contextmanager
@@ -237,7 +237,8 @@ class Store:
         """
         if not self.sqlite:
             return False
-        with self._writer_turn(), self.engine.connect() as connection:
+        deadline = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
+        with self._writer_turn(deadline), self.engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert driver is not None
             driver.execute("VACUUM")

@@ -1,5 +1,6 @@
 """What every metadata store must keep: a cluster, its topics, the append transaction; and trouble with the database."""
 
+import os
 import random
 import threading
 import uuid
@@ -645,6 +646,38 @@ def test_a_process_stopped_inside_a_transaction_does_not_hold_its_locks_for_ever
 
     assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 3
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(cluster, cluster_address):
+    """It may be stopped; they are told whom to ask, and what they have given up keeps nobody from the lock later."""
+    there, go_on = threading.Event(), threading.Event()
+    name = sa.text("UPDATE cluster SET cluster_id = :name")
+
+    def stopped(connection, _attempt):
+        connection.execute(name, {"name": "one"})
+        there.set()
+        go_on.wait(timeout=60)
+
+    with Cluster.open(cluster_address) as one:
+        holder = threading.Thread(target=lambda: one.store.transact(stopped))
+        holder.start()
+        there.wait(timeout=60)
+        held = f"was held by process {os.getpid()} for 0.[0-9] s; if that process is stopped"
+        for _ in range(2):
+            with pytest.raises(MetadataStoreUnavailableError, match=held):
+                cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+        waiting = threading.Thread(target=lambda: cluster.store.transact(lambda connection, _: go_on.wait(60)))
+        waiting.start()
+        with pytest.raises(
+            MetadataStoreUnavailableError, match="the lock that writers"
+        ):  # its own thread's turn comes first
+            cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+        go_on.set()
+        for thread in (holder, waiting):
+            thread.join(timeout=60)
+        cluster.store.transact(lambda connection, _: connection.execute(name, {"name": "two"}), timeout_ms=10_000)
+        one.store.transact(lambda connection, _: connection.execute(name, {"name": "three"}), timeout_ms=10_000)
 
 
 OPEN_AND_CLOSE = """

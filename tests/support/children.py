@@ -69,6 +69,7 @@ class Child:
         """SIGSTOP, but not while it holds a lock of the store that everybody would wait for."""
         while True:
             self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all of its threads
             try:
                 store.transact(_take_locks, timeout_ms=500)
             except (SparkLogError, sa.exc.DBAPIError):
