@@ -1,7 +1,5 @@
 """`spark-log broker …`: add, show, serve and remove brokers."""
 
-import signal
-import threading
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -114,12 +112,12 @@ def start(
     from spark_log.broker import Broker
     from spark_log.cluster.cluster import Cluster
     from spark_log.config import ClusterSettings
+    from spark_log.stopping import Stop
 
     settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
-    stop = threading.Event()
+    stop = Stop()
     with Cluster.open(cluster) as opened, Broker(opened, broker_id, settings=settings) as broker:
-        for number in (signal.SIGTERM, signal.SIGINT):  # until now they may end the wait for a predecessor's lease
-            signal.signal(number, lambda *_: stop.set())
+        stop.on_signals()  # until now they may end the wait for a predecessor's lease
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
         acting = False
         while not stop.wait(0.1) and broker.failure is None:

@@ -1,7 +1,5 @@
 """`spark-log coordinator`: do the periodic duties of the cluster until stopped."""
 
-import signal
-import threading
 from typing import Annotated
 
 import typer
@@ -31,6 +29,7 @@ def coordinator(
     from spark_log.cluster.cluster import Cluster
     from spark_log.config import ClusterSettings
     from spark_log.coordinator import Coordinator, coordinator_status
+    from spark_log.stopping import Stop
 
     settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
     with Cluster.open(cluster) as opened:
@@ -39,9 +38,7 @@ def coordinator(
             facts = {"holder": found.holder, "term": found.epoch, "lease_left_ms": found.left_ms}
             print_json(facts) if as_json else print_facts(facts)
             return
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        stop = Stop().on_signals()
         with Coordinator(opened, settings=settings) as standing:
             say(f"Standing for coordinator of {opened.store.address}. Ctrl-C stops.")
             acting = False

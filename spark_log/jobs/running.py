@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,6 +15,7 @@ from spark_log.ids import TopicPartition
 from spark_log.jobs.arguments import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.measure import NAME, Measured
 from spark_log.jobs.summary import BatchProgress
+from spark_log.stopping import Stop
 from spark_log.streams.windows import late_in
 
 _POLL_S = 1
@@ -127,17 +126,15 @@ def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartiti
         return {}
 
 
-def stop_on_signals(spark: SparkSession) -> Event:
-    """An event that SIGTERM or SIGINT to this process, or to the JVM that spark-submit is, sets."""
-    stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+def stop_on_signals(spark: SparkSession) -> Stop:
+    """What SIGTERM or SIGINT to this process, or to the JVM that spark-submit is, sets."""
+    stop = Stop().on_signals()
     with contextlib.suppress(Exception):  # no JVM of our own (Spark Connect): the handlers above remain
         _listen_in_jvm(spark, stop)
     return stop
 
 
-def _listen_in_jvm(spark: SparkSession, stop: Event) -> None:
+def _listen_in_jvm(spark: SparkSession, stop: Stop) -> None:
     """A kill of spark-submit reaches its JVM, which would tear the query down; now it only tells this process."""
     from pyspark.java_gateway import ensure_callback_server_started
 

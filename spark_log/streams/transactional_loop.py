@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any, cast
 
 import pyarrow as pa
@@ -33,6 +32,7 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.produce.producer import Producer
+from spark_log.stopping import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class TransactionalLoop:
         _check("transactional_id", None, transactional_id is not None, "the name of this process")
         _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
         self._consumer, self._producer, self._retries = consumer, producer, retries
-        self._stop = Event()
+        self._stop = Stop()
         self._told_s = clock.monotonic_s()
         self.totals = Totals()
 
