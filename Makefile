@@ -11,6 +11,8 @@ export PYSPARK_PYTHON        := $(PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(PYTHON)
 export SPARK_LOCAL_IP        ?= 127.0.0.1
 export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Each has a Spark of its own, which uses two cores now and then.
+WORKERS ?= 2
 # Recipes that need Java start with this: an old default Java does not matter while a good one is installed.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
@@ -51,8 +53,8 @@ format: venv  ## let ruff format and fix what it can
 	ruff format $(LINTED)
 	ruff check --fix $(LINTED)
 
-test: check java postgres delta  ## check, then every test
-	$(WITH_JAVA) $(PYTHON) -m pytest $(PYTEST_ARGS)
+test: check java postgres delta  ## check, then every test, in as many processes as WORKERS says
+	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
