@@ -4,11 +4,12 @@ One transaction: begin, 10 sends of one record over 4 partitions, offsets of a g
 values of 100 bytes in transactions of 1,000 records, against the same sends without transactions, where the program
 waits for every 1,000 as a commit does, and where it never waits; they take turns.
 Readers: a consumer that reads a topic of --records from its beginning, and records that are sent one by one to another
-until that consumer has them; turns without and with a transaction that is open in all of these partitions, for --open-s
-seconds together. On a SQLite cluster, and on PostgreSQL too with --postgresql.
+until that consumer has them; turns beside a transaction that is open in all of these partitions, for --open-s seconds
+together, and after the same transaction has been aborted. On a SQLite cluster, and on PostgreSQL too with --postgresql.
 """
 
 import argparse
+import gc
 import os
 import statistics
 import time
@@ -119,11 +120,12 @@ class Bench:
             while opened_s < self.arguments.open_s:
                 for is_open in (False, True, True, False):  # whatever grows with time meets both
                     began = time.perf_counter()
-                    if is_open:
-                        client.begin_transaction()
-                        for number in range(10_000):
-                            client.send(("read", "tail")[number % 2], VALUES[number % 1_000], partition=number // 2 % 4)
-                        client.flush()
+                    client.begin_transaction()
+                    for number in range(10_000):
+                        client.send(("read", "tail")[number % 2], VALUES[number % 1_000], partition=number // 2 % 4)
+                    client.flush()
+                    if not is_open:  # what the sends leave in this process and on the disk is there in both
+                        client.abort_transaction()
                     self._read(rates[is_open], seconds[is_open])
                     if is_open:
                         client.abort_transaction()
@@ -136,6 +138,7 @@ class Bench:
 
     def _read(self, rates: list[float], seconds: list[float]) -> None:
         """A read of the whole topic, and 50 records sent one by one."""
+        gc.collect()  # the garbage of the sends before is not the reader's to collect
         whole, tail = ([TopicPartition(topic, n) for n in range(PARTITIONS)] for topic in ("read", "tail"))
         with (
             Consumer(cluster=self.address, isolation_level="read_committed") as consumer,
