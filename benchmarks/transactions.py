@@ -4,17 +4,20 @@ One transaction: begin, 10 sends of one record over 4 partitions, offsets of a g
 values of 100 bytes in transactions of 1,000 records, against the same sends without transactions, where the program
 waits for every 1,000 as a commit does, and where it never waits; they take turns.
 Readers: a consumer that reads a topic of --records from its beginning, and records that are sent one by one to another
-until that consumer has them; turns beside a transaction that is open in all of these partitions, for --open-s seconds
-together, and after the same transaction has been aborted. On a SQLite cluster, and on PostgreSQL too with --postgresql.
+until that consumer has them; turns beside a transaction that a process has open in all of these partitions, for
+--open-s seconds together, and after the same transaction has been aborted. On a SQLite cluster, and on PostgreSQL too
+with --postgresql.
 """
 
 import argparse
-import gc
+import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import pyarrow as pa
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -114,22 +117,18 @@ class Bench:
             client.send_table("read", pa.table({"value": values, "partition": [n % PARTITIONS for n in range(count)]}))
         rates: dict[bool, list[float]] = {False: [], True: []}
         seconds: dict[bool, list[float]] = {False: [], True: []}
-        with Producer(cluster=self.address, transactional_id="open", transaction_timeout_ms=600_000) as client:
-            client.init_transactions()
+        with _opener(self.address) as end:
             opened_s = 0.0
             while opened_s < self.arguments.open_s:
                 for is_open in (False, True, True, False):  # whatever grows with time meets both
+                    end("open")
+                    if not is_open:  # what the sends leave on the disk is there in both
+                        end("abort")
                     began = time.perf_counter()
-                    client.begin_transaction()
-                    for number in range(10_000):
-                        client.send(("read", "tail")[number % 2], VALUES[number % 1_000], partition=number // 2 % 4)
-                    client.flush()
-                    if not is_open:  # what the sends leave in this process and on the disk is there in both
-                        client.abort_transaction()
                     self._read(rates[is_open], seconds[is_open])
                     if is_open:
-                        client.abort_transaction()
                         opened_s += time.perf_counter() - began
+                        end("abort")
         beside, without = statistics.median(rates[True]), statistics.median(rates[False])
         measured = f"{beside:,.0f}/s against {without:,.0f}/s: {beside / without:.2f}"
         yield Row("reading beside an open transaction / without one", self.store, measured, "no slower")
@@ -138,7 +137,6 @@ class Bench:
 
     def _read(self, rates: list[float], seconds: list[float]) -> None:
         """A read of the whole topic, and 50 records sent one by one."""
-        gc.collect()  # the garbage of the sends before is not the reader's to collect
         whole, tail = ([TopicPartition(topic, n) for n in range(PARTITIONS)] for topic in ("read", "tail"))
         with (
             Consumer(cluster=self.address, isolation_level="read_committed") as consumer,
@@ -160,6 +158,37 @@ class Bench:
                 while not consumer.poll(1_000):
                     pass
                 seconds.append(time.perf_counter() - began)
+
+
+@contextmanager
+def _opener(address: str) -> Iterator[Callable[[str], None]]:
+    """A process with a producer that is told to `open` a transaction with 10,000 records, and to `abort` it."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, its = spawn.Pipe()
+    process = spawn.Process(target=_obey, args=(address, its))
+    process.start()
+
+    def tell(what: str) -> None:
+        ours.send(what)
+        assert ours.recv() == what
+
+    yield tell
+    ours.send("end")
+    process.join()
+
+
+def _obey(address: str, pipe: Connection) -> None:
+    with Producer(cluster=address, transactional_id="open", transaction_timeout_ms=600_000) as client:
+        client.init_transactions()
+        while (what := pipe.recv()) != "end":
+            if what == "open":
+                client.begin_transaction()
+                for number in range(10_000):
+                    client.send(("read", "tail")[number % 2], VALUES[number % 1_000], partition=number // 2 % 4)
+                client.flush()
+            else:
+                client.abort_transaction()
+            pipe.send(what)
 
 
 def main() -> None:
