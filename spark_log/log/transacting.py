@@ -47,7 +47,7 @@ _P, _T, _X, _S = t.producer.c, t.transaction.c, t.transaction_segment.c, t.segme
 _CHUNK = 1_000
 
 _ROW = (
-    sa.select(_P.epoch, _T.number, _T.state, _T.until_ms, _T.era, _P.transaction_timeout_ms)
+    sa.select(_P.transactional_id, _P.epoch, _T.number, _T.state, _T.until_ms, _T.era, _P.transaction_timeout_ms)
     .join(t.transaction, _T.producer_id == _P.producer_id)
     .where(_P.producer_id == bindparam("producer_id"))
 )
@@ -284,10 +284,11 @@ def _read(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
         raise InvalidProducerIdMappingError(
             f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
         )
-    [(epoch, number, state, until_ms, era, timeout_ms)] = rows
+    [(transactional_id, epoch, number, state, until_ms, era, timeout_ms)] = rows
     state = TransactionState(state)
     expired = state is ONGOING and now.expired(until_ms, era)
-    return _Row(Transaction(producer_id, epoch, number, state, expired=expired), timeout_ms)
+    found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
+    return _Row(found, timeout_ms)
 
 
 def _lock(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:

@@ -54,6 +54,8 @@ class Transaction:
     """Batches that are registered."""
     expired: bool = False
     """Ongoing for longer than transaction.timeout.ms: whoever meets it aborts it."""
+    transactional_id: str = ""
+    """For messages."""
 
 
 def initialize(transaction: Transaction) -> Transaction:
@@ -82,8 +84,8 @@ def commit(transaction: Transaction, claim: Claim, batches: int) -> Transaction:
     there = transaction.pending if claim.number == transaction.number else 0
     if there != batches:
         raise TransactionAbortableError(
-            f"{_name(claim)}: {batches} batches were sent and {there} are there: a topic was deleted meanwhile, or the"
-            " metadata store has crashed; abort it, and do it again"
+            f"{_name(transaction, claim)}: {batches} batches were sent and {there} are there: a topic was deleted"
+            " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
     return _over(replace(transaction, number=claim.number), COMMITTED)
 
@@ -97,7 +99,7 @@ def abort(transaction: Transaction, claim: Claim) -> Transaction:
         return transaction
     _check_claim(transaction, claim)
     if claim.number == transaction.number and transaction.state is not ONGOING:
-        raise InvalidTxnStateError(f"{_name(claim)} cannot be aborted: its state is {transaction.state}")
+        raise InvalidTxnStateError(f"{_name(transaction, claim)} cannot be aborted: it is {transaction.state}")
     return _over(replace(transaction, number=claim.number), ABORTED)
 
 
@@ -114,25 +116,27 @@ def check(transaction: Transaction, claim: Claim) -> None:
     while another is open.
     """
     _check_claim(transaction, claim)
+    name = _name(transaction, claim)
     if claim.number == transaction.number:
         if transaction.state is ABORTED or transaction.expired:
             raise TransactionAbortableError(
-                f"{_name(claim)} has been aborted: transaction_timeout_ms was over, or an operator did it"
+                f"{name} has been aborted: transaction_timeout_ms was over, or an operator did it"
             )
         if transaction.state is not ONGOING:
-            raise InvalidTxnStateError(f"{_name(claim)} cannot go on: its state is {transaction.state}")
+            raise InvalidTxnStateError(f"{name} cannot go on: its state is {transaction.state}")
 
 
 def _check_claim(transaction: Transaction, claim: Claim) -> None:
     if claim.epoch != transaction.epoch:
         raise ProducerFencedError(
-            f"producer {claim.producer_id}: epoch {claim.epoch} is fenced by {transaction.epoch}: another producer has"
-            " the same transactional_id"
+            f"transactional_id {transaction.transactional_id!r}: epoch {claim.epoch} of producer {claim.producer_id} is"
+            f" fenced by {transaction.epoch}: another producer has the same transactional_id"
         )
+    name = _name(transaction, claim)
     if claim.number < transaction.number:
-        raise InvalidTxnStateError(f"{_name(claim)} is over: the current one is {transaction.number}")
+        raise InvalidTxnStateError(f"{name} is over: the current one is {transaction.number}")
     if claim.number > transaction.number and transaction.state is ONGOING:
-        raise InvalidTxnStateError(f"{_name(claim)} cannot begin: {transaction.number} is {transaction.state}")
+        raise InvalidTxnStateError(f"{name} cannot begin: {transaction.number} is {transaction.state}")
 
 
 def _is_the_last(transaction: Transaction, claim: Claim) -> bool:
@@ -144,5 +148,5 @@ def _over(transaction: Transaction, state: TransactionState) -> Transaction:
     return replace(transaction, state=state, pending=0, expired=False)
 
 
-def _name(claim: Claim) -> str:
-    return f"transaction {claim.number} of producer {claim.producer_id}"
+def _name(transaction: Transaction, claim: Claim) -> str:
+    return f"transaction {claim.number} of {transaction.transactional_id!r} (producer {claim.producer_id})"

@@ -43,7 +43,7 @@ TABLE = {
 def stored(state):
     expired = state is EXPIRED
     state = ONGOING if expired else state
-    return Transaction(7, 3, THIS, state, pending=2 if state is ONGOING else 0, expired=expired)
+    return Transaction(7, 3, THIS, state, 2 if state is ONGOING else 0, expired, "bills")
 
 
 def calls(transaction, claim):
@@ -66,11 +66,11 @@ def test_what_may_follow(state, number):
             assert after.pending == (0 if expected is not ONGOING else 3 if number == THIS else 1)
             assert expected in TRANSITIONS[transaction.state]
         else:
-            with pytest.raises(expected, match=f"transaction {number} of producer 7"):
+            with pytest.raises(expected, match=f"transaction {number} of 'bills' .producer 7."):
                 call()
     for epoch in (2, 4):
         for call in calls(transaction, Claim(7, epoch, number)):
-            with pytest.raises(ProducerFencedError, match=f"epoch {epoch} is fenced by 3"):
+            with pytest.raises(ProducerFencedError, match=f"'bills': epoch {epoch} of producer 7 is fenced by 3"):
                 call()
 
 
