@@ -50,9 +50,20 @@ class WriterQueue:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._thread_lock = threading.Lock()
         self._descriptor = -1
-        self._process = -1
+        self._forget()
+        _queues.add(self)
+
+    def _forget(self) -> None:
+        self._thread_lock = threading.Lock()
+        self._waiting: _Waiting | None = None
+
+    def forget_parent(self) -> None:
+        """In a forked child: what waits and works is not here, and the file's lock is the parent's alone."""
+        self._forget()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
@@ -60,9 +71,8 @@ class WriterQueue:
         if not self._thread_lock.acquire(timeout=max(0.0, timeout_s)):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         try:
-            if self._process != os.getpid():  # a forked child must not share its parent's file lock
+            if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                self._process = os.getpid()
             self._lock(timeout_s)
             try:
                 yield
@@ -72,18 +82,15 @@ class WriterQueue:
             self._thread_lock.release()
 
     def _lock(self, timeout_s: float) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting = _Waiting(self._descriptor)
+        if self._waiting is None or self._waiting.is_over():
             try:
-                if waiting.done(timeout_s):
-                    return
-                raise MetadataStoreUnavailableError(self._held(timeout_s)) from None
-            except BaseException:
-                self._process = -1  # the descriptor is left to the one that waits
-                waiting.give_up()
-                raise
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._waiting = _Waiting(self._descriptor)
+        if not self._waiting.has_it(timeout_s):
+            raise MetadataStoreUnavailableError(self._held(timeout_s))
+        self._waiting = None
 
     def _held(self, timeout_s: float) -> str:
         """Who it is that others wait for, as far as the kernel tells."""
@@ -100,37 +107,66 @@ class WriterQueue:
     def close(self) -> None:
         """Let go of the file; a turn after that opens it again."""
         with self._thread_lock:
-            if self._process == os.getpid():  # else it is the parent's to close
+            if self._waiting is not None and not self._waiting.is_over():
+                self._waiting.close()
+            elif self._descriptor >= 0:
                 os.close(self._descriptor)
-            self._process = -1
+            self._descriptor, self._waiting = -1, None
 
 
 class _Waiting:
-    """Waits for a file lock in a thread, as flock(2) has no timeout and whoever only asks now and then may starve."""
+    """Waits for a file lock in a thread, as flock(2) has no timeout and whoever only asks now and then may starve.
+
+    Whoever has no more time leaves it waiting for the next one: while a process stands still with the lock, others have
+    one thread each. If the lock comes when nobody wants it, it is let go.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._locked = threading.Event()
-        self._decision = threading.Lock()
-        self._given_up = False
+        self._changed = threading.Condition()
+        self._wanted = True
+        self._locked = self._over = self._closed = False
         threading.Thread(target=self._run, name="spark-log-writer-queue", daemon=True).start()
 
     def _run(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._decision:
-            self._locked.set()
-            if self._given_up:
-                os.close(self._descriptor)
+        with self._changed:
+            self._locked = True
+            if self._wanted:
+                self._changed.notify_all()
+            else:
+                self._let_go()
 
-    def done(self, timeout_s: float) -> bool:
-        return self._locked.wait(timeout_s)
+    def _let_go(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._over = True
+        if self._closed:
+            os.close(self._descriptor)
 
-    def give_up(self) -> None:
-        """Nobody wants the lock any more: whenever it comes, it is let go."""
-        with self._decision:
-            self._given_up = True
-            if self._locked.is_set():
-                os.close(self._descriptor)
+    def is_over(self) -> bool:
+        """Whether it waits no more. If it does, it will until `has_it`, for it is wanted from now on."""
+        with self._changed:
+            self._wanted = not self._over
+            return self._over
+
+    def has_it(self, timeout_s: float) -> bool:
+        """Whether the lock has come: it is the caller's then. Else it is not wanted any more."""
+        with self._changed:
+            try:
+                return self._changed.wait_for(lambda: self._locked, timeout_s)
+            except BaseException:
+                if self._locked:
+                    self._let_go()
+                raise
+            finally:
+                self._wanted = False
+
+    def close(self) -> None:
+        """Close the descriptor when the lock has come."""
+        with self._changed:
+            self._wanted, self._closed = False, True
+            if self._locked:
+                self._let_go()
 
 
 def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
@@ -196,11 +232,14 @@ def _postgresql_engine(address: Address) -> sa.Engine:
 
 
 _engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()
+_queues: "weakref.WeakSet[WriterQueue]" = weakref.WeakSet()
 
 
-def _forget_connections_of_parent() -> None:
+def _forget_what_is_the_parents() -> None:
     for engine in list(_engines):
         engine.dispose(close=False)
+    for queue in list(_queues):
+        queue.forget_parent()
 
 
-os.register_at_fork(after_in_child=_forget_connections_of_parent)
+os.register_at_fork(after_in_child=_forget_what_is_the_parents)

@@ -2,6 +2,9 @@
 
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from dataclasses import replace
@@ -667,6 +670,7 @@ def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(
         for _ in range(2):
             with pytest.raises(MetadataStoreUnavailableError, match=held):
                 cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+        assert sum(thread.name == "spark-log-writer-queue" for thread in threading.enumerate()) == 1, "not one a try"
         waiting = threading.Thread(target=lambda: cluster.store.transact(lambda connection, _: go_on.wait(60)))
         waiting.start()
         with pytest.raises(
@@ -678,6 +682,36 @@ def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(
             thread.join(timeout=60)
         cluster.store.transact(lambda connection, _: connection.execute(name, {"name": "two"}), timeout_ms=10_000)
         one.store.transact(lambda connection, _: connection.execute(name, {"name": "three"}), timeout_ms=10_000)
+
+
+FORK_IN_THE_MIDST = """
+import os, signal, sys
+from spark_log import Cluster
+
+def body(connection, attempt):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        signal.pause()
+    signal.pause()
+
+with Cluster.open(sys.argv[1]) as cluster:
+    cluster.store.transact(body)
+"""
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(cluster, cluster_address):
+    process = subprocess.Popen([sys.executable, "-c", FORK_IN_THE_MIDST, cluster_address], stdout=subprocess.PIPE)
+    with process:
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(MetadataStoreUnavailableError):
+                cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+            process.kill()
+            cluster.store.transact(lambda connection, _: None, timeout_ms=30_000)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            process.kill()
 
 
 OPEN_AND_CLOSE = """
