@@ -21,6 +21,7 @@ from spark_log.metadata import engine as engines
 from spark_log.metadata import identity, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.changes import changes_of
+from spark_log.metadata.writer_queue import WriterQueue
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Store:
         self.sqlite = address.folder is not None
         self.changes = changes_of(address)
         self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
-        self._queue = engines.WriterQueue(address.folder / "metadata.lock") if address.folder else None
+        self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
