@@ -3,6 +3,8 @@
 Whoever looks, whenever he looks, sees each transfer whole or not at all, each once, and with its group's offset.
 """
 
+import shutil
+
 import pytest
 import sqlalchemy as sa
 
@@ -202,8 +204,9 @@ def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
     more = teller.count("done") + 3
     teller.waits_for(lambda child: child.count("done") >= more or child.heard("done", f"a-{COUNT - 1}"))
     until(lambda: not in_sync(cluster, 3), cluster.store)
+    shutil.rmtree(log_dir, ignore_errors=True)  # who was writing when it went may have made the folder anew
     if new_disk:
-        log_dir.mkdir()
+        log_dir.mkdir(exist_ok=True)
     else:
         away.rename(log_dir)
     until(lambda: in_sync(cluster, 3), cluster.store)
