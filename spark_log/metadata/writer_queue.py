@@ -37,7 +37,8 @@ class WriterQueue:
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
         """Raises MetadataStoreUnavailableError where others do not let go of the lock for so long."""
-        if not self._thread_lock.acquire(timeout=max(0.0, timeout_s)):
+        timeout_s = max(0.0, timeout_s)
+        if not self._thread_lock.acquire(timeout=timeout_s):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         try:
             if self._descriptor < 0:
