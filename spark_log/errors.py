@@ -16,7 +16,7 @@ SparkLogError
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
-    ├── OffsetOutOfRangeError, NoOffsetForPartitionError, DataLossError
+    ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
     ├── CommitFailedError, IllegalStateError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
     │   InvalidProducerIdMappingError, TransactionalIdNotFoundError,
@@ -33,6 +33,8 @@ SparkLogError
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 
 class SparkLogError(Exception):
@@ -147,6 +149,25 @@ class InvalidTimestampError(InvalidRecordError):
 
 class OffsetOutOfRangeError(FatalError):
     """The offset is below the log start offset or above the high watermark."""
+
+
+class LogTruncationError(FatalError):
+    """Records that the reader has read were cut off by an unclean leader election: its position is of another lineage.
+
+    `divergent_offsets` has for each partition where to read on, `partition_offsets` where the reader was; the keys are
+    TopicPartitions, and the values of the first are OffsetAndMetadata where a client raises it.
+    """
+
+    def __init__(
+        self, divergent_offsets: Mapping[Any, Any], partition_offsets: Mapping[Any, int] | None = None
+    ) -> None:
+        super().__init__(divergent_offsets)  # kafka-python's class, if this is one too, takes them so
+        self.divergent_offsets = dict(divergent_offsets)
+        self.partition_offsets = dict(partition_offsets or {})
+        self.args = (self.divergent_offsets, self.partition_offsets)
+
+    def __str__(self) -> str:
+        return f"log truncated below the positions {self.partition_offsets}: diverging at {self.divergent_offsets}"
 
 
 class NoOffsetForPartitionError(FatalError):

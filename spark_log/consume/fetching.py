@@ -108,7 +108,7 @@ class Fetching:
     def _settle(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> None:
-        for partition, (topic_id, ends) in found.items():
+        for partition, (topic_id, ends, _) in found.items():
             state = states[TopicPartition(*partition)]
             if state.topic_id not in (None, topic_id):
                 self.buffers.drop(TopicPartition(*partition))
@@ -122,7 +122,7 @@ class Fetching:
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
-        for partition, (_, (_, end)) in found.items():
+        for partition, (_, (_, end), _) in found.items():
             name = TopicPartition(*partition)
             state = states[name]
             if state.fetchable and name not in self.buffers and state.offset is not None and state.offset < end:

@@ -93,7 +93,7 @@ def _slice(topic: Topic, partition: int, rows: Sequence[Any]) -> Slice:
     base, end = rows[0].position, rows[-1].position + 1
     return Slice(
         topic.name, topic.folder, partition, base, base, end, len(rows), len(blob.data), int(TimestampType.CREATE_TIME),
-        "", blob.facts.checksum, (), blob.data,
+        "", blob.facts.checksum, 0, (), blob.data,
     )  # fmt: skip
 
 

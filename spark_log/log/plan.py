@@ -37,6 +37,7 @@ class Found(NamedTuple):
 
     topic_id: TopicId
     positions: Positions
+    leader_epoch: int
 
 
 # Built once: making such a statement takes longer than running it.
@@ -47,6 +48,7 @@ _POSITIONS = (
         t.partition.c.topic_id,
         t.partition.c.log_start_offset,
         t.partition.c.high_watermark,
+        t.partition.c.leader_epoch,
     )
     .join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
     .where(t.topic.c.name.in_(sa.bindparam("names", expanding=True)))
@@ -79,8 +81,8 @@ def find_positions(connection: sa.Connection, partitions: Collection[TopicPartit
         query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
     found = {
-        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end))
-        for name, number, topic_id, start, end in connection.execute(query, parameters)
+        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), leader_epoch)
+        for name, number, topic_id, start, end, leader_epoch in connection.execute(query, parameters)
     }
     return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
 
@@ -120,7 +122,20 @@ def plan(
         files = {row.partition for row in rows if not row.inline}
         replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
         for row in rows:
-            (partition, base, end_offset, count, size, min_ms, max_ms, type_, segment_name, checksum, inline) = row
+            (
+                partition,
+                base,
+                end_offset,
+                count,
+                size,
+                min_ms,
+                max_ms,
+                type_,
+                segment_name,
+                checksum,
+                leader_epoch,
+                inline,
+            ) = row
             if (times.min_ms is not None and max_ms < times.min_ms) or (
                 times.max_ms is not None and min_ms >= times.max_ms
             ):
@@ -139,6 +154,7 @@ def plan(
                     type_,
                     segment_name,
                     checksum,
+                    leader_epoch,
                     () if inline else reading_order(replicas[partition], segment_name, end_offset),
                     b"" if inline else None,
                 )
@@ -196,10 +212,10 @@ def first_segments_at_or_after(
         found[partition] = [
             Slice(
                 topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
-                name, checksum, () if inline else reading_order(replicas[partition], name, end_offset),
+                name, checksum, leader_epoch, () if inline else reading_order(replicas[partition], name, end_offset),
                 b"" if inline else None,
             )
-            for _, base, end_offset, count, size, _, _, type_, name, checksum, inline in rows
+            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline in rows
         ]  # fmt: skip
     return found
 
@@ -215,6 +231,7 @@ _SEGMENT_COLUMNS = (
     t.segment.c.timestamp_type,
     t.segment.c.name,
     t.segment.c.checksum,
+    t.segment.c.leader_epoch,
     t.segment.c.inline,
 )
 

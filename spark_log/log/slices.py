@@ -20,6 +20,8 @@ class Slice(NamedTuple):
     timestamp_type: int
     name: str
     checksum: str
+    leader_epoch: int
+    """Of the newest of its appends, where segments were merged."""
     log_dir_ids: tuple[LogDirId, ...]
     data: bytes | None
 

@@ -10,7 +10,7 @@ from spark_log.log.transfer import PIECE_OFFSETS_MAX, Piece, cut_pieces
 
 def piece(base, end, start=None, size=100, timestamp_type=0, records=1):
     start = base if start is None else start
-    return Slice("t", "t-0", 0, base, start, end, records, size, timestamp_type, "s", "", (), None)
+    return Slice("t", "t-0", 0, base, start, end, records, size, timestamp_type, "s", "", 0, (), None)
 
 
 gaps = st.integers(0, 3) | st.integers(0, 3 * PIECE_OFFSETS_MAX)
