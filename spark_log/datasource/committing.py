@@ -23,7 +23,7 @@ from spark_log.log.append import Batch, Rejected, SparkBatch
 from spark_log.log.appender import AppendRequest, AppendResult
 from spark_log.log.encode import Encoding
 from spark_log.log.log import Log, targets_of
-from spark_log.log.spark_batches import once
+from spark_log.log.spark_batches import find_last, not_appended, once
 from spark_log.log.transacting import Stored, register
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
@@ -71,28 +71,43 @@ def commit_write(
 
     With `ends` the group's offsets are committed in the same transaction.
     """
-    batches, blobs = _written(outputs)
+    written, blobs = _written(outputs)
     with Cluster.open(cluster_address) as cluster:
-        parts = [] if batch is None else [once(batch)]
+        batches, parts = written, []
+        if batch is not None:
+            last = find_last(cluster.store, batch.application, batch.target)
+            batches = not_appended(last, batch, written)
+            parts.append(once(batch, _topic_ids(cluster, batch, batches)))
         if ends is not None:
             offsets = {Committer(ends.group_id): ends.commits(cluster)}
             parts.append(commits_offsets(cluster.store, offsets))
         request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
         if append_whole(cluster, request).replayed:
-            _drop(cluster, outputs, write_id)
+            _drop(cluster, written, write_id)
+        elif len(batches) < len(written):
+            _delete(cluster, [each for each in written if each not in batches])
+
+
+def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
+    """The topics that a Spark batch writes to; without a row the one that it would write to."""
+    if batches or not batch.target:
+        return {each.topic_id for each in batches}
+    return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, [batch.target])).values()}
 
 
 def register_write(
     cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, pending: PendingWrite
 ) -> None:
     """Make what the tasks wrote pending in an open transaction, in task order; its owner commits or aborts it."""
-    batches, blobs = _written(outputs)
+    written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
+    batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
     stored = [Stored(first + position, batch) for position, batch in enumerate(batches)]
     with Cluster.open(cluster_address) as cluster:
         register(
             cluster.store, pending.claim, stored, blobs, write_id=write_id, release_write_id=True, durable=True
         )  # fmt: skip
+        _delete(cluster, [each for each in written if each.topic_id <= pending.after_topic_id])
 
 
 def append_whole(cluster: Cluster, request: AppendRequest) -> AppendResult:
@@ -118,10 +133,10 @@ def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, byte
 def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
     """Delete what the tasks wrote, if it was not appended after all (a commit whose answer was lost)."""
     with Cluster.open(cluster_address) as cluster:
-        _drop(cluster, outputs, write_id)
+        _drop(cluster, _written(outputs)[0], write_id)
 
 
-def _drop(cluster: Cluster, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
+def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
     """Whoever takes the write id out of the store decides the files' fate: an append takes it in its own transaction.
 
     So if it is still there, these files were not appended and never will be, and may be deleted.
@@ -131,15 +146,21 @@ def _drop(cluster: Cluster, outputs: Sequence[TaskOutput], write_id: WriteId) ->
         taken = connection.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id))
         return bool(taken.rowcount == 1)
 
-    if not cluster.store.transact(take):
+    if cluster.store.transact(take):
+        _delete(cluster, batches)
+
+
+def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
+    """Delete files that no metadata names, nor will."""
+    files = [batch for batch in batches if not batch.inline]
+    if not files:
         return
     folders: dict[int, str] = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
     infos = cluster.log_dirs()
-    for output in outputs:
-        for batch in output.batches:
-            if batch.inline or batch.topic_id not in folders:
-                continue
-            path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
-            for info in infos.values():
-                if info.broker_id in batch.written_to:
-                    cluster.log_dir(info).delete(path)
+    for batch in files:
+        if batch.topic_id not in folders:
+            continue
+        path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
+        for info in infos.values():
+            if info.broker_id in batch.written_to:
+                cluster.log_dir(info).delete(path)

@@ -169,9 +169,12 @@ class PendingWrite:
     claim: Claim
     order: int
     """Of the writes of the transaction: those of a lower one come first in the log."""
+    after_topic_id: int = 0
+    """Rows of topics up to this id are left out: a batch that comes again is in them."""
 
     def __str__(self) -> str:
-        return f"{self.claim.producer_id}:{self.claim.epoch}:{self.claim.number}:{self.order}"
+        claim = self.claim
+        return f"{claim.producer_id}:{claim.epoch}:{claim.number}:{self.order}:{self.after_topic_id}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -313,12 +316,12 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
     if text is None:
         return None
     numbers = text.split(":")
-    if streaming or len(numbers) != 4 or not all(INTEGER.fullmatch(number) for number in numbers):
+    if streaming or len(numbers) != 5 or not all(INTEGER.fullmatch(number) for number in numbers):
         raise InvalidOptionError(
             f"Option 'transaction' ({text!r}) is set by spark_log.streams.batch_transaction, for its batch writes"
         )
-    producer_id, epoch, number, order = map(int, numbers)
-    return PendingWrite(Claim(producer_id, epoch, number), order)
+    producer_id, epoch, number, order, after_topic_id = map(int, numbers)
+    return PendingWrite(Claim(producer_id, epoch, number), order, after_topic_id)
 
 
 def _group(given: OptionText, streaming: bool) -> SinkGroup | None:

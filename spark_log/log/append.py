@@ -274,9 +274,17 @@ class SparkBatch:
     strict: bool
 
 
-def decide_spark_batch(last: SparkBatch | None, new: SparkBatch) -> Literal["append", "replay"]:
-    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError."""
+def decide_spark_batch(
+    last: SparkBatch | None, new: SparkBatch, *, recreated: bool = False
+) -> Literal["append", "replay"]:
+    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError.
+
+    `recreated`: every topic that `new` writes to was created after `last` was appended. Then none of them has a row of
+    `last`; with one target nothing is known of it but the name.
+    """
     if last is None or new.version > last.version:
+        return "append"
+    if recreated and (new.target or not new.strict):
         return "append"
     if not new.strict:
         return "replay"
@@ -291,4 +299,4 @@ def decide_spark_batch(last: SparkBatch | None, new: SparkBatch) -> Literal["app
             f" rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
             " start with a new checkpoint location"
         )
-    return "replay"
+    return "append" if recreated else "replay"

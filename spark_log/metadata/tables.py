@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0008"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -488,6 +488,12 @@ spark_batch = Table(
     _column("record_count", BigInteger, "rows of that batch"),
     _column("fingerprint", String(16), "order-independent checksum of that batch's rows, hex"),
     _column("committed_ms", BigInteger, "store clock"),
+    _column(
+        "newest_topic_id",
+        BigInteger,
+        "highest topic.topic_id at that time: a topic with a higher one was created later and has no row of the batch",
+        server_default=text("0"),
+    ),
     comment="The last batch of each Spark sink: a replay changes nothing, other rows of that version are an error.",
 )
 

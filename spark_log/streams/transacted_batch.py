@@ -21,6 +21,8 @@ from typing import Self
 from pyspark.sql import DataFrame
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.datasource.batch_ends import BatchEnds
 from spark_log.datasource.committing import append_whole
@@ -38,7 +40,7 @@ from spark_log.groups.transacted import Commits, Committer, check_offsets, commi
 from spark_log.log import transacting
 from spark_log.log.append import SparkBatch, decide_spark_batch
 from spark_log.log.appender import AppendRequest
-from spark_log.log.spark_batches import find_last, once
+from spark_log.log.spark_batches import Remembered, find_last, once
 from spark_log.log.transactions import Claim
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 
@@ -75,7 +77,9 @@ class BatchTransaction:
         self._unfinished: list[int] = []
         """Writes that have failed, and those of other threads that are under way."""
         self.done = False
-        """Whether the batch was committed before: then `write` does nothing."""
+        """Whether the batch was committed before, and no topic has been created since: then `write` does nothing."""
+        self._last: Remembered | None = None
+        """The batch as it was committed before: only topics that have been created since lack its rows."""
 
     def __enter__(self) -> Self:
         self._cluster = Cluster.open(self._address)
@@ -93,7 +97,8 @@ class BatchTransaction:
         """
         if self.done:
             return
-        pending = PendingWrite(self._producer.claim, next(self._orders))
+        after_topic_id = 0 if self._last is None else self._last.newest_topic_id
+        pending = PendingWrite(self._producer.claim, next(self._orders), after_topic_id)
         options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
         given = {name: value for name, value in options.items() if value is not None}
         self._unfinished.append(pending.order)
@@ -119,8 +124,12 @@ class BatchTransaction:
                 " one transaction a batch and cluster, which may write to several topics"
             )
         last = find_last(store, self._application, "")
-        new = self._remembered(last.record_count if last is not None else 0)
-        self.done = decide_spark_batch(last, new) == "replay"
+        new = self._remembered(last.batch.record_count if last is not None else 0)
+        if last is not None and decide_spark_batch(last.batch, new) == "replay":
+            topics = store.read(find_topics).values()
+            newer = [topic for topic in topics if topic.topic_id > last.newest_topic_id and not is_internal(topic.name)]
+            self.done = not newer
+            self._last = last
         if self.done:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             # it has to run all the same: that is what makes Spark keep the state of its aggregations and joins
@@ -169,8 +178,10 @@ class BatchTransaction:
             )
         store, claim = self._cluster.store, self._producer.claim
         batches = [each.batch for each in store.read(lambda c: transacting.read_pending(c, claim.producer_id))]
+        written = sum(batch.record_count for batch in batches)
+        new = self._remembered(written if self._last is None else self._last.batch.record_count)
         parts = [
-            once(self._remembered(sum(batch.record_count for batch in batches))),
+            once(new, {batch.topic_id for batch in batches}),
             transacting.ends(claim, len(batches)),
             commits_offsets(store, self._commits),
         ]

@@ -463,7 +463,10 @@ def spark_write(cluster, topic, batch, *values):
     blob = encode_inline(table(*values), encoding)
     name = uuid.uuid4().hex
     request = AppendRequest(
-        [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)], {name: blob.data}, atomic=True, parts=[once(batch)]
+        [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)],
+        {name: blob.data},
+        atomic=True,
+        parts=[once(batch, [topic.topic_id])],
     )
     return append(cluster.store, request)
 

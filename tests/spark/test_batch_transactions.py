@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import delete_topic
 from spark_log.datasource.source import SparkLogDataSource
 from spark_log.errors import InvalidOptionError
 from spark_log.groups.inspect import group_lag
@@ -133,6 +134,21 @@ def test_topics_and_offsets_are_there_at_once_and_once(
     assert dones == [False, True, False]
     assert seen == {(4, 4, 4), (5, 5, 5)}
     assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
+
+
+def test_a_batch_that_comes_again_is_written_into_the_recreated_topic_alone(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
+    process = in_a_transaction(str(cluster.store.address), both)
+    frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
+    run(frame, checkpoint, process)
+    uncommit(checkpoint, 0)
+    delete_topic(cluster, "a")
+    make(cluster, "a")
+    for _ in range(2):
+        run(frame, checkpoint, process)
+        assert (look(cluster), pending(cluster)) == ((4, 4, 4), 0)
+        uncommit(checkpoint, 0)
 
 
 def test_what_fails_is_aborted_and_what_is_fenced_stays_out(

@@ -346,7 +346,7 @@ def test_writes() -> None:
         ({"transaction": "1:2:3"}, "Option 'transaction' ('1:2:3') is set by spark_log.streams.batch_transaction"),
         ({"transaction": "1:2:3:x"}, "Option 'transaction' ('1:2:3:x') is set by"),
         (
-            {"transaction": "1:2:3:4", "txnAppId": "a", "txnVersion": "1"},
+            {"transaction": "1:2:3:4:0", "txnAppId": "a", "txnVersion": "1"},
             "Options 'txnAppId' ('a') and 'transaction' exclude each other",
         ),
     ],
@@ -362,7 +362,7 @@ def test_transaction_versions_are_for_batches() -> None:
 
 
 def test_pending_writes() -> None:
-    pending = PendingWrite(Claim(7, 0, 12), 3)
+    pending = PendingWrite(Claim(7, 0, 12), 3, 5)
     assert write(transaction=str(pending)).pending == pending
     with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
         WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})

@@ -280,6 +280,38 @@ def test_spark_batches(last, new, expected):
             decide_spark_batch(last, new)
 
 
+NAMED_BY_ROWS = replace(LAST, target="")
+RECREATED = [
+    ("same batch", LAST, LAST, "append"),
+    ("other rows", LAST, replace(LAST, fingerprint="x"), "append"),
+    ("older", LAST, replace(LAST, version=6), "append"),
+    ("rows name the topics: same batch", NAMED_BY_ROWS, NAMED_BY_ROWS, "append"),
+    (
+        "rows name the topics: older",
+        NAMED_BY_ROWS,
+        replace(NAMED_BY_ROWS, version=6),
+        CheckpointMismatchError,
+    ),
+    (
+        "rows name the topics: older txnVersion",
+        NAMED_BY_ROWS,
+        replace(NAMED_BY_ROWS, version=6, strict=False),
+        "append",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("last", "new", "expected"), [case[1:] for case in RECREATED], ids=[case[0] for case in RECREATED]
+)
+def test_spark_batches_into_topics_created_since(last, new, expected):
+    if isinstance(expected, str):
+        assert decide_spark_batch(last, new, recreated=True) == expected
+    else:
+        with pytest.raises(expected, match="stream:q: batch"):
+            decide_spark_batch(last, new, recreated=True)
+
+
 class Partition(RuleBasedStateMachine):
     """Three replicas, producers with retries and zombies, followers that catch up and fall out. The model is a list."""
 
