@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.consume.consumer import Consumer as Consumer
     from spark_log.coordinator import Coordinator as Coordinator
+    from spark_log.datasource.active_session import activate_session as activate_session
     from spark_log.datasource.native import read_topic as read_topic
+    from spark_log.datasource.topic_write import write_topic as write_topic
     from spark_log.produce.producer import Producer as Producer
 
 _HOME = {
@@ -25,11 +27,24 @@ _HOME = {
     "Consumer": "spark_log.consume.consumer",
     "Producer": "spark_log.produce.producer",
     "Coordinator": "spark_log.coordinator",
+    "activate_session": "spark_log.datasource.active_session",
     "create_topic": "spark_log.cluster.topics",
     "read_topic": "spark_log.datasource.native",
+    "write_topic": "spark_log.datasource.topic_write",
 }
 
-__all__ = ["Admin", "Broker", "Cluster", "Consumer", "Coordinator", "Producer", "create_topic", "read_topic"]
+__all__ = [
+    "Admin",
+    "Broker",
+    "Cluster",
+    "Consumer",
+    "Coordinator",
+    "Producer",
+    "activate_session",
+    "create_topic",
+    "read_topic",
+    "write_topic",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -92,8 +92,11 @@ class ReadOptions:
     """Rack of the executors: segments are read from a replica there, if there is one. Option `kafka.client.rack`."""
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "ReadOptions":
-        """`options` as Spark hands them over; `environ` is os.environ, passed in. Raises InvalidOptionError."""
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None, environ: Mapping[str, str]) -> "ReadOptions":
+        """`options` as Spark hands them over; `environ` is os.environ, passed in. Raises InvalidOptionError.
+
+        `streaming` None: not known yet; only what neither a batch nor a stream accepts is refused.
+        """
         given = OptionText(options)
         if streaming:
             given.refuse("endingoffsets", "ending offset not valid in streaming queries")
@@ -101,7 +104,7 @@ class ReadOptions:
             given.refuse("endingtimestamp", "ending timestamp not valid in streaming queries")
         starting = _position(given, "starting", LatestOffsets() if streaming else EarliestOffsets())
         ending = _position(given, "ending", LatestOffsets())
-        if not streaming:
+        if streaming is False:
             _check_batch(starting, ending)
         _check_committed(given, starting, ending)
         subscription = parse_subscription(given)
@@ -118,7 +121,7 @@ class ReadOptions:
                 f"The value of minOffsetPerTrigger({min_offsets}) is higher than the "
                 f"maxOffsetsPerTrigger({max_offsets})."
             )
-        if not streaming:
+        if streaming is False:
             check_unresolved(starting, ending)
         columns = _columns(given)
         return cls(

@@ -42,6 +42,8 @@ _TYPES: dict[str, DataType] = {
     "headers": HEADERS,
 }
 
+_TABLE_PROPERTY = "provider"
+
 
 class SparkLogDataSource(DataSource):
     """Driver. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector.
@@ -58,7 +60,16 @@ class SparkLogDataSource(DataSource):
         return "spark_log"
 
     def schema(self) -> StructType:
-        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or what option `columns` names."""
+        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or what option `columns` names.
+
+        `load()` calls it without saying whether it is for a batch or a stream: InvalidOptionError for options that are
+        wrong in both. CREATE TABLE passes the properties of the table, and each query of the table its own options.
+        """
+        if _TABLE_PROPERTY not in self.options:
+            ReadOptions.parse(self.options, streaming=None, environ=os.environ)
+        return self._schema()
+
+    def _schema(self) -> StructType:
         return StructType([StructField(name, _TYPES[name]) for name in parse_columns(self.options)])
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -97,7 +108,7 @@ class SparkLogDataSource(DataSource):
         return type(self), (dict(self.options) if self._options_may_travel else {},)
 
     def _refuse_schema(self, schema: StructType) -> None:
-        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self.schema()]:
+        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self._schema()]:
             raise InvalidOptionError(
                 "spark_log source has a fixed schema and cannot be set with a custom one;"
                 " use option 'columns' for fewer columns"

@@ -14,6 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.offsets import offsets_to_dict
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.topic_write import write_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs.arguments import Batch
 from spark_log.jobs.consume_arguments import Console, ConsumeArguments, Files, OtherTopic, parse
@@ -108,7 +109,7 @@ def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> 
         case Files(format_, path, mode):
             frame.write.format(format_).mode(mode).save(path)
         case OtherTopic(topic, address):
-            frame.write.format("spark_log").options(cluster=address, topic=topic).mode("append").save()
+            write_topic(frame, address, topic)
     counted = Measured.of(observation.get)
     if isinstance(arguments.sink, Console) and counted.records == arguments.sink.limit:
         return counted, {}, {}  # which of the records were shown is Spark's choice

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.topic_write import write_topic
 from spark_log.errors import InvalidOptionError
 from spark_log.jobs.arguments import Batch
 from spark_log.jobs.failures import guarded
@@ -126,10 +127,6 @@ def _timestamp(frame: DataFrame, expression: str) -> Column:
     return sf.expr(expression).cast(TimestampType())
 
 
-def _options(arguments: ProduceArguments) -> dict[str, str]:
-    return {"cluster": arguments.shared.cluster, "topic": arguments.topic}
-
-
 def _sizes(records: DataFrame) -> Column:
     return bytes_of(*(name for name in ("key", "value") if name in records.columns))
 
@@ -137,12 +134,13 @@ def _sizes(records: DataFrame) -> Column:
 def _write_batch(records: DataFrame, arguments: ProduceArguments) -> Measured:
     observation = Observation()
     observed = measured(records, _sizes(records), None, observation)
-    observed.write.format("spark_log").options(**_options(arguments)).mode("append").save()
+    write_topic(observed, arguments.shared.cluster, arguments.topic)
     return Measured.of(observation.get)
 
 
 def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Measured:
     observed = measured(records, _sizes(records), None, None)
-    writer = observed.writeStream.format("spark_log").options(**_options(arguments)).outputMode("append")
+    options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
+    writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     query = triggered(writer, arguments.shared).start()
     return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json))).counted

@@ -8,6 +8,7 @@ from pyspark import SparkConf
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from spark_log.datasource.active_session import activate_session
 from spark_log.datasource.source import SparkLogDataSource
 
 _DELTA = {
@@ -33,5 +34,6 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     # what it says, a stack trace as one line of JSON, is told in failures.py
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     session = builder.getOrCreate()
+    activate_session(session)
     session.dataSource.register(SparkLogDataSource)
     return session

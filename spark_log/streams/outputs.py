@@ -16,6 +16,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_log.datasource.active_session import activate_session
+from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.write_schema import check_write_schema
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
 from spark_log.streams.micro_batch import MicroBatch, this_batch
@@ -90,6 +93,10 @@ def write_stream(
         outputs = (outputs,)
     if not callable(outputs):
         check_outputs(outputs, output_mode, group_id)
+        for cluster, topic in ((each.cluster, each.topic) for each in outputs if isinstance(each, TopicOutput)):
+            options = WriteOptions.parse({"cluster": cluster, "topic": topic}, streaming=True, environ={})
+            check_write_schema(frame.schema, options)
+    activate_session(frame.sparkSession)
     writer = _triggered(frame.writeStream, trigger).outputMode(output_mode).option("checkpointLocation", checkpoint)
     if name is not None:
         writer = writer.queryName(name)

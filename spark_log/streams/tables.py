@@ -11,6 +11,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, Strin
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
 from spark_log.datasource.native import read_topic
+from spark_log.datasource.topic_write import write_topic
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream
 
@@ -124,7 +125,7 @@ def write_table(
         return write_stream(changes, TopicOutput(cluster, topic), checkpoint=checkpoint, trigger=trigger)
     if checkpoint is not None:
         raise InvalidOptionError(f"checkpoint {checkpoint!r}: only for a streaming frame")
-    changes.write.format("spark_log").options(cluster=cluster, topic=topic).mode("append").save()
+    write_topic(changes, cluster, topic)
     return None
 
 

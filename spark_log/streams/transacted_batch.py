@@ -28,6 +28,7 @@ from spark_log.datasource.batch_ends import BatchEnds
 from spark_log.datasource.committing import append_whole
 from spark_log.datasource.offset_log import fingerprint_of_batch
 from spark_log.datasource.options import PendingWrite
+from spark_log.datasource.topic_write import save
 from spark_log.errors import (
     InvalidOptionError,
     InvalidProducerIdMappingError,
@@ -102,7 +103,7 @@ class BatchTransaction:
         options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
         given = {name: value for name, value in options.items() if value is not None}
         self._unfinished.append(pending.order)
-        rows.write.format("spark_log").options(**given).mode("append").save()
+        save(rows, given)
         self._unfinished.remove(pending.order)
 
     def __exit__(

@@ -174,6 +174,20 @@ def test_what_is_wrong_is_said(
         read(spark, cluster, **options).collect()
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_options_that_no_query_can_have_are_refused_at_load(
+    spark: SparkSession, cluster: Cluster, t: None, streaming: bool
+) -> None:
+    reader = (spark.readStream if streaming else spark.read).format("spark_log")
+    reader = reader.option("cluster", str(cluster.store.address))
+    with fails("One of the following options must be specified for spark_log source"):
+        reader.load()
+    with fails("No topics to subscribe to as specified value for option 'subscribe' is ','"):
+        reader.option("subscribe", ",").load()
+    with fails('Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got {"t":5}'):
+        reader.option("subscribe", "t").option("startingOffsets", '{"t":5}').load()
+
+
 def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
     with fails("Option 'cluster' must be specified"):
         spark.read.format("spark_log").option("subscribe", "t").load().collect()

@@ -109,11 +109,12 @@ def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_pa
         ({"output_mode": "upsert"}, "output_mode 'upsert'"),
         ({"outputs": [topic, topic]}, "named twice"),
         ({"outputs": []}, "at least one"),
+        ({"frame": frame.select("n")}, "Required attribute 'value' not found"),
         ({"outputs": [topic, TopicOutput("/other", "in")], "group_id": "g"}, "the outputs name 2 clusters"),
     ]:
-        given = {"outputs": topic, "checkpoint": str(tmp_path / "c"), **change}
+        given = {"frame": frame, "outputs": topic, "checkpoint": str(tmp_path / "c"), **change}
         with pytest.raises(InvalidOptionError, match=said):
-            write_stream(frame, **given)
+            write_stream(**given)
     twice = write_stream(
         frame, lambda batch: [(batch, topic), (batch, topic)], checkpoint=str(tmp_path / "d"), trigger="available-now"
     )

@@ -204,6 +204,29 @@ def test_streams_have_no_end(option: str, message: str) -> None:
     refused({**BASE, option: "latest"}, message, streaming=True)
 
 
+def test_options_are_judged_before_it_is_known_whether_they_are_for_a_stream() -> None:
+    def judge(options: dict[str, str]) -> None:
+        ReadOptions.parse(options, streaming=None, environ={})
+
+    for option, text in [
+        ("startingOffsets", "latest"),
+        ("startingOffsets", '{"t":{"0":-1}}'),
+        ("endingOffsets", "latest"),
+        ("endingOffsets", JSON),
+    ]:
+        judge({**BASE, option: text})
+    for options, message in [
+        ({"cluster": "/c"}, "One of the following options must be specified"),
+        ({"subscribe": "t"}, "Option 'cluster' must be specified"),
+        ({**BASE, "subscribe": " , "}, "No topics to subscribe"),
+        ({**BASE, "startingOffsets": JSON[:-1]}, "Expected e.g."),
+        ({**BASE, "endingOffsets": "5"}, "Expected e.g."),
+        ({**BASE, "minPartitions": "0"}, "minPartitions must be positive"),
+    ]:
+        with pytest.raises(InvalidOptionError, match=message):
+            judge(options)
+
+
 def test_strategy() -> None:
     assert read().starting_timestamp_strategy == "error"
     assert read(startingOffsetsByTimestampStrategy="LATEST").starting_timestamp_strategy == "latest"

@@ -100,7 +100,8 @@ def test_the_source_itself_keeps_its_options_between_processes_of_the_driver() -
 
 
 def test_no_password_in_a_repr() -> None:
-    reader = SparkLogDataSource({"cluster": URL, "subscribe": "t"}).reader(SparkLogDataSource({}).schema())
+    source = SparkLogDataSource({"cluster": URL, "subscribe": "t"})
+    reader = source.reader(source.schema())
     assert "s3cret" not in repr(reader) + repr(reader._options)
 
 
