@@ -244,7 +244,7 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         per_topic = (
             t.producer_batch, t.group_offset, t.publication,
             t.publication_cursor, t.reassignment, t.retired_replica, t.truncation, t.compaction, t.segment,
-            t.replica, t.partition, t.topic,
+            t.mirror_position, t.replica, t.partition, t.topic,
         )  # fmt: skip
         for table in per_topic:
             connection.execute(table.delete().where(table.c.topic_id == t_id))

@@ -110,8 +110,7 @@ def _step(
 
 def _move_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
-        topics = {name: pair.target for name, pair in mirror.pairs().items()}
-        copy_groups(mirror.source, mirror.target, topics)
+        copy_groups(mirror.source, mirror.target, mirror.pairs())
 
 
 def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:

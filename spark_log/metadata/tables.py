@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0009"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -495,6 +495,19 @@ spark_batch = Table(
         server_default=text("0"),
     ),
     comment="The last batch of each Spark sink: a replay changes nothing, other rows of that version are an error.",
+)
+
+mirror_position = Table(
+    "mirror_position",
+    metadata,
+    _topic_id(primary_key=True),
+    _partition(primary_key=True),
+    _column("source_cluster_id", String(36), "cluster.cluster_id of the cluster that is mirrored"),
+    _column("source_topic_uuid", String(32), "topic.uuid there"),
+    _column("leader_epoch", BigInteger, "of the partition there when the records were looked up"),
+    _column("end_offset", BigInteger, "log end offset here after the last step"),
+    _column("target_leader_epoch", BigInteger, "of the partition here before that step"),
+    comment="Where a mirror into this cluster has got to, and in which log of its source.",
 )
 
 reassignment = Table(

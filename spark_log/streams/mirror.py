@@ -4,18 +4,22 @@ headers that it has in the source.
 The target's log end offset is all the progress there is: a step copies from there on, and the append is refused unless
 it begins exactly there. So a mirror that was killed anywhere goes on where the target ends, two mirrors of the same
 topic cannot double a record, and a record that somebody else has written to the target is an error, not a hole in the
-copy. Gaps, which compaction left in the source, stay gaps; deletions are not copied. Driver.
+copy. Beside it the target keeps of which log of the source that is an offset (`mirror_positions`): what an unclean
+election cut off there after it was copied is DataLossError. Gaps, which compaction left in the source, stay gaps;
+deletions are not copied. Driver.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.partition_rows import load_partitions
-from spark_log.cluster.replication import PartitionState
+from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.datasource.ranges import rate_limit
@@ -36,10 +40,24 @@ from spark_log.log import write_ids
 from spark_log.log.append import Rejected
 from spark_log.log.appender import AppendRequest
 from spark_log.log.encode import Encoding
+from spark_log.log.lineage import read_truncations, truncated_to
 from spark_log.log.log import Log
 from spark_log.log.slices import Positions, Slice
 from spark_log.log.transfer import Transfer, Transferred, cut_pieces
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.streams.mirror_positions import (
+    PROVEN,
+    MirrorPosition,
+    SourcePartition,
+    TargetPartition,
+    judge,
+    moves,
+    next_range,
+    read_target,
+    write_positions,
+)
+
+logger = logging.getLogger(__name__)
 
 _SEAM_OFFSETS = 100
 _SEAM_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
@@ -77,32 +95,22 @@ class Step(NamedTuple):
     """Offsets that the source had beyond it."""
 
 
+class _TruncatedMeanwhile(SparkLogError):
+    """The step is to be done again."""
+
+
 Run = Callable[[Sequence[Transfer]], list[Transferred]]
 """Does `log.transfer.transfer` for each, anywhere: as a Spark job, say."""
 
 
-def next_range(name: str, source: Positions, target: OffsetRange, *, allow_data_loss: bool = False) -> OffsetRange:
-    """The offsets of a partition that the target is to get, empty if it has all. `target`: its log start and end.
+class _Lacking(NamedTuple):
+    """What a partition of the target lacks, and where the mirror will have got to in it then."""
 
-    Raises OffsetOutOfRangeError if the target has more than the source, DataLossError if the source has deleted what
-    the target lacks (a target without a record may begin where the source does).
-    """
-    end = source.high_watermark
-    if target.end > end:
-        raise OffsetOutOfRangeError(
-            f"{name}: the target's log ends at {target.end}, beyond the source's high watermark {end}: something else"
-            " has written to it, or the source was deleted and created again"
-        )
-    if target.end >= source.log_start_offset:
-        return OffsetRange(target.end, end)
-    if target.size == 0:
-        return OffsetRange(source.log_start_offset, end)
-    if not allow_data_loss:
-        raise DataLossError(
-            f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
-            " and were not copied (--allow-data-loss goes on behind them)"
-        )
-    return OffsetRange(target.end, end)
+    range: OffsetRange
+    position: MirrorPosition
+
+    def at(self, end: int) -> MirrorPosition:
+        return replace(self.position, end_offset=end)
 
 
 @dataclass
@@ -114,8 +122,6 @@ class Mirror:
     settings: MirrorSettings
     _source_log: Log = field(init=False)
     _target_log: Log = field(init=False)
-    _ends: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Where each partition of the target ended after our last step: nobody else may have moved it."""
     _seen: dict[str, Pair] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +153,7 @@ class Mirror:
             pair = Pair(everything[name], self._in_target(everything[name], there.get(self._named(name))))
             known = self._seen.setdefault(name, pair)
             if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
-                raise DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")
+                raise _recreated(name)
             found[name] = pair
         return found
 
@@ -175,37 +181,91 @@ class Mirror:
         return target
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
-        """What each partition of the target lacks, by the source's topics. Raises the errors of `next_range`."""
-        topics = [pair.source for pair in pairs.values()]
-        source = self.source.store.read(lambda connection: planner.positions(connection, topics))
-        found: dict[TopicPartition, OffsetRange] = {}
+        """What each partition of the target lacks, by the source's topics.
+
+        Raises the errors of `mirror_positions.judge` and `next_range`; DataLossError also if an unclean election has
+        cut off in the source what the target has.
+        """
+        return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
+
+    def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
+        source = self.source.store.read(lambda connection: self._source_partitions(connection, pairs))
+        found: dict[TopicPartition, _Lacking] = {}
+        proven: dict[Key, MirrorPosition] = {}
         for name, pair in pairs.items():
-            for (topic_id, number), state in self._states(pair.target).items():
+            for number, target in self._target_partitions(pair.target).items():
                 tp = TopicPartition(name, number)
-                log = OffsetRange(state.log_start_offset, state.log_end_offset)
-                known = self._ends.get((topic_id, number))
-                if known is not None and known != log.end:
-                    raise OffsetOutOfRangeError(
-                        f"{pair.target.name}-{number}: something else has written the offsets [{known}, {log.end}) to"
-                        " the target"
-                    )
-                if known is None:
-                    self._check_seam(tp, pair, source[tp], Positions(log.start, state.high_watermark))
-                    self._ends[topic_id, number] = log.end
-                where = f"{pair.target.name}-{number}"
-                found[tp] = next_range(where, source[tp], log, allow_data_loss=self.settings.allow_data_loss)
+                where, here = f"{pair.target.name}-{number}", source.get(tp)
+                if here is None:
+                    raise _recreated(name)
+                judgement = judge(where, here, target)
+                if judgement.diverged_from is not None:
+                    self._report_divergence(where, judgement.diverged_from, target.log.end)
+                elif judgement.unproven_from is not None:
+                    self._check_seam(tp, pair, here.positions, target, judgement.unproven_from)
+                lacking = next_range(
+                    where,
+                    here.positions,
+                    target.log,
+                    begun=target.log.end > 0 or bool(target.truncations),
+                    ahead=target.known is not None,
+                    allow_data_loss=self.settings.allow_data_loss,
+                )
+                position = MirrorPosition(
+                    self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
+                )
+                if judgement != PROVEN:
+                    proven[pair.target.topic_id, number] = position
+                found[tp] = _Lacking(lacking, position)
+        if proven:
+            self.target.store.transact(lambda connection, _attempt: write_positions(connection, proven))
         return found
 
-    def _states(self, topic: Topic) -> dict[tuple[int, int], PartitionState]:
-        return self.target.store.read(lambda connection: load_partitions(connection, topic.topic_id))
+    def _source_partitions(
+        self, connection: sa.Connection, pairs: Mapping[str, Pair]
+    ) -> dict[TopicPartition, SourcePartition]:
+        everything = {
+            TopicPartition(name, n): pair.source
+            for name, pair in pairs.items()
+            for n in range(pair.source.partition_count)
+        }
+        positions = planner.find_positions(connection, everything.keys())
+        truncations = read_truncations(connection, [(topic.topic_id, tp.partition) for tp, topic in everything.items()])
+        # without those of a topic that was deleted, or created again, meanwhile
+        return {
+            tp: SourcePartition(
+                self.source.cluster_id,
+                topic.uuid,
+                positions[tp].positions,
+                positions[tp].leader_epoch,
+                truncations.get((topic.topic_id, tp.partition), ()),
+            )
+            for tp, topic in everything.items()
+            if tp in positions and positions[tp].topic_id == topic.topic_id
+        }
 
-    def _check_seam(self, tp: TopicPartition, pair: Pair, source: Positions, target: Positions) -> None:
-        """OffsetOutOfRangeError if the last records of the target are not the source's at the same offsets.
+    def _target_partitions(self, topic: Topic) -> dict[int, TargetPartition]:
+        return self.target.store.read(lambda connection: read_target(connection, topic.topic_id))
+
+    def _report_divergence(self, where: str, start: int, end: int) -> None:
+        loss = (
+            f"{where}: the records with the offsets [{start}, {end}) were cut off in the source by an unclean leader"
+            " election after they had been copied"
+        )
+        if not self.settings.allow_data_loss:
+            raise DataLossError(f"{loss} (--allow-data-loss keeps them and goes on behind them)")
+        logger.warning("%s: they stay, and the mirror goes on behind them", loss)
+
+    def _check_seam(
+        self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
+    ) -> None:
+        """OffsetOutOfRangeError if the last records of the target, from `first` on, are not the source's at the same
+        offsets.
 
         Either may have lost some of them to compaction or retention.
         """
         end = min(target.high_watermark, source.high_watermark)
-        start = max(target.log_start_offset, source.log_start_offset, end - _SEAM_OFFSETS)
+        start = max(target.log.start, source.log_start_offset, end - _SEAM_OFFSETS, first)
         if start >= end:
             return
         seam = OffsetRange(start, end)
@@ -226,8 +286,14 @@ class Mirror:
         """Copy what is new, up to `offsets_per_step_max` offsets and to the offsets of `until`, in one append
         transaction; None if nothing is.
         """
+        while True:
+            with contextlib.suppress(_TruncatedMeanwhile):
+                return self._step(run, until)
+
+    def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
         pairs = self.pairs()
-        lacking = self.ranges(pairs)
+        found = self._lacking(pairs)
+        lacking = {tp: each.range for tp, each in found.items()}
         if until is not None:
             lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
         lacking = {tp: found for tp, found in lacking.items() if found.size > 0}
@@ -239,9 +305,15 @@ class Mirror:
         settings = ClusterSettings()
         write_id = write_ids.register(self.target.store, "mirror", settings.spark_write_id_lease_ms)
         try:
-            done = run(self._transfers(pairs, taken, write_id))
+            positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}
+            try:
+                done = run(self._transfers(pairs, taken, write_id))
+            except OffsetOutOfRangeError:
+                self._check_not_truncated(pairs, positions)
+                raise
+            self._check_not_truncated(pairs, positions)
             failpoint("mirror.files-written")
-            self._append(pairs, done, write_id)
+            self._append(pairs, done, write_id, positions)
         except BaseException:
             with contextlib.suppress(SparkLogError):  # then its lease ends it, and clean-up has the files
                 write_ids.release(self.target.store, write_id)
@@ -250,8 +322,8 @@ class Mirror:
         after: dict[TopicPartition, int] = {}
         for (name, number), (_, end) in taken.items():
             target = pairs[name].target
-            before[TopicPartition(target.name, number)] = self._ends[target.topic_id, number]
-            after[TopicPartition(target.name, number)] = self._ends[target.topic_id, number] = end
+            before[TopicPartition(target.name, number)] = found[TopicPartition(name, number)].position.end_offset
+            after[TopicPartition(target.name, number)] = end
         return Step(
             sum(each.batch.record_count for each in done),
             sum(each.record_bytes for each in done),
@@ -260,11 +332,26 @@ class Mirror:
             sum(found.end - ends[tp] for tp, found in lacking.items()),
         )
 
+    def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
+        """_TruncatedMeanwhile if records up to the positions were cut off in the source since they were looked up: what
+        was read may be of before and of after.
+        """
+        keys: dict[Key, MirrorPosition] = {
+            (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()
+        }
+        truncations = self.source.store.read(lambda connection: read_truncations(connection, keys.keys()))
+        for key, later in truncations.items():
+            if truncated_to(keys[key].end_offset, keys[key].leader_epoch, later) is not None:
+                raise _TruncatedMeanwhile
+
     def _transfers(
         self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
     ) -> list[Transfer]:
         topics = [pairs[name].source for name in {name for name, _ in taken}]
         limits = self.source.store.read(lambda connection: planner.positions(connection, topics))
+        gone = [tp.topic for tp in taken if tp not in limits]
+        if gone:
+            raise _recreated(gone[0])
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}
@@ -284,14 +371,25 @@ class Mirror:
                 ]
         return transfers
 
-    def _append(self, pairs: Mapping[str, Pair], done: Sequence[Transferred], write_id: str) -> None:
+    def _append(
+        self,
+        pairs: Mapping[str, Pair],
+        done: Sequence[Transferred],
+        write_id: str,
+        positions: Mapping[TopicPartition, MirrorPosition],
+    ) -> None:
         batches = sorted(
             (each.batch for each in done), key=lambda b: (b.topic_id, b.partition, b.offsets.start if b.offsets else 0)
         )
         blobs = {each.batch.name: each.blob for each in done if each.blob is not None}
-        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True)
+        parts = [moves({(pairs[name].target.topic_id, number): each for (name, number), each in positions.items()})]
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
         topics: dict[int, Topic] = {pair.target.topic_id: pair.target for pair in pairs.values()}
         result = self._target_log.commit(request, topics)
         for batch, outcome in zip(batches, result.outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 raise type(outcome.error)(f"topic {topics[batch.topic_id].name!r}: {outcome.error}") from outcome.error
+
+
+def _recreated(name: str) -> DataLossError:
+    return DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")

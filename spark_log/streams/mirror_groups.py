@@ -32,17 +32,18 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
     return moved
 
 
-def copy_groups(source: Cluster, target: Cluster, topics: Mapping[str, Topic]) -> dict[str, int]:
-    """Move the groups of the source forward in the target; `topics` are the target's, by the source's names.
+def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topic, Topic]]) -> dict[str, int]:
+    """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
 
     Returns how many offsets were committed, of each group for which any was. A group with live members in the target
     is left to them.
     """
+    topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
     o, name = t.group_offset.c, t.topic.c.name
     query = (
         sa.select(o.group_id, name, o.partition, o.committed_offset, o.commit_metadata)
         .join(t.topic, t.topic.c.topic_id == o.topic_id)
-        .where(name.in_(list(topics)))
+        .where(o.topic_id.in_([mirrored.topic_id for mirrored, _ in pairs.values()]))
         .order_by(o.group_id)
     )
     groups: dict[str, dict[TopicPartition, Commit]] = {}

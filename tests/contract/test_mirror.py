@@ -34,6 +34,7 @@ from tests.support.mirroring import compact, everything, make_source, mirror_all
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole
 from tests.support.subprocess_python import REPOSITORY
+from tests.support.truncation import truncate
 
 
 @pytest.fixture
@@ -127,6 +128,10 @@ def test_whoever_else_writes_to_the_target_is_found_out(source, target, mirrors)
     append(target, 3, "foreign")
     with pytest.raises(OffsetOutOfRangeError, match=r"t-3: something else has written the offsets \[0, 1\)"):
         mirror.step(without_spark)
+    with pytest.raises(OffsetOutOfRangeError, match=r"t-3: something else has written the offsets \[0, 1\)"):
+        mirrors(source, target).step(without_spark)
+    with target.store.engine.begin() as connection:  # as an older version left it
+        connection.execute(t.mirror_position.delete())
     with pytest.raises(OffsetOutOfRangeError, match="t-3: the target's log ends at 1, beyond the source's high water"):
         mirrors(source, target).step(without_spark)
     append(source, 3, "one", "two")
@@ -213,6 +218,106 @@ def test_what_cannot_be_mirrored_is_said_before_anything_is_written(source, targ
     create_topic(target, "t", 5)
     with pytest.raises(InvalidPartitionsError, match="'t' has 5 in the target and 4 in the source"):
         mirrors(source, target).pairs()
+
+
+def test_a_target_emptied_by_its_own_retention_has_had_records(source, target, mirrors):
+    for number in range(4):
+        append(source, 3, f"{number}")
+    mirror = mirrors(source, target)
+    mirror_all(mirror)
+    delete_records(target, {TopicPartition("t", 3): 4})
+    append(source, 3, "4")
+    append(source, 3, "5")
+    delete_records(source, {TopicPartition("t", 3): 5})
+    for each in (mirror, mirrors(source, target)):
+        with pytest.raises(DataLossError, match=r"t-3: the records with the offsets \[4, 5\) are gone"):
+            each.step(without_spark)
+    mirror_all(mirrors(source, target, allow_data_loss=True))
+    assert [(row["offset"], row["value"]) for row in everything(target) if row["partition"] == 3] == [(5, b"5")]
+
+
+@pytest.fixture
+def copied(source, target, mirrors):
+    """A mirror that has copied records 0 to 4, one segment each, into partition 3."""
+    mirror = mirrors(source, target)
+    for number in range(5):
+        append(source, 3, f"{number}", timestamp_ms=number)
+        mirror_all(mirror)
+    return mirror
+
+
+def in_partition_3(cluster):
+    return [row["value"].decode() for row in everything(cluster) if row["partition"] == 3]
+
+
+def regrow(source, *values, first=2):
+    truncate(source, "t", first, partition=3)
+    for number, value in enumerate(values, first):
+        append(source, 3, value, timestamp_ms=number)
+
+
+@pytest.mark.parametrize("values", [(), ("new",), ("new", "3", "4", "5", "6")], ids=["cut", "shorter", "longer"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_records_that_an_election_cut_off_in_the_source_after_they_were_copied(
+    source, target, mirrors, copied, restarted, values, monkeypatch
+):
+    monkeypatch.setattr("spark_log.streams.mirror._SEAM_OFFSETS", 1)  # the last record is the same in both lineages
+    regrow(source, *values)
+    mirror = mirrors(source, target) if restarted else copied
+    with pytest.raises(DataLossError, match=r"t-3: .* \[2, 5\) .* cut off in the source by an unclean leader election"):
+        mirror.step(without_spark)
+    assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
+    allowing = mirrors(source, target, allow_data_loss=True)
+    mirror_all(allowing)
+    assert in_partition_3(target) == ["0", "1", "2", "3", "4", *values[3:]]
+    for number in range(2 + len(values), 7):
+        append(source, 3, f"{number}")
+    mirror_all(allowing)
+    mirror_all(mirrors(source, target))
+    assert in_partition_3(target) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+def test_records_that_an_election_cut_off_in_the_source_before_they_were_copied(source, target, mirrors, copied):
+    append(source, 3, "never copied")
+    regrow(source, "5", "6", first=5)
+    mirror_all(copied)
+    assert in_partition_3(target) == in_partition_3(source) == [f"{number}" for number in range(7)]
+
+
+def test_an_election_in_the_source_during_a_step(source, target, mirrors, copied):
+    def slow(transfers):
+        done = without_spark(transfers)
+        if in_partition_3(source)[-1] == "6":
+            regrow(source, "6 anew", "7 anew", first=6)
+        return done
+
+    append(source, 3, "5")
+    append(source, 3, "6")
+    while copied.step(slow):
+        pass
+    assert in_partition_3(target) == in_partition_3(source) == ["0", "1", "2", "3", "4", "5", "6 anew", "7 anew"]
+
+
+def test_what_an_election_cut_off_in_the_target_is_copied_again(source, target, mirrors, copied):
+    append(source, 3, "5")
+    truncate(target, "t", 2, partition=3)
+    mirror_all(copied)
+    assert in_partition_3(target) == in_partition_3(source) == [f"{number}" for number in range(6)]
+    truncate(target, "t", 2, partition=3)
+    for value in ("a", "b", "c", "d"):
+        append(target, 3, f"foreign {value}")
+    with pytest.raises(OffsetOutOfRangeError, match="t-3: the record at offset 2 of the target is not the source's"):
+        copied.step(without_spark)
+
+
+def test_a_source_topic_made_again_while_no_mirror_ran(source, target, mirrors, copied):
+    delete_topic(source, "t")
+    create_topic(source, "t", 4)
+    for number in range(9):
+        append(source, 3, f"{number}", timestamp_ms=number)  # the seam is the same
+    with pytest.raises(DataLossError, match="t-0: the source's topic was deleted and created again"):
+        mirrors(source, target).step(without_spark)
+    assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("point", ["mirror.files-written:2", "append.committed:2"])

@@ -6,8 +6,8 @@ from spark_log.errors import DataLossError, OffsetOutOfRangeError
 from spark_log.groups.offsets import Commit
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.slices import Positions
-from spark_log.streams.mirror import next_range
 from spark_log.streams.mirror_groups import advanced
+from spark_log.streams.mirror_positions import next_range
 
 SOURCE = Positions(100, 200)
 
@@ -15,8 +15,6 @@ SOURCE = Positions(100, 200)
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ((0, 0), (100, 200)),  # nothing in it: it begins where the source does
-        ((60, 60), (100, 200)),
         ((0, 100), (100, 200)),
         ((0, 150), (150, 200)),
         ((150, 150), (150, 200)),  # retention has emptied it
@@ -24,16 +22,25 @@ SOURCE = Positions(100, 200)
     ],
 )
 def test_it_lacks_what_comes_after_its_end(target, expected):
-    assert next_range("t-0", SOURCE, OffsetRange(*target)) == OffsetRange(*expected)
+    assert next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=False) == OffsetRange(*expected)
+
+
+def test_a_target_without_records_begins_where_the_source_does():
+    for allowed in (False, True):
+        found = next_range("t-0", SOURCE, OffsetRange(0, 0), begun=False, allow_data_loss=allowed)
+        assert found == OffsetRange(100, 200)
 
 
 def test_what_cannot_be_made_good_is_an_error():
     for target in ((0, 201), (201, 201)):
         with pytest.raises(OffsetOutOfRangeError, match=r"t-0: the target's log ends at 201, beyond .* watermark 200"):
-            next_range("t-0", SOURCE, OffsetRange(*target))
-    with pytest.raises(DataLossError, match=r"t-0: the records with the offsets \[99, 100\) are gone"):
-        next_range("t-0", SOURCE, OffsetRange(0, 99))
-    assert next_range("t-0", SOURCE, OffsetRange(0, 99), allow_data_loss=True) == OffsetRange(99, 200)
+            next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=False)
+        ahead = next_range("t-0", SOURCE, OffsetRange(*target), begun=True, ahead=True, allow_data_loss=False)
+        assert ahead == OffsetRange(201, 201)
+    for target in ((0, 99), (99, 99)):  # also if retention has emptied it
+        with pytest.raises(DataLossError, match=r"t-0: the records with the offsets \[99, 100\) are gone"):
+            next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=False)
+        assert next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=True) == OffsetRange(99, 200)
 
 
 def test_groups_go_forward_and_not_beyond_what_is_there():

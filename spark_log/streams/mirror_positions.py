@@ -1,0 +1,171 @@
+"""Where a mirror has got to in each partition, kept in the target and moved in the transaction of each append.
+
+The offset is the target's log end offset. What is kept beside it says of which log that is an offset: the id of the
+source's topic, and its leader epoch when the records were looked up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.partition_rows import Key, load_partitions
+from spark_log.errors import DataLossError, OffsetOutOfRangeError
+from spark_log.ids import OffsetRange
+from spark_log.log.appender import Part
+from spark_log.log.lineage import Truncation, read_truncations, truncated_to
+from spark_log.log.slices import Positions
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.store import StoreClock
+
+_M = t.mirror_position.c
+
+
+@dataclass(frozen=True)
+class MirrorPosition:
+    """The target has what the partition of this source had below `end_offset`, under `leader_epoch`.
+
+    `target_leader_epoch`: the target's at that time.
+    """
+
+    cluster_id: str
+    topic_uuid: str
+    leader_epoch: int
+    end_offset: int
+    target_leader_epoch: int
+
+
+@dataclass(frozen=True)
+class SourcePartition:
+    """A partition of the source, as of one snapshot."""
+
+    cluster_id: str
+    topic_uuid: str
+    positions: Positions
+    leader_epoch: int
+    truncations: Sequence[Truncation]
+
+
+@dataclass(frozen=True)
+class TargetPartition:
+    """A partition of the target, as of one snapshot; `known`: where mirrors have got to, None before the first."""
+
+    log: OffsetRange
+    high_watermark: int
+    leader_epoch: int
+    truncations: Sequence[Truncation]
+    known: MirrorPosition | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What of the target is not proven to be the source's.
+
+    `unproven_from`: records from this offset on are to be compared, None if there is none. `diverged_from`: the target
+    has other records than the source from this offset on.
+    """
+
+    unproven_from: int | None
+    diverged_from: int | None
+
+
+PROVEN = Judgement(None, None)
+
+
+def judge(name: str, source: SourcePartition, target: TargetPartition) -> Judgement:
+    """Compare where the mirror has got to with both logs.
+
+    Raises DataLossError if the source's topic was deleted and created again, OffsetOutOfRangeError if something else
+    has written to the target.
+    """
+    known = target.known
+    if known is None or known.cluster_id != source.cluster_id:
+        return Judgement(0, None)
+    if known.topic_uuid != source.topic_uuid:
+        raise DataLossError(f"{name}: the source's topic was deleted and created again while it was mirrored")
+    cut = truncated_to(known.end_offset, known.target_leader_epoch, target.truncations)
+    if cut is None and target.log.end != known.end_offset:
+        raise OffsetOutOfRangeError(
+            f"{name}: something else has written the offsets [{known.end_offset}, {target.log.end}) to the target"
+        )
+    copied = known.end_offset if cut is None else min(cut, target.log.end)
+    diverged = truncated_to(copied, known.leader_epoch, source.truncations)
+    return Judgement(cut, diverged)
+
+
+def next_range(
+    name: str, source: Positions, target: OffsetRange, *, begun: bool, ahead: bool = False, allow_data_loss: bool
+) -> OffsetRange:
+    """The offsets of a partition that the target is to get, empty if it has all. `target`: its log start and end.
+
+    `begun`: the target has had records. `ahead`: it may have more than the source, whose log was truncated. Raises
+    OffsetOutOfRangeError if it has more otherwise, DataLossError if the source has deleted what the target lacks (a
+    target that has never had a record may begin where the source does).
+    """
+    end = source.high_watermark
+    if target.end > end and not ahead:
+        raise OffsetOutOfRangeError(
+            f"{name}: the target's log ends at {target.end}, beyond the source's high watermark {end}: something else"
+            " has written to it, or the source was deleted and created again"
+        )
+    if target.end >= source.log_start_offset:
+        return OffsetRange(target.end, max(target.end, end))
+    if not begun:
+        return OffsetRange(source.log_start_offset, end)
+    if not allow_data_loss:
+        raise DataLossError(
+            f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
+            " and were not copied (--allow-data-loss goes on behind them)"
+        )
+    return OffsetRange(target.end, end)
+
+
+def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:
+    """The partitions of a topic of the target."""
+    states = load_partitions(connection, topic_id)
+    truncations = read_truncations(connection, states.keys())
+    query = sa.select(
+        _M.partition,
+        _M.source_cluster_id,
+        _M.source_topic_uuid,
+        _M.leader_epoch,
+        _M.end_offset,
+        _M.target_leader_epoch,
+    ).where(_M.topic_id == topic_id)
+    known = {number: MirrorPosition(*position) for number, *position in connection.execute(query)}
+    return {
+        key[1]: TargetPartition(
+            OffsetRange(state.log_start_offset, state.log_end_offset),
+            state.high_watermark,
+            state.leader_epoch,
+            truncations.get(key, ()),
+            known.get(key[1]),
+        )
+        for key, state in states.items()
+    }
+
+
+def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPosition]) -> None:
+    """Keep the positions, by topic id and partition of the target."""
+    for (topic_id, number), position in sorted(positions.items()):
+        values = {
+            "source_cluster_id": position.cluster_id,
+            "source_topic_uuid": position.topic_uuid,
+            "leader_epoch": position.leader_epoch,
+            "end_offset": position.end_offset,
+            "target_leader_epoch": position.target_leader_epoch,
+        }
+        insert_if_missing(connection, t.mirror_position, {"topic_id": topic_id, "partition": number, **values})
+        here = (_M.topic_id == topic_id) & (_M.partition == number)
+        connection.execute(t.mirror_position.update().where(here).values(values))
+
+
+def moves(positions: Mapping[Key, MirrorPosition]) -> Part:
+    """The part of an append that keeps where it ends."""
+
+    def write(connection: sa.Connection, _now: StoreClock) -> bool:
+        write_positions(connection, positions)
+        return True
+
+    return write

@@ -1,0 +1,31 @@
+"""Unclean elections on request."""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.partition_rows import cut_off, lock_partitions, save_partitions
+from spark_log.cluster.replication import fail_over, lose_files
+from spark_log.cluster.topics import find_topic
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt
+
+
+def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
+    """An unclean election: every log dir comes back with the records below `to` alone, a segment boundary."""
+
+    def elect(connection: sa.Connection, _attempt: Attempt) -> None:
+        found = find_topic(connection, topic)
+        s = t.segment.c
+        here = (s.topic_id == found.topic_id) & (s.partition == partition) & (s.base_offset < to) & (s.end_offset > to)
+        assert connection.execute(sa.select(s.base_offset).where(here)).first() is None, f"{to}: inside of a segment"
+        key = (found.topic_id, partition)
+        before = lock_partitions(connection, [key])
+        state = before[key]
+        for replica in state.replicas:
+            state = lose_files(state, replica.broker_id, to)
+        after, cut = fail_over(state, {replica.log_dir_id for replica in state.replicas}, unclean=True)
+        assert cut is not None, "nothing was cut off"
+        after = cut_off(connection, found, partition, cut, after, cluster.store.clock(connection))
+        save_partitions(connection, before, {key: after})
+
+    cluster.store.transact(elect)
