@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,12 @@ class LocalFile:
         self._made = make_folders(path.parent, root)
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
         self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
+        _unfinished.add(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: the file is the parent's, and what is in the buffer here must not be written twice."""
+        with contextlib.suppress(ValueError), open(os.devnull, "wb") as nowhere:  # ValueError: it is closed
+            os.dup2(nowhere.fileno(), self._file.fileno())
 
     def write(self, data: Any) -> int:
         try:
@@ -57,6 +64,17 @@ class LocalFile:
             self._file.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink()
+
+
+_unfinished: "weakref.WeakSet[LocalFile]" = weakref.WeakSet()
+
+
+def _forget_files_of_parent() -> None:
+    for file in list(_unfinished):
+        file.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_files_of_parent)
 
 
 class RemoteFile:

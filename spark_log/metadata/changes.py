@@ -10,12 +10,12 @@ and throttled (a NOTIFY inside the transaction would make commits wait for each 
 connection, and for what somebody could not announce, waits are short: the bounded polling that remains.
 """
 
-import os
 import sqlite3
 import threading
 from typing import Protocol
 
 from spark_log import clock
+from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address
 
 _LOOK_S_MIN, _LOOK_S_MAX = 0.0005, 0.01
@@ -48,17 +48,19 @@ def changes_of(address: Address) -> Changes:
 class SqliteChanges:
     def __init__(self, address: Address) -> None:
         assert address.folder is not None
-        self._uri = f"{(address.folder / SQLITE_FILE).absolute().as_uri()}?mode=ro"
+        self._path = address.folder / SQLITE_FILE
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._process = -1
+        self._opened = 0
+        sqlite_connections.close_before_fork(self)
 
     def current(self) -> int:
-        with self._lock:
-            if self._connection is None or self._process != os.getpid():
-                self._connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False, timeout=60)
-                self._process = os.getpid()
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        with sqlite_connections.in_use(), self._lock:
+            if self._connection is None:
+                self._connection = sqlite_connections.connect(self._path, "ro", timeout_s=60)
+                self._opened += 1  # the versions that two connections see do not compare
+            version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+            return (self._opened << 32) + version
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         began = clock.monotonic_s()
@@ -73,7 +75,15 @@ class SqliteChanges:
         """SQLite's file says it."""
 
     def close(self) -> None:
+        self.dispose()
+
+    def dispose(self, close: bool = True) -> None:
+        """Close the connection; the next look opens another one. `close=False` only forgets it, in a forked child."""
+        if not close:
+            self._lock = threading.Lock()
+            self._connection = None
+            return
         with self._lock:
-            if self._connection is not None and self._process == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
             self._connection = None

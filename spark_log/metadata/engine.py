@@ -1,16 +1,18 @@
 """How each database is opened: the settings that make a commit durable."""
 
+import contextlib
 import os
+import socket
 import sqlite3
 import weakref
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from spark_log.errors import ClusterNotFoundError, UnsupportedStoreError
+from spark_log.errors import ClusterNotFoundError, SparkLogError, UnsupportedStoreError
+from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
 from spark_log.metadata.identity import ask_server
 
@@ -23,9 +25,7 @@ _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10
 
 def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
     """An engine whose every connection is set up for `address`; `create` allows a SQLite file to come into being."""
-    engine = _sqlite_engine(address.folder, create) if address.folder else _postgresql_engine(address)
-    _engines.add(engine)
-    return engine
+    return _sqlite_engine(address.folder, create) if address.folder else _postgresql_engine(address)
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
@@ -43,12 +43,12 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
     path = folder / SQLITE_FILE
     if not create and not path.is_file():
         raise ClusterNotFoundError(f"no cluster at {folder}: make one with `spark-log init {folder}`")
-    uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"
 
     def connect() -> sqlite3.Connection:  # not through a URL of SQLAlchemy's, which takes % and ? in a path for its own
-        return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_MS / 1000, check_same_thread=False)
+        return sqlite_connections.connect(path, "rwc" if create else "rw", _BUSY_TIMEOUT_MS / 1000)
 
-    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool)
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sqlite_connections.Pool)
+    sqlite_connections.close_before_fork(engine)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
@@ -59,6 +59,10 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
         cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.close()
+
+    @event.listens_for(engine, "handle_error", retval=True)
+    def keep_ours(context: sa.ExceptionContext) -> BaseException | None:
+        return context.original_exception if isinstance(context.original_exception, SparkLogError) else None
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
@@ -73,9 +77,11 @@ def _postgresql_engine(address: Address) -> sa.Engine:
         pool_pre_ping=False,  # a lost connection is met and retried where it is used, which costs no round trip
         connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
     )
+    _postgresql_engines.add(engine)
 
     @event.listens_for(engine, "connect")
     def check(connection: Any, record: Any) -> None:
+        _postgresql_connections.add(connection)
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
@@ -100,12 +106,22 @@ def _postgresql_engine(address: Address) -> sa.Engine:
     return engine
 
 
-_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()
+_postgresql_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()
+_postgresql_connections: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _forget_connections_of_parent() -> None:
-    for engine in list(_engines):
+def _leave_sessions_to_parent() -> None:
+    """In a forked child: inherited sockets are cut off, so that no word of this process reaches a session of the
+    parent's, not even at the end of a transaction in which the parent has forked.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    for connection in list(_postgresql_connections):
+        with contextlib.suppress(Exception):  # it is closed: then it has no descriptor
+            os.dup2(ours.fileno(), connection.fileno())
+    ours.close()
+    for engine in list(_postgresql_engines):
         engine.dispose(close=False)
 
 
-os.register_at_fork(after_in_child=_forget_connections_of_parent)
+os.register_at_fork(after_in_child=_leave_sessions_to_parent)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import weakref
 
 import psycopg
 import sqlalchemy as sa
@@ -21,18 +22,28 @@ class PostgresqlChanges:
     def __init__(self, address: Address) -> None:
         url = sa.make_url(address.url).set(drivername="postgresql")
         self._conninfo = url.render_as_string(hide_password=False)
-        self._condition = threading.Condition()
         self._heard = 0
+        self._closed = threading.Event()
+        self._begin()
+        _living.add(self)
+
+    def _begin(self) -> None:
+        """Without threads: they start when they are needed."""
+        self._condition = threading.Condition()
+        self._due = threading.Event()
         self._listening = False
         self._listener: threading.Thread | None = None
         self._announcer: threading.Thread | None = None
-        self._due = threading.Event()
-        self._closed = threading.Event()
-        self._process = os.getpid()
+
+    def forget_parent(self) -> None:
+        """In a forked child: the threads are not here, and may have held any of the locks."""
+        closed, self._closed = self._closed.is_set(), threading.Event()
+        if closed:
+            self._closed.set()
+        self._begin()
 
     def current(self) -> int:
         with self._condition:
-            self._after_fork()
             if self._listener is None and not self._closed.is_set():
                 self._listener = threading.Thread(target=self._listen, name="spark-log-listen", daemon=True)
                 self._listener.start()
@@ -53,7 +64,6 @@ class PostgresqlChanges:
 
     def announce(self) -> None:
         with self._condition:
-            self._after_fork()
             if self._announcer is None and not self._closed.is_set():
                 self._announcer = threading.Thread(target=self._announce, name="spark-log-announce", daemon=True)
                 self._announcer.start()
@@ -64,14 +74,8 @@ class PostgresqlChanges:
         self._due.set()
         with self._condition:
             self._condition.notify_all()
-        if self._announcer is not None and self._process == os.getpid():
+        if self._announcer is not None:
             self._announcer.join(timeout=5)  # what is due is still announced; the listener ends by itself
-
-    def _after_fork(self) -> None:
-        if self._process != os.getpid():  # threads stay behind in the parent
-            self._listener = self._announcer = None
-            self._listening = False
-            self._process = os.getpid()
 
     def _listen(self) -> None:
         while not self._closed.is_set():
@@ -106,3 +110,14 @@ class PostgresqlChanges:
         return psycopg.connect(
             self._conninfo, autocommit=True, application_name="spark-log changes", connect_timeout=10
         )
+
+
+_living: "weakref.WeakSet[PostgresqlChanges]" = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for changes in list(_living):
+        changes.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

@@ -38,7 +38,8 @@ class WriterQueue:
     def turn(self, timeout_s: float) -> Iterator[None]:
         """Raises MetadataStoreUnavailableError where others do not let go of the lock for so long."""
         timeout_s = max(0.0, timeout_s)
-        if not self._thread_lock.acquire(timeout=timeout_s):
+        thread_lock = self._thread_lock
+        if not thread_lock.acquire(timeout=timeout_s):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         try:
             if self._descriptor < 0:
@@ -47,9 +48,10 @@ class WriterQueue:
             try:
                 yield
             finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                if self._thread_lock is thread_lock:  # else this is a forked child, and the turn is its parent's
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
-            self._thread_lock.release()
+            thread_lock.release()
 
     def _lock(self, timeout_s: float) -> None:
         if self._waiting is None or self._waiting.is_over():

@@ -1,0 +1,97 @@
+"""Processes that fork while they use a cluster: SQLite's locks and PostgreSQL's sessions stay with the parent."""
+
+import contextlib
+import json
+import os
+import traceback
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.new_file import LocalFile
+from spark_log.errors import SparkLogError
+from tests.support.fork_rig import CLIENTS, RECORDS, STATES
+from tests.support.subprocess_python import run_python
+
+RIG = "import sys; from tests.support.fork_rig import main; main(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    lines = run_python(RIG, str(tmp_path_factory.mktemp("forks")), timeout_s=120).splitlines()
+    found = [json.loads(line) for line in lines]
+    return {(case["client"], case["state"]): case for case in found}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("state", STATES)
+def test_every_acknowledged_record_is_in_the_log_after_a_fork(client, state, cases):
+    case = cases[client, state]
+    assert case["integrity"] == "ok"
+    log, child = case["log"], case["child"]
+    assert [log[offset] for offset in case["parent"]] == ["parent"] * RECORDS
+    if state in ("in a long transaction", "in a transaction of its own"):
+        assert "was in use when this process was forked" in child["error"], "it cannot take locks of its own"
+        assert "child" not in log
+    else:
+        assert "error" not in child
+        assert case["child had a lock"]
+        assert [log[offset] for offset in child["offsets"]] == ["child"] * 2 * RECORDS
+
+
+def in_child(work):
+    """The exit code of a forked child in which `work` returns 0 or a number of its own; 99 for an error."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = work() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_forked_inside_a_transaction_cannot_end_it(cluster):
+    change = "UPDATE cluster SET created_ms = 4711"
+
+    def meddle(connection):
+        for statement in (change, "COMMIT", "ROLLBACK"):
+            with contextlib.suppress(SparkLogError, sa.exc.SQLAlchemyError):
+                connection.exec_driver_sql(statement)
+                return 1
+        return 0
+
+    def body(connection, _attempt):
+        connection.exec_driver_sql(change)
+        assert in_child(lambda: meddle(connection)) == 0
+        return connection.exec_driver_sql("SELECT created_ms FROM cluster").scalar_one()
+
+    assert cluster.store.transact(body) == 4711
+    assert cluster.store.read(lambda c: c.exec_driver_sql("SELECT created_ms FROM cluster").scalar_one()) == 4711
+
+
+def test_a_child_uses_the_cluster_of_its_parent(cluster):
+    """Both learn of what the other one commits."""
+    changes = cluster.store.changes
+    rename = "UPDATE cluster SET created_ms = created_ms + 1"
+    cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
+    seen = changes.current()
+
+    def work():
+        look = changes.current()
+        cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
+        cluster.close()
+        return 0 if look is not None else 1
+
+    assert in_child(work) == 0
+    assert changes.wait(seen, 10)
+
+
+def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
+    file = LocalFile(tmp_path / "a", tmp_path)
+    file.write(b"once")
+    assert in_child(lambda: file._file.flush()) == 0  # as the end of its interpreter does
+    file.commit()
+    assert (tmp_path / "a").read_bytes() == b"once"
