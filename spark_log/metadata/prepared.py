@@ -48,7 +48,7 @@ class Prepared:
             else:
                 cursor.executemany(text, bound)
         except connection.dialect.loaded_dbapi.Error as error:
-            raise _as_sqlalchemy(connection, text, error) from error
+            raise as_sqlalchemy(connection, text, error) from error
         return cursor
 
     def _text(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> tuple[str, Sequence[str] | None]:
@@ -63,7 +63,7 @@ class Prepared:
         return self._compiled[name]
 
 
-def _as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:
+def as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:
     """The driver's error as SQLAlchemy would raise it: `Store.transact` knows those."""
     dialect = connection.dialect
     base = dialect.loaded_dbapi.Error

@@ -17,15 +17,13 @@ from spark_log.errors import (
     UnsupportedVersionError,
     redact,
 )
+from spark_log.metadata import commit_tokens, identity, tables
 from spark_log.metadata import engine as engines
-from spark_log.metadata import identity, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.writer_queue import WriterQueue
 
 T = TypeVar("T")
-
-_TRANSACTION_ID = "spark_log_transaction_id"
 
 DEFAULT_TIMEOUT_MS = 120_000
 """How long a write is retried: Kafka's delivery.timeout.ms."""
@@ -62,9 +60,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class _InDoubt(Generic[T]):
-    """A transaction whose connection went away during COMMIT, and what its body had returned."""
+    """A transaction whose COMMIT was sent to PostgreSQL and not answered, and what its body had returned."""
 
-    transaction_id: str
+    token: str
+    boot_ms: int
     result: T
 
 
@@ -115,8 +114,8 @@ class Store:
         """Run `body` in one write transaction and return what it returned, once the commit is done.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
-        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: where the
-        connection went away during COMMIT, the server is asked what became of that transaction before the next try.
+        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: where
+        the answer to a COMMIT was lost, the server is asked what became of that transaction before the next try.
         With `durable=False` the commit is not forced to disk (flush.messages). With `announce` those who wait on
         `changes` are told, in any process.
         """
@@ -127,7 +126,7 @@ class Store:
             committing: _InDoubt[T] | None = None
             try:
                 if in_doubt is not None:
-                    if self._was_committed(in_doubt.transaction_id):
+                    if self._was_committed(in_doubt):
                         if announce:
                             self.changes.announce()
                         return in_doubt.result
@@ -135,12 +134,12 @@ class Store:
                 with self._writer_turn(deadline), self._writing_connection(durable) as connection:
                     transaction = connection.begin()
                     try:
-                        connection.info.pop(_TRANSACTION_ID, None)
                         if not durable and not self.sqlite:
                             connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                         result = body(connection, attempt)
-                        transaction_id = self._transaction_id(connection)
-                        committing = _InDoubt(transaction_id, result) if transaction_id else None
+                        if not self.sqlite:  # whose commits have no connection to lose
+                            committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
+                            commit_tokens.commit(connection, committing.token)
                         transaction.commit()
                     except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
@@ -153,28 +152,18 @@ class Store:
                 translated = _translate(error, self.address)
                 if not isinstance(translated, MetadataStoreUnavailableError):
                     raise translated from error
-                if error.connection_invalidated:
-                    in_doubt = committing or in_doubt
+                in_doubt = committing or in_doubt
                 _back_off(attempt.number, deadline, error)
                 attempt.number += 1
 
-    def _transaction_id(self, connection: sa.Connection) -> str | None:
-        """PostgreSQL's name of the open transaction, None if it wrote nothing. SQLite has no connection to lose."""
-        if self.sqlite:
-            return None
-        known: str | None = connection.info.pop(_TRANSACTION_ID, None)
-        return known or connection.exec_driver_sql("SELECT pg_current_xact_id_if_assigned()::text").scalar_one()
-
-    def _was_committed(self, transaction_id: str) -> bool:
-        with self.engine.connect() as connection:
-            status = connection.execute(
-                sa.text("SELECT pg_xact_status(CAST(:id AS xid8))"), {"id": transaction_id}
-            ).scalar_one()
-        if status not in ("committed", "aborted"):
-            # in progress: the server has not noticed yet that we are gone
-            unknown = OSError(f"transaction {transaction_id} is {status}")
-            raise sa.exc.OperationalError("pg_xact_status", None, unknown, connection_invalidated=True)
-        return bool(status == "committed")
+    def _was_committed(self, in_doubt: _InDoubt[T]) -> bool:
+        committed = commit_tokens.was_committed(self.engine, in_doubt.token)
+        if not commit_tokens.may_ask(in_doubt.boot_ms):
+            raise MetadataStoreUnavailableError(
+                f"metadata store at {self.address}: this process was stopped for so long that it can not be told any"
+                " more whether its transaction was committed"
+            )
+        return committed
 
     @contextlib.contextmanager
     def _writer_turn(self, deadline: float) -> Iterator[None]:
@@ -204,11 +193,7 @@ class Store:
         if self.sqlite:
             return self.now()
         now = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-        if engines.is_write(connection):  # the name of the transaction on the same way, see `transact`
-            row = connection.exec_driver_sql(f"SELECT {now}, pg_current_xact_id()::text").one()
-            now_ms, connection.info[_TRANSACTION_ID] = row
-        else:
-            now_ms = connection.exec_driver_sql(f"SELECT {now}").scalar_one()
+        now_ms = connection.exec_driver_sql(f"SELECT {now}").scalar_one()
         return StoreClock(now_ms, now_ms, "")
 
     def now(self) -> StoreClock:

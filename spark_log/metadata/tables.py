@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -520,4 +520,17 @@ reassignment = Table(
     _column("throttle_bytes_per_s", BigInteger, "copy rate; NULL unlimited", nullable=True),
     _column("began_ms", BigInteger, "store clock"),
     comment="Ongoing partition reassignments.",
+)
+
+commit_token = Table(
+    "commit_token",
+    metadata,
+    _column("token", String(32), "UUID in hex, used by one transaction", primary_key=True),
+    _column(
+        "committed",
+        Boolean,
+        "true: the transaction's own row; false: it was asked about, and can not be committed any more",
+    ),
+    _column("at_ms", BigInteger, "store clock"),
+    comment="The last transactions of each connection to PostgreSQL, and those whose answer was lost.",
 )

@@ -11,6 +11,7 @@ from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.log.transacting import abort_timed_out, expire_ids
 from spark_log.log.write_ids import Writer
+from spark_log.metadata.commit_tokens import expire_tokens
 from spark_log.upkeep.compaction import compact
 from spark_log.upkeep.delta import tend_delta_tables
 from spark_log.upkeep.files import clean_up_files
@@ -37,6 +38,7 @@ def _expire(work: Work) -> Iterator[Report]:
         expire_offsets(work.cluster.store, work.settings, work.guard)
         expire_producers(work.cluster.store, work.settings, work.guard)
         expire_ids(work.cluster.store, work.settings, work.guard)
+        expire_tokens(work.cluster.store, work.guard)
     yield from ()
 
 

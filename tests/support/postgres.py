@@ -57,8 +57,8 @@ class PostgresServer:
     def log(self) -> str:
         return (self._root / "log").read_text(errors="replace")
 
-    def start(self, timeout_s: float = 60.0) -> None:
-        """Start and wait until it takes connections. fsync and synchronous_commit are on."""
+    def start(self, timeout_s: float = 60.0, **more: str | int) -> None:
+        """Start and wait until it takes connections. fsync and synchronous_commit are on; `more` are its settings."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -67,6 +67,7 @@ class PostgresServer:
             "fsync": "on",
             "full_page_writes": "on",
             "synchronous_commit": "on",
+            **more,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (self._root / "log").open("ab") as log:

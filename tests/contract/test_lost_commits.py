@@ -1,0 +1,134 @@
+"""Connections to PostgreSQL that are lost in a COMMIT: no acknowledged record is lost, and none is there twice."""
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.log.append import Appended
+from spark_log.log.log import Log, Records
+from spark_log.log.write_ids import register, renew
+from spark_log.metadata import commit_tokens
+from spark_log.metadata import tables as t
+from spark_log.metadata.commit_tokens import expire_tokens
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.records import read_all, table
+
+
+@pytest.fixture
+def proxied(postgres_server, postgres_url, tmp_path):
+    """A cluster reached through a proxy, and the proxy."""
+    Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")).close()
+    with PostgresProxy(postgres_server.port) as proxy, Cluster.open(proxy.address(postgres_url)) as cluster:
+        yield cluster, proxy
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_connection_lost_in_a_commit_is_neither_a_loss_nor_a_repetition(proxied, postgres_url, moment):
+    """Meanwhile another process seals the tail, so that the names of the appended blobs say nothing any more."""
+    cluster, proxy = proxied
+    log, topic = Log(cluster), create_topic(cluster, "t")
+    log.append(topic, [Records(0, table("a"))])
+
+    def seal():
+        with Cluster.open(postgres_url) as elsewhere:
+            Log(elsewhere).seal(topic, [0])
+
+    cut = proxy.cut(moment, "INSERT INTO segment", seal)
+    assert log.append(topic, [Records(0, table("b"))]) == [Appended(1, 2)]
+    assert cut.done.is_set()
+    assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
+    log.close()
+
+    cut = proxy.cut(moment, "INSERT INTO topic")
+    assert create_topic(cluster, "u").name == "u", "not: it exists already"
+    assert cut.done.is_set()
+    cut = proxy.cut(moment, "INSERT INTO write_id")
+    write_id = register(cluster.store, "a test", 1_000)
+    assert cut.done.is_set()
+    assert renew(cluster.store, write_id, 1_000)
+
+
+def test_a_commit_that_reaches_the_server_after_the_question_is_refused(proxied):
+    """The client asked, was told that it was not committed, and did all of it again."""
+    cluster, proxy = proxied
+    holders = iter(["first", "second"])
+
+    def body(connection, _attempt):
+        holder = next(holders)
+        connection.execute(t.write_id.insert(), {"write_id": holder, "holder": holder, "until_ms": 0, "era": ""})
+        return holder
+
+    cut = proxy.cut("late", "INSERT INTO write_id")
+    assert cluster.store.transact(body) == "second"
+    answer = cut.deliver()
+    assert b"23505" in answer and b"pk_commit_token" in answer
+    holding = cluster.store.read(lambda connection: connection.execute(sa.select(t.write_id.c.holder)).scalars().all())
+    assert holding == ["second"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_question_waits_for_a_server_process_that_is_still_at_the_transaction(proxied, end):
+    cluster, _ = proxied
+    token = commit_tokens.new_token()
+    answers = []
+    question = threading.Thread(target=lambda: answers.append(commit_tokens.was_committed(cluster.store.engine, token)))
+    with cluster.store.engine.connect() as lost:
+        row = {"token": token, "committed": True, "at_ms": 0}
+        lost.execute(t.commit_token.insert(), row)
+        question.start()
+        waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'known'")
+        while not cluster.store.read(lambda connection: connection.execute(waiting).scalar_one()):
+            assert question.is_alive()
+        getattr(lost, end)()
+    question.join(timeout=60)
+    assert answers == [end == "commit"]
+    assert commit_tokens.was_committed(cluster.store.engine, token) == (end == "commit"), "asked again: the same"
+
+
+def test_tokens_do_not_gather(proxied):
+    """A few rows for each connection, none for what only reads, and none that is too old to be asked about."""
+    cluster, _ = proxied
+    store = cluster.store
+
+    def tokens():
+        return store.read(lambda connection: set(connection.execute(sa.select(t.commit_token.c.token)).scalars()))
+
+    for number in range(100):
+        register(store, f"holder {number}", 1_000)
+    after = tokens()
+    assert len(after) < 60, "at most 16 of each of three connections"
+    store.transact(lambda connection, _: store.clock(connection))
+    expire_tokens(store)
+    assert tokens() == after, "neither has written anything"
+    old = t.commit_token.update().values(at_ms=t.commit_token.c.at_ms - commit_tokens.KEPT_MS - 1)
+    store.transact(lambda connection, _: connection.execute(old))
+    expire_tokens(store)
+    assert not tokens() & after
+
+
+def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres_server, tmp_path):
+    """What the server had not flushed is gone, and the ids of those transactions are given out again."""
+    server = own_postgres_server
+    address = server.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        topic = create_topic(cluster, "t")
+    server.stop()
+    server.start(wal_writer_delay="10s")
+
+    def crash():
+        server.kill()
+        server.start()
+        with Cluster.open(address) as elsewhere:
+            for _ in range(20):
+                register(elsewhere.store, "another", 1_000)
+
+    with PostgresProxy(server.port) as proxy, Cluster.open(proxy.address(address)) as cluster:
+        log = Log(cluster)
+        cut = proxy.cut("before", "INSERT INTO segment", crash)
+        assert log.append(topic, [Records(0, table("a"))]) == [Appended(0, 1)]
+        assert cut.done.is_set()
+        assert read_all(log, topic) == [(0, 0, "a")]
+        log.close()
