@@ -3,17 +3,25 @@
 import logging
 import threading
 
+import sqlalchemy as sa
+
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.controller import at_hand, elect_leaders
 from spark_log.cluster.inspection import inspect_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, SparkLogError, redact
+from spark_log.metadata import tables as t
 
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 _WAIT_S = 0.1
+
+
+def any_offline(connection: sa.Connection) -> bool:
+    """Whether a log dir counts as failed: it may be back, which a look finds out."""
+    return connection.execute(sa.select(t.log_dir.c.log_dir_id).where(~t.log_dir.c.online).limit(1)).first() is not None
 
 
 class AtHand:

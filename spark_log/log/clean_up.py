@@ -1,10 +1,10 @@
 """Clean-up of what the metadata has let go: retired files, and the folders of deleted topics.
 
 A retired file is deleted when readers have had their time (retired.file.retention.ms of its topic), and no Delta table
-lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. A log dir that is away
-keeps no row: when it is back the file is an orphan, which `log.orphans` deletes, and its Delta table is compared as a
-whole first. A deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and
-says that what lies there is nobody's.
+lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. For a log dir that is
+away a row of `retired_copy` remains: when it is back, its Delta table is compared as a whole, and the file deleted. A
+deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and says that what
+lies there is nobody's.
 
 What a retired replica left behind in its old log dir is for `cluster.retired_replicas`.
 """
@@ -21,10 +21,10 @@ from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
-from spark_log.errors import UnsafePathError, redact
+from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.log.delta import try_publish
+from spark_log.log.delta import publish, try_publish
 from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
@@ -36,7 +36,7 @@ _FILES_MAX = 1_000
 _THREADS = 8
 """Deletions at a time: object stores answer slowly."""
 
-_F, _C, _D, _R = t.retired_file.c, t.publication_cursor.c, t.log_dir.c, t.replica.c
+_F, _K, _C, _D, _R = t.retired_file.c, t.retired_copy.c, t.publication_cursor.c, t.log_dir.c, t.replica.c
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def delete_retired_files(
             where.setdefault(LogDirId(log_dir_id), []).append(path)
         return paths, where
 
-    def forget(connection: sa.Connection, paths: Sequence[str]) -> None:
+    def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
         guard(connection)
         p = t.publication.c
         # a table that cannot be reached still lists them: compare all of it when it is back
@@ -159,7 +159,16 @@ def delete_retired_files(
         )  # fmt: skip
         unknown = t.publication.update().where(p.topic_id == topic.topic_id, listed)
         connection.execute(unknown.values(delta_version=-1))
-        connection.execute(t.retired_file.delete().where(_F.path.in_(paths)))
+        delete = t.retired_file.delete().where(_F.path.in_(paths)).returning(_F.path)
+        forgotten = set(connection.execute(delete).scalars())  # less if another clean-up was first
+        left = [
+            {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
+            for log_dir_id, there in away.items()
+            for path in there
+            if path in forgotten
+        ]
+        if left:
+            connection.execute(t.retired_copy.insert(), left)
 
     if store.read(count_listed):
         try_publish(cluster, [topic])
@@ -171,11 +180,49 @@ def delete_retired_files(
         for log_dir_id, here in where.items():
             deleted += log_dirs.delete(log_dir_id, here)
         failpoint("clean_up.retired-deleted")
-        store.transact(lambda connection, _, paths=paths: forget(connection, paths))  # type: ignore[misc]
+        away = {log_dir_id: here for log_dir_id, here in where.items() if log_dir_id in log_dirs.failures}
+        store.transact(lambda connection, _, paths=paths, away=away: forget(connection, paths, away))  # type: ignore[misc]
         failpoint("clean_up.retired-forgotten")
     waiting = store.read(count_listed)
     if waiting:
         deleted += Deleted(notes=(f"{waiting} retired files wait until a Delta table does not list them any more",))
+    return deleted
+
+
+def delete_left_copies(
+    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
+) -> Deleted:
+    """Delete the topic's retired files in log dirs that were away when they were deleted elsewhere, and are back."""
+    store = cluster.store
+
+    def waiting(connection: sa.Connection) -> list[LogDirId]:
+        query = sa.select(_K.log_dir_id).distinct().where(_K.topic_id == topic.topic_id).order_by(_K.log_dir_id)
+        return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+    def next_files(connection: sa.Connection, log_dir_id: LogDirId) -> list[str]:
+        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id)
+        query = sa.select(_K.path).where(here).order_by(_K.path).limit(_FILES_MAX)
+        return list(connection.execute(query).scalars())
+
+    def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
+        guard(connection)
+        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & _K.path.in_(paths)
+        connection.execute(t.retired_copy.delete().where(here))
+
+    back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
+    if not back:
+        return Deleted()
+    try:  # their Delta tables may still list the files
+        publish(cluster, topic)
+    except (SparkLogError, OSError) as error:
+        return Deleted(notes=(redact(f"retired files stay until the topic is published: {error}"),))
+    deleted = Deleted()
+    for log_dir_id in back:
+        while paths := store.read(lambda connection, one=log_dir_id: next_files(connection, one)):  # type: ignore[misc]
+            deleted += log_dirs.delete(log_dir_id, paths)
+            if log_dir_id in log_dirs.failures:
+                break
+            store.transact(lambda connection, _, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
     return deleted
 
 

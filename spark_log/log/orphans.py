@@ -62,6 +62,11 @@ def write_id_of(name: str) -> str | None:
     return found[1] if found else None
 
 
+def is_copy(name: str) -> bool:
+    """Whether the name is that of an unfinished copy."""
+    return _COPYING.fullmatch(name) is not None
+
+
 def may_go(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
     """Whether a file in the folder of this partition is an orphan."""
     if _SEGMENT.fullmatch(name):

@@ -13,7 +13,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 
-_S, _F = t.segment.c, t.retired_file.c
+_S, _F, _K = t.segment.c, t.retired_file.c, t.retired_copy.c
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,5 @@ def _named(connection: sa.Connection) -> set[str]:
     folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
     live = connection.execute(sa.select(_S.topic_id, _S.partition, _S.name).where(~_S.inline))
     named = {f"{folders[topic_id]}/_segments/{partition}/{name}" for topic_id, partition, name in live}
-    return named | set(connection.execute(sa.select(_F.path).where(_F.partition.is_not(None))).scalars())
+    named |= set(connection.execute(sa.select(_F.path).where(_F.partition.is_not(None))).scalars())
+    return named | set(connection.execute(sa.select(_K.path)).scalars())

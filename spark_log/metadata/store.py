@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -19,8 +20,9 @@ from spark_log.errors import (
 )
 from spark_log.metadata import commit_tokens, identity, tables
 from spark_log.metadata import engine as engines
-from spark_log.metadata.address import Address
+from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
+from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.writer_queue import WriterQueue
 
 T = TypeVar("T")
@@ -216,20 +218,21 @@ class Store:
                     raise
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
-    def scrub(self) -> bool:
-        """Take out of the store's files what deleted rows have left in them; False where that is not ours to do.
+    def scrub(self) -> str | None:
+        """Take out of the store's files what deleted rows have left in them. None when that is done, else what is left
+        where, and what to do about it.
 
         SQLite writes its file anew, and writers wait meanwhile: about a second for 100 MB.
         """
-        if not self.sqlite:
-            return False
+        if self.address.folder is None:
+            return POSTGRESQL_KEEPS
+        path = self.address.folder / SQLITE_FILE
         deadline = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
-        with self._writer_turn(deadline), self.engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            driver.execute("VACUUM")
-            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return True
+        try:
+            with self._writer_turn(deadline), self.engine.connect() as connection:
+                return scrub_sqlite(connection.connection.driver_connection, path)
+        except (sqlite3.Error, sa.exc.DBAPIError, MetadataStoreUnavailableError) as error:
+            return still_there(path, f"it could not be rewritten ({redact(str(error))}): when that has ended")
 
     def close(self) -> None:
         self.changes.close()

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -290,6 +290,15 @@ retired_replica = Table(
     _column("retired_ms", BigInteger, "store clock; its files are deleted retired.file.retention.ms later"),
     _column("deleting", Boolean, "its files are being deleted: no replica may be placed here meanwhile"),
     comment="What a reassignment left behind in a log dir: readers may still be on its files.",
+)
+
+retired_copy = Table(
+    "retired_copy",
+    metadata,
+    _topic_id(primary_key=True),
+    _column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
+    _column("path", Text, "retired_file.path: was deleted everywhere else", primary_key=True),
+    comment="Retired files in log dirs that were away when they were deleted: to be deleted there.",
 )
 
 compaction = Table(

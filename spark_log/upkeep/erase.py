@@ -43,6 +43,7 @@ from spark_log.metadata.identity import check_identity
 from spark_log.records.key_set import KeySet
 from spark_log.upkeep.erase_report import Erased
 from spark_log.upkeep.erase_workers import Here, Workers
+from spark_log.upkeep.leftovers import in_open_transactions
 from spark_log.upkeep.purge import purge_old_files
 from spark_log.upkeep.report import Amount
 
@@ -82,6 +83,7 @@ def erase(
     finally:
         writer.close()
     notes = _notes(above)
+    notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, found))
     try:
         publish(cluster, found)
     except (SparkLogError, OSError) as error:
@@ -89,6 +91,7 @@ def erase(
     failpoint("erase.published")
     purged = None
     if purge:
+        run.at_hand.look()  # a log dir that has come back or gone away
         purged = purge_old_files(cluster, found, team, run.replaced)
         notes += purged.notes
     return Erased(

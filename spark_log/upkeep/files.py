@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.log import write_ids
-from spark_log.log.clean_up import CleanableLogDirs, Deleted, delete_retired_files, delete_retired_topics
+from spark_log.log.clean_up import (
+    CleanableLogDirs,
+    Deleted,
+    delete_left_copies,
+    delete_retired_files,
+    delete_retired_topics,
+)
 from spark_log.log.orphans import delete_orphans, delete_unknown_folders
 from spark_log.metadata.identity import check_identity
 from spark_log.upkeep.report import Amount, Report
@@ -22,6 +28,7 @@ def clean_up_files(work: Work) -> Iterator[Report]:
     for topic in work.topics():
         try:
             deleted = delete_retired_files(cluster, log_dirs, topic, work.guard)
+            deleted += delete_left_copies(cluster, log_dirs, topic, work.guard)
             deleted += delete_orphans(cluster, log_dirs, topic)
         except (NotCoordinatorError, NotControllerError):
             raise

@@ -2,9 +2,10 @@
 retired.file.retention.ms later.
 
 They are marked in the metadata as if they had been retired for ever, and then clean-up is run for the topic: retired
-files, replicas that a reassignment left behind (whole), and orphans. What it does not come to, its next runs finish; so
-they do what lies in log dirs that are away, when those are back. Readers on such a file fail, and Delta versions from
-before cannot be read any more: what a purge is for.
+files, replicas that a reassignment left behind (whole), and orphans. Files of deleted topics of the same name go too.
+What it does not come to is named (`leftovers`), and goes when the same erase is run again; what lies in log dirs that
+are away, clean-up deletes too when they are back. Readers on such a file fail, and Delta versions from before cannot be
+read any more: what a purge is for.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,20 +15,21 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import nobody_forbids
-from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.partition_rows import CHUNK
 from spark_log.cluster.retired_replicas import delete_retired_replicas
-from spark_log.cluster.topics import Topic
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config_values import INT64_MAX
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.log import write_ids
-from spark_log.log.clean_up import CleanableLogDirs, delete_retired_files
+from spark_log.log.clean_up import CleanableLogDirs, Deleted, delete_left_copies, delete_retired_files
+from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.log.erasing import OldFile, old_file_holds
 from spark_log.log.orphans import delete_orphans
-from spark_log.log.publication import log_dirs_with_replicas, named_paths
 from spark_log.metadata import tables as t
 from spark_log.upkeep.erase_workers import Workers
+from spark_log.upkeep.leftovers import after_purge, previous_folders
 
 _F = t.retired_file.c
 
@@ -45,14 +47,14 @@ class Purged:
     waiting: int
     """Retired files that clean-up has still to delete somewhere."""
     unreachable: tuple[str, ...]
-    """Log dirs with replicas of the topic that did not answer."""
+    """Log dirs that did not answer."""
     notes: tuple[str, ...]
 
 
 def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Collection[str]) -> Purged:
     """Purge the topic's retired files that hold such keys; `known` are paths of which that is known.
 
-    A file that cannot be read goes too.
+    A file that cannot be read goes too. The same for files of deleted topics of the same name.
     """
     store = cluster.store
     log_dirs = CleanableLogDirs.of(cluster)
@@ -66,18 +68,19 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     store.transact(lambda connection, _attempt: _mark(connection, topic, due))
     failpoint("erase.marked")
     deleted = delete_retired_files(cluster, log_dirs, topic)
+    deleted += delete_left_copies(cluster, log_dirs, topic)
     write_ids.expire(store)
     deleted += delete_orphans(cluster, log_dirs, topic)
+    deleted += _delete_of_previous_topics(cluster, log_dirs, topic, workers)
     replicas = delete_retired_replicas(cluster, nobody_forbids)
-    with_replicas = store.read(lambda connection: log_dirs_with_replicas(connection, topic))
-    unreachable = tuple(redact(log_dirs.infos[each].uri) for each in with_replicas if each in log_dirs.failures)
     waiting = len({*store.read(lambda connection: _retired(connection, topic))} & {*due})
-    notes = [*deleted.notes, *_strangers(cluster, log_dirs, topic)]
-    notes += [f"{uri} could not be reached: clean-up deletes old files there when it is back" for uri in unreachable]
-    if not store.scrub():
-        notes.append(
-            "the database keeps what it has deleted until VACUUM FULL of table blob, in its write-ahead log and backups"
-        )
+    notes = [*deleted.notes, *after_purge(cluster, log_dirs, topic, workers)]
+    if waiting:
+        notes.append(f"{waiting} retired files could not be deleted yet, in whatever log dir has them: erase again")
+    in_store = store.scrub()
+    if in_store is not None:
+        notes.append(in_store)
+    unreachable = tuple(redact(log_dirs.infos[each].uri) for each in sorted(log_dirs.failures))
     return Purged(deleted.files, deleted.bytes, replicas, waiting, unreachable, tuple(notes))
 
 
@@ -110,32 +113,27 @@ def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None
     connection.execute(replicas.values(retired_ms=FOR_EVER_MS))
 
 
-def _strangers(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:
-    """What is left in the topic's folders that neither the metadata nor clean-up knows."""
-    notes: list[str] = []
-    for log_dir_id in log_dirs.infos:
-        log_dir = log_dirs.open(log_dir_id)
-        if log_dir is not None:
-            try:
-                notes += _strangers_in(cluster, log_dir, topic)
-            except (SparkLogError, OSError) as error:
-                notes.append(redact(str(error)))
-    return notes
+def _delete_of_previous_topics(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> Deleted:
+    """Delete the segment files that hold such keys in the folders of deleted topics of the same name.
 
-
-def _strangers_in(cluster: Cluster, log_dir: LogDir, topic: Topic) -> list[str]:
-    files = [path.removeprefix(f"{topic.folder}/") for path in log_dir.list_files(topic.folder)]
-    # after the listing: what was appended meanwhile is named by now
-    named = cluster.store.read(lambda connection: named_paths(connection, topic))
-    orphans = sum(path.startswith("_segments/") and path not in named for path in files)
-    foreign = sum(not path.startswith(("_segments/", "_delta_log/")) for path in files)
-    where = redact(log_dir.uri)
-    notes = []
-    if orphans:
-        notes.append(
-            f"{orphans} files in {where} that no metadata names, of writers that were killed or are at work, were not"
-            " looked at: `spark-log upkeep files` removes them when their write ids have run out"
-        )
-    if foreign:
-        notes.append(f"{foreign} files that other programs put into the Delta table in {where} were not looked at")
-    return notes
+    No partition names them any more, and their writers cannot append them.
+    """
+    deleted = Deleted()
+    for log_dir_id, info in log_dirs.infos.items():
+        try:
+            folders = previous_folders(log_dirs, log_dir_id, topic)
+            live = {one.folder for one in cluster.store.read(find_topics).values()}  # after the listing
+            for folder in folders:
+                log_dir = log_dirs.open(log_dir_id)
+                if log_dir is None or folder in live:
+                    continue
+                files = [path for path in log_dir.list_files(f"{folder}/_segments") if path.endswith(".parquet")]
+                verdicts = workers.run(old_file_holds, [OldFile(path, (info,)) for path in files])
+                deleted += log_dirs.delete(
+                    log_dir_id, [path for path, held in zip(files, verdicts, strict=True) if held]
+                )
+        except UnsafePathError as error:
+            deleted += Deleted(notes=(f"{redact(info.uri)} may still hold such records: {redact(str(error))}",))
+        except LOG_DIR_FAILURES as error:
+            log_dirs.leave_alone(log_dir_id, error)
+    return deleted

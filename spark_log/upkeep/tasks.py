@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from spark_log.cluster.at_hand import AtHand, any_offline
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError, SparkLogError
@@ -120,6 +121,8 @@ def upkeep(
         stack.callback(writer.close)
         work = Work(opened, settings, writer, topic_names=topics)
         list(work.topics())  # unknown ones are refused before anything is done
+        if opened.store.read(any_offline):  # it may be back
+            AtHand(opened, settings).look()
         failed: Exception | None = None
         for task in TASKS:
             if wanted is None or task.name in wanted:

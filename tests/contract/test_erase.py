@@ -93,7 +93,7 @@ def test_records_of_keys_go_and_all_others_stay_where_they_are(cluster, log, clu
     assert purged.purged.files == 5, "four of the first time, and one more"
     assert (purged.purged.waiting, purged.purged.unreachable) == (0, ())
     postgresql = "://" in cluster_address
-    assert [note for note in purged.notes if "database" not in note] == []
+    assert [note for note in purged.notes if "PostgreSQL" not in note] == []
     assert files_with(tmp_path, GONE, ALSO_GONE, PRIVATE) == []
     assert len(purged.notes) == postgresql, "what PostgreSQL keeps is told"
     assert rows_of(log, topic) == without(before, GONE, ALSO_GONE)

@@ -54,6 +54,11 @@ class PostgresServer:
         return self._process.pid
 
     @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self._data
+
+    @property
     def log(self) -> str:
         return (self._root / "log").read_text(errors="replace")
 

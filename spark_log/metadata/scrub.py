@@ -1,0 +1,57 @@
+"""Taking out of a SQLite file, and of its write-ahead log, what deleted rows have left in them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+WAIT_MS = 5_000
+"""How long a scrub waits for another program's transaction. Writers wait meanwhile."""
+
+_FIRST_READER_LOCK, _READER_LOCKS = 123, 5
+"""Bytes of the -shm file on which SQLite's readers hold locks while they see an older state of the write-ahead log."""
+
+POSTGRESQL_KEEPS = (
+    "PostgreSQL keeps what was deleted: in its data files until `VACUUM FULL blob` and the next checkpoint, in its"
+    " write-ahead log until those files are removed or overwritten, and in backups"
+)
+
+
+def scrub_sqlite(driver: Any, path: Path) -> str | None:
+    """Write the file anew and empty the write-ahead log. None when that is done, else why what is where still.
+
+    Raises sqlite3's errors.
+    """
+    [timeout_ms] = driver.execute("PRAGMA busy_timeout").fetchone()
+    driver.execute(f"PRAGMA busy_timeout={WAIT_MS}")
+    try:
+        driver.execute("VACUUM")
+        [busy, _, _] = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={timeout_ms}")
+    if not busy:
+        return None
+    readers = _readers(path)
+    by = f"process {', '.join(map(str, readers))}" if readers else "another program"
+    return still_there(path, f"{by} is reading an older state of it: when that has ended")
+
+
+def still_there(path: Path, why: str) -> str:
+    """What to tell of a SQLite file that still has what was deleted. `why` ends with when to try again."""
+    return f"{path} and its write-ahead log {path.name}-wal may still hold what was deleted, since {why}, erase again"
+
+
+def _readers(path: Path) -> list[int]:
+    """Ids of the processes that keep the write-ahead log, as far as the kernel tells."""
+    try:
+        inode = os.stat(f"{path}-shm").st_ino
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return []
+    last = _FIRST_READER_LOCK + _READER_LOCKS
+    return sorted(
+        {
+            int(words[-4])
+            for words in lines
+            if words[1] == "POSIX" and words[-3].endswith(f":{inode}") and _FIRST_READER_LOCK <= int(words[-2]) < last
+        }
+    )

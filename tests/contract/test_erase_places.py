@@ -1,0 +1,236 @@
+"""`erase --purge` names every place that still holds erased records, and doing what it advises makes them go."""
+
+import sqlite3
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import Producer
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.config import ClusterSettings
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log
+from spark_log.log.moving import carry_out
+from spark_log.metadata import scrub
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import SQLITE_FILE
+from spark_log.upkeep import upkeep
+from spark_log.upkeep.erase import erase
+from tests.support.canary import places_with, unnamed_places
+from tests.support.keyed_log import append_keyed, rows_of
+from tests.support.replicas import folder_of, take_away
+
+READABLE = {"compression.type": "none"}
+FILES = {**READABLE, "inline.max.bytes": "0"}
+GONE, STAYS, PRIVATE = b"key-of-somebody-7f3a", b"key-that-stays", b"private-value-5b1d"
+
+
+def come_back(cluster, broker_id):
+    """The log dir is there again; nothing has been told of it."""
+    folder = folder_of(cluster, broker_id)
+    folder.with_name(f"{folder.name}-away").rename(folder)
+
+
+def purge(cluster, topic="t"):
+    return erase(cluster, topic, [GONE], purge=True)
+
+
+def of_files(notes):
+    """Without the one about PostgreSQL's own files."""
+    return [note for note in notes if "PostgreSQL" not in note]
+
+
+@pytest.fixture
+def sqlite_cluster(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=str(tmp_path / "d1")) as cluster:
+        yield cluster
+
+
+def test_a_reader_that_keeps_the_write_ahead_log_is_named(sqlite_cluster, tmp_path, monkeypatch):
+    cluster, log = sqlite_cluster, Log(sqlite_cluster)
+    monkeypatch.setattr(scrub, "WAIT_MS", 200)
+    topic = create_topic(cluster, "t", configs=READABLE)
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    reader = sqlite3.connect(tmp_path / "cluster" / SQLITE_FILE, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM blob").fetchone()
+    erased = purge(cluster)
+    assert erased.records == 1
+    found = places_with(cluster, tmp_path, GONE, PRIVATE)
+    assert any(path.endswith(f"{SQLITE_FILE}-wal") for path in found)
+    [note] = erased.notes
+    assert str(tmp_path / "cluster" / SQLITE_FILE) in note and "write-ahead log" in note, note
+    assert "erase again" in note, note
+    reader.execute("COMMIT")  # the advice: when that reader has ended
+    again = purge(cluster)
+    assert (again.records, again.notes) == (0, ())
+    assert places_with(cluster, tmp_path, GONE, PRIVATE) == {}
+    reader.close()
+    log.close()
+
+
+def test_a_database_that_cannot_be_rewritten_is_named_and_the_erase_is_done(sqlite_cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(scrub, "WAIT_MS", 200)
+    other = sqlite3.connect(tmp_path / "cluster" / SQLITE_FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # a program that does not queue with us
+    left = sqlite_cluster.store.scrub()
+    assert left is not None and SQLITE_FILE in left and "locked" in left
+    other.execute("ROLLBACK")
+    other.close()
+    assert sqlite_cluster.store.scrub() is None
+
+
+def test_what_postgresql_keeps_goes_with_vacuum_full(postgres_url, postgres_server, tmp_path):
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as cluster:
+        log, topic = Log(cluster), create_topic(cluster, "t", configs=READABLE)
+        append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+        [note] = purge(cluster).notes
+        assert "VACUUM FULL blob" in note and "write-ahead log" in note and "backups" in note
+        with cluster.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(sa.text("VACUUM FULL blob"))
+            connection.execute(sa.text("CHECKPOINT"))
+        assert not [
+            path
+            for path in (postgres_server.data / "base").rglob("*")
+            if path.is_file() and (GONE in path.read_bytes() or PRIVATE in path.read_bytes())
+        ]
+        log.close()
+
+
+def test_files_on_a_log_dir_that_was_away_go_although_their_producer_lives(three_brokers, tmp_path):
+    cluster, log = three_brokers, Log(three_brokers)
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    take_away(cluster, 3)
+    erased = purge(cluster)
+    found = places_with(cluster, tmp_path, GONE, PRIVATE, away=[3])
+    assert found and unnamed_places(erased.notes, found) == []
+    come_back(cluster, 3)
+    again = purge(cluster)  # the advice; `log` is open, and its write id registered
+    assert of_files(again.notes) == []
+    assert again.purged.files == 1
+    assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
+    assert [row[2] for row in rows_of(log, topic)] == [STAYS]
+    log.close()
+
+
+def test_clean_up_alone_deletes_what_was_retired_while_a_log_dir_was_away(three_brokers, tmp_path):
+    cluster, log = three_brokers, Log(three_brokers)
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    take_away(cluster, 3)
+    purge(cluster)
+    come_back(cluster, 3)
+    reports = list(upkeep(cluster, ["files"]))
+    assert sum(report.before.files for report in reports) == 1
+    assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
+    copies = sa.select(sa.func.count()).select_from(t.retired_copy)
+    assert cluster.store.read(lambda connection: connection.execute(copies).scalar_one()) == 0
+    log.close()
+
+
+def test_a_replica_that_moved_away_from_an_offline_log_dir_is_named(three_brokers, tmp_path):
+    cluster, log = three_brokers, Log(three_brokers)
+    add_broker(cluster, 4, [str(tmp_path / "d4")])
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    take_away(cluster, 3)
+    begin_reassignments(cluster, {TopicPartition("t", 0): [1, 2, 4]})
+    carry_out(cluster, ClusterSettings(), [TopicPartition("t", 0)])
+    erased = purge(cluster)
+    found = places_with(cluster, tmp_path, GONE, PRIVATE, away=[3])
+    assert found and unnamed_places(erased.notes, found) == []
+    come_back(cluster, 3)
+    again = purge(cluster)
+    assert of_files(again.notes) == []
+    assert again.purged.replicas == 1
+    assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
+    log.close()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_batches_of_an_open_transaction_are_named_by_its_id(cluster, cluster_address, tmp_path, inline):
+    create_topic(cluster, "t", configs=READABLE if inline else FILES)
+    producer = Producer(cluster=cluster_address, transactional_id="payments-7")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", key=GONE, value=PRIVATE)
+    producer.flush()
+    erased = purge(cluster)
+    [note] = [note for note in erased.notes if "'payments-7'" in note]
+    assert "erase again" in note
+    if not inline:
+        found = places_with(cluster, tmp_path, GONE, PRIVATE)
+        assert found and unnamed_places(erased.notes, found) == []
+    producer.abort_transaction()  # the advice: end it
+    again = purge(cluster)
+    assert of_files(again.notes) == []
+    if "://" not in cluster_address:
+        assert places_with(cluster, tmp_path, GONE, PRIVATE) == {}
+    producer.close()
+
+
+def test_an_open_transaction_of_a_deleted_topic_is_named(cluster, cluster_address):
+    create_topic(cluster, "t", configs=READABLE)
+    producer = Producer(cluster=cluster_address, transactional_id="payments-7")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", key=GONE, value=PRIVATE)
+    producer.flush()
+    delete_topic(cluster, "t")
+    create_topic(cluster, "t", configs=READABLE)
+    [note] = of_files(purge(cluster).notes)
+    assert "'payments-7'" in note
+    producer.abort_transaction()
+    assert of_files(purge(cluster).notes) == []
+    producer.close()
+
+
+def test_files_of_a_deleted_topic_of_the_same_name_go_too(three_brokers, tmp_path):
+    cluster, log = three_brokers, Log(three_brokers)
+    old = create_topic(cluster, "t", 1, 3, FILES)
+    other = create_topic(cluster, "t-00000000", 1, 3, FILES)
+    append_keyed(log, old, (GONE, PRIVATE), (STAYS, b"1"))
+    append_keyed(log, old, (STAYS, b"2"))
+    append_keyed(log, other, (STAYS, b"of another topic"))
+    take_away(cluster, 3)
+    delete_topic(cluster, "t")
+    topic = create_topic(cluster, "t", 1, 2, FILES)
+    append_keyed(log, topic, (STAYS, b"3"))
+    erased = purge(cluster)
+    found = places_with(cluster, tmp_path, GONE, PRIVATE, away=[3])
+    assert found and unnamed_places(erased.notes, found) == []
+    assert erased.purged.files == 2
+    assert len(list((tmp_path / "d1" / old.folder / "_segments").rglob("*.parquet"))) == 1, "without the key it stays"
+    come_back(cluster, 3)
+    again = purge(cluster)
+    assert of_files(again.notes) == []
+    assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
+    assert len(rows_of(log, other)) == len(rows_of(log, topic)) == 1
+    log.close()
+
+
+def test_a_file_that_its_writer_may_still_append_is_named_with_the_writer(sqlite_cluster, tmp_path):
+    cluster, log = sqlite_cluster, Log(sqlite_cluster, holder="loader on host-7")
+    topic = create_topic(cluster, "t", configs=FILES)
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    write_id = next((tmp_path / "d1" / topic.folder / "_segments" / "0").iterdir()).name[:32]
+    [source] = (tmp_path / "d1" / topic.folder / "_segments" / "0").iterdir()
+    for name in (f"{write_id}-77.parquet", f".{write_id}-78.parquet.tmp", f".{'0' * 32}-1.parquet-0123456789ab.tmp"):
+        source.with_name(name).write_bytes(source.read_bytes())
+    source.with_name(f"{write_id}-79.parquet").write_bytes(b"PAR1 torn")
+    (tmp_path / "d1" / topic.folder / "part-0.parquet").write_bytes(source.read_bytes())
+    notes = purge(cluster).notes
+    text = "\n".join(notes)
+    assert "loader on host-7" in text and "close" in text
+    assert "a day" in text, "the unfinished copy"
+    assert "part-0.parquet" in text and "delete" in text, "another program's file"
+    assert unnamed_places(notes, places_with(cluster, tmp_path, GONE, PRIVATE)) == []
+    log.close()
+    (tmp_path / "d1" / topic.folder / "part-0.parquet").unlink()
+    source.with_name(f".{'0' * 32}-1.parquet-0123456789ab.tmp").unlink()
+    assert purge(cluster).notes == ()
+    assert places_with(cluster, tmp_path, GONE, PRIVATE) == {}
