@@ -8,6 +8,7 @@ allowed where nothing could be returned otherwise.
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 from kafka.structs import TopicPartition
@@ -16,17 +17,31 @@ STREAMS_MAX = 256
 """Partitions whose segments are open at a time; each may hold a file open."""
 
 
-class Stream:
-    """The records of one partition with next_offset <= offset < end, read batch by batch."""
+class Fetched(NamedTuple):
+    """Records of one partition, all of one leader epoch."""
 
-    def __init__(self, next_offset: int, end: int, source: Iterator[pa.RecordBatch]) -> None:
+    partition: TopicPartition
+    batch: pa.RecordBatch
+    leader_epoch: int
+
+
+class Stream:
+    """The records of one partition with next_offset <= offset < end, read batch by batch with their leader epochs.
+
+    `leader_epoch` is the partition's as of the plan.
+    """
+
+    def __init__(
+        self, next_offset: int, end: int, leader_epoch: int, source: Iterator[tuple[pa.RecordBatch, int]]
+    ) -> None:
         self.next_offset = next_offset
         """One more than the offset of the last record taken: the consumer's position, unless it moved elsewhere."""
         self.end = end
         """Where the plan ended. The last records before it may be missing: compaction leaves gaps."""
+        self.leader_epoch = leader_epoch
         self.held_bytes = 0
-        self._source: Iterator[pa.RecordBatch] | None = source
-        self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
+        self._source: Iterator[tuple[pa.RecordBatch, int]] | None = source
+        self._batches: deque[tuple[pa.RecordBatch, int, int]] = deque()
         self._row = 0
 
     @property
@@ -42,21 +57,22 @@ class Stream:
         """Read one more batch; False if there is none. Errors of reading pass through."""
         if self._source is None:
             return False
-        batch = next(self._source, None)
-        if batch is None:
+        read = next(self._source, None)
+        if read is None:
             self._source = None
             return False
+        batch, leader_epoch = read
         if batch.num_rows:
             size = batch.get_total_buffer_size()
-            self._batches.append((batch, size))
+            self._batches.append((batch, leader_epoch, size))
             self.held_bytes += size
         return True
 
-    def take(self, rows_max: int | None) -> tuple[pa.RecordBatch, int] | None:
-        """The next records of one batch and the bytes behind them; None if none are read."""
+    def take(self, rows_max: int | None) -> tuple[pa.RecordBatch, int, int] | None:
+        """The next records of one batch, their leader epoch and the bytes behind them; None if none are read."""
         if not self._batches:
             return None
-        batch, size = self._batches[0]
+        batch, leader_epoch, size = self._batches[0]
         left = batch.num_rows - self._row
         rows = left if rows_max is None else min(left, rows_max)
         taken = batch if rows == batch.num_rows else batch.slice(self._row, rows)
@@ -67,7 +83,7 @@ class Stream:
         else:
             self._row += rows
         self.next_offset = taken.column("offset")[rows - 1].as_py() + 1
-        return taken, size * rows // batch.num_rows
+        return taken, leader_epoch, size * rows // batch.num_rows
 
 
 @dataclass(frozen=True)
@@ -115,12 +131,15 @@ class Buffers:
         for partition in [name for name in self._streams if name not in partitions]:
             del self._streams[partition]
 
-    def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def items(self) -> list[tuple[TopicPartition, Stream]]:
+        return list(self._streams.items())
+
+    def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Stream]:
         """Let go of streams that ended, or whose partition is read elsewhere now.
 
-        Returns where the positions of ended ones go: past what the plan covered.
+        Returns those that ended with their last records missing: the positions go past what the plan covered.
         """
-        moved: dict[TopicPartition, int] = {}
+        moved: dict[TopicPartition, Stream] = {}
         for partition, stream in list(self._streams.items()):
             position = positions.get(partition)
             if position is None:
@@ -129,12 +148,11 @@ class Buffers:
                 del self._streams[partition]
             elif stream.ended:
                 del self._streams[partition]
-                moved[partition] = max(position, stream.end)
+                if stream.end > position:
+                    moved[partition] = stream
         return moved
 
-    def take(
-        self, partitions: Collection[TopicPartition], rows_max: int | None
-    ) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+    def take(self, partitions: Collection[TopicPartition], rows_max: int | None) -> list[Fetched]:
         """Records of these partitions, in the order of their turns, each partition's in offset order.
 
         An error of reading is raised when nothing else is to be returned, at once or by the next call. The stream that
@@ -143,7 +161,7 @@ class Buffers:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        taken: list[tuple[TopicPartition, pa.RecordBatch]] = []
+        taken: list[Fetched] = []
         bytes_taken = 0
         turns = [name for name in self._streams if name in partitions]
         for partition in turns:
@@ -153,8 +171,8 @@ class Buffers:
             while rows_max is None or rows_max > 0:
                 piece = stream.take(rows_max)
                 if piece is not None:
-                    batch, size = piece
-                    taken.append((partition, batch))
+                    batch, leader_epoch, size = piece
+                    taken.append(Fetched(partition, batch, leader_epoch))
                     gave = True
                     bytes_here += size
                     bytes_taken += size

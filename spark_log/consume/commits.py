@@ -17,12 +17,13 @@ from spark_log.errors import (
     SparkLogError,
     UnknownMemberIdError,
 )
+from spark_log.groups.offsets import Commit
 from spark_log.kafka_errors import kafka_error
 
 logger = logging.getLogger(__name__)
 
-Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-Callback = Callable[[Offsets, Any], Any]
+Offsets = Mapping[TopicPartition, Commit]
+Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
@@ -65,7 +66,7 @@ class Commits:
         """Tell the callbacks of commits that are done, oldest first."""
         while self._completed:
             callback, offsets, outcome = self._completed.popleft()
-            callback(offsets, outcome)
+            callback({partition: OffsetAndMetadata(*commit[:3]) for partition, commit in offsets.items()}, outcome)
 
     def auto_due_s(self) -> float:
         """When the next automatic commit is due, by the monotonic clock."""
@@ -98,7 +99,7 @@ class Commits:
     def postpone_auto(self) -> None:
         self._auto_due_s = clock.monotonic_s() + self._settings.auto_commit_interval_ms / 1000
 
-    def _auto_outcome(self, offsets: Offsets, outcome: Any) -> None:
+    def _auto_outcome(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], outcome: Any) -> None:
         if outcome is not None:
             self._auto_done = {}
             if getattr(outcome, "retriable", False):
@@ -116,6 +117,6 @@ class Commits:
         self.count += 1
 
 
-def _log_failure(offsets: Offsets, outcome: Any) -> None:
+def _log_failure(offsets: Mapping[TopicPartition, OffsetAndMetadata], outcome: Any) -> None:
     if outcome is not None:
         logger.warning("commit of %s failed: %s", dict(offsets), outcome)

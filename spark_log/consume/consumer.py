@@ -33,7 +33,10 @@ from spark_log.consume.questions import Questions
 from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import checked_offsets, checked_partition
 from spark_log.errors import IllegalStateError
+from spark_log.groups.offsets import Commit
+from spark_log.groups.transacted import GroupMetadata
 from spark_log.kafka_errors import kafka_errors
+from spark_log.log.lineage import UNKNOWN_EPOCH
 
 
 class Consumer(Questions):
@@ -161,12 +164,12 @@ class Consumer(Questions):
         self._raise_deferred()
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         self._polls += 1
-        for partition, batch in self._polling.poll(timeout_s(timeout_ms), rows_max):
-            records, error = python_records(batch, partition.topic, partition.partition, self._deserializers)
+        for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+            records, error = python_records(batch, partition.topic, partition.partition, self._deserializers, epoch)
             if records:
                 polled.setdefault(partition, []).extend(records)
                 if update_offsets:
-                    self._subscription.partitions[partition].offset = records[-1].offset + 1
+                    self._subscription.partitions[partition].seek(records[-1].offset + 1, epoch)
             if error is not None:
                 # the position stays before what could not be read; what was taken behind it is read again
                 self._polling.positions_changed()
@@ -187,10 +190,10 @@ class Consumer(Questions):
         rows_max = None if max_records is None else record_count(max_records)
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
         self._polls += 1
-        for partition, batch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+        for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
             batches.setdefault(partition, []).append(batch)
             offsets = batch.column("offset")
-            self._subscription.partitions[partition].offset = offsets[batch.num_rows - 1].as_py() + 1
+            self._subscription.partitions[partition].seek(offsets[batch.num_rows - 1].as_py() + 1, epoch)
             self._records += batch.num_rows
         return {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
 
@@ -223,19 +226,25 @@ class Consumer(Questions):
                 state = states.get(partition)
                 if state is None or not state.fetchable:  # revoked, paused: read again when it is resumed
                     break
-                state.offset = record.offset + 1
+                state.seek(record.offset + 1, record.leader_epoch)
                 yield record
 
     # --- positions ----------------------------------------------------------------------------------------------
 
     @alone
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from `offset`. ValueError for another partition than the assigned ones, or an offset below 0."""
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
+        """Read on from `offset`. ValueError for another partition than the assigned ones, or an offset below 0.
+
+        The leader epoch of an OffsetAndMetadata says of which lineage the offset is, as Kafka's Java client has it.
+        """
         checked_partition(partition)
+        epoch = UNKNOWN_EPOCH
+        if isinstance(offset, OffsetAndMetadata | Commit):
+            offset, _, epoch = offset[:3]
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise ValueError(f"Offset must be int >= 0, got {offset!r}")
         for found in self._subscription.assigned([partition]):
-            self._subscription.partitions[found].seek(offset)
+            self._subscription.partitions[found].seek(offset, UNKNOWN_EPOCH if epoch is None else epoch)
         self._moved()
 
     @alone
@@ -259,6 +268,12 @@ class Consumer(Questions):
         if state.offset is None:
             self._polling.resolve_positions()
         return state.offset
+
+    def offsets_to_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
+        """The positions in these of the assigned partitions, for a transaction: it refuses them once their topic has
+        been deleted.
+        """
+        return {name: offset for name, offset in self._polling.to_commit().items() if name in partitions}
 
     @translated
     def highwater(self, partition: TopicPartition) -> int | None:
@@ -297,17 +312,17 @@ class Consumer(Questions):
         """
         group = self._polling.group
         if group is None:
-            return ConsumerGroupMetadata(group_id=None)
+            return GroupMetadata(group_id=None)
         state = MemberState.UNJOINED
         if group.joined:
             state = MemberState.STABLE if group.settled else MemberState.REBALANCING
-        return ConsumerGroupMetadata(
+        return GroupMetadata(
             self.settings.group_id,
             group.member.generation if group.joined else -1,
             group.joined_as if self._subscription.automatic else "",
             self.settings.group_instance_id,
             state,
-        )
+        ).of_topics(self._subscription.topic_ids())
 
     # --- about the cluster --------------------------------------------------------------------------------------
 
@@ -394,11 +409,11 @@ class Consumer(Questions):
         with kafka_errors():
             return self._subscription.state(partition)
 
-    def _to_commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _to_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> dict[TopicPartition, Commit]:
         self.required_group()
-        return self._polling.to_commit() if offsets is None else checked_offsets(offsets)
+        if offsets is None:
+            return self._polling.to_commit()
+        return self._subscription.of_their_topics(checked_offsets(offsets))
 
 
 _ITERATION_POLL_MS = 60_000.0

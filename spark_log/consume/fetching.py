@@ -10,12 +10,14 @@ from kafka.structs import TopicPartition
 
 from spark_log import ids
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.consume.buffers import Buffers, Limits, Stream
+from spark_log.consume.buffers import Buffers, Fetched, Limits, Stream
 from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
 from spark_log.log import plan as planner
 from spark_log.log.fetch import Fetcher
+from spark_log.log.lineage import Truncation, read_truncations, truncated_to
 from spark_log.log.slices import Slice
 from spark_log.records.schema import read_schema
 
@@ -42,7 +44,7 @@ class Fetching:
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
 
-    def take(self, subscription: Subscription, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+    def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
         """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
         self.buffers.keep_only(subscription.partitions)
         self._release(subscription.partitions)
@@ -75,6 +77,7 @@ class Fetching:
         with self._cluster.store.snapshot() as connection:
             found = planner.find_positions(connection, _ours(wanted))
             self._note_unknown(wanted, found)
+            self._settle(connection, states, found)
             ranges = self._ranges(states, found)
             if not ranges:
                 return False
@@ -84,7 +87,7 @@ class Fetching:
                 self.short_bytes = size
                 return False
             slices = planner.with_inline_data(connection, slices)
-        self._open(ranges, slices)
+        self._open(ranges, slices, found)
         for partition in ranges:  # where there is not room for all, those that wait longest come first
             states[TopicPartition(*partition)] = states.pop(TopicPartition(*partition))
         return True
@@ -96,29 +99,53 @@ class Fetching:
         if wanted:
             with self._cluster.store.snapshot() as connection:
                 found = planner.find_positions(connection, _ours(wanted))
-            self._note_unknown(wanted, found)
-            self._settle(states, found)
+                self._note_unknown(wanted, found)
+                self._settle(connection, states, found)
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
         """Let go of streams that are not at the position, and of those that ended."""
         positions = {name: state.offset for name, state in states.items() if state.offset is not None}
-        for partition, offset in self.buffers.settle(positions).items():
-            states[partition].offset = offset
+        for partition, stream in self.buffers.settle(positions).items():
+            states[partition].seek(stream.end, stream.leader_epoch)
 
     def _settle(
-        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
-        for partition, (topic_id, ends, _) in found.items():
-            state = states[TopicPartition(*partition)]
-            if state.topic_id not in (None, topic_id):
-                self.buffers.drop(TopicPartition(*partition))
-            settle(TopicPartition(*partition), state, topic_id, ends, self._settings.auto_offset_reset)  # type: ignore[arg-type]
+        """Bring the positions up to the snapshot. Streams of what is not the log any more are let go of."""
+        self._release(states)
+        truncations = self._truncations(connection, states, found)
+        for partition, stream in self.buffers.items():
+            cut = truncations.get(partition, ())
+            if truncated_to(stream.end, stream.leader_epoch, cut) is not None:
+                self.buffers.drop(partition)
+        for ours, here in found.items():
+            partition = TopicPartition(*ours)
+            state = states[partition]
+            if state.topic_id not in (None, here.topic_id):
+                self.buffers.drop(partition)
+            settle(partition, state, here, truncations.get(partition, ()), self._settings.auto_offset_reset)  # type: ignore[arg-type]
+
+    def _truncations(
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[TopicPartition, list[Truncation]]:
+        """Of the partitions that had an election since their positions were found. Mostly there are none to ask for."""
+        keys: dict[Key, TopicPartition] = {
+            (here.topic_id, ours.partition): TopicPartition(*ours)
+            for ours, here in found.items()
+            if here.leader_epoch > states[TopicPartition(*ours)].leader_epoch
+        }
+        return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
 
     def _ranges(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
         """What to plan: partitions behind their high watermark that have no stream, as many as there is room for."""
-        self._settle(states, found)
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
@@ -159,7 +186,12 @@ class Fetching:
             self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
         return {name: self._known[topic_id] for name, topic_id in wanted.items()}
 
-    def _open(self, ranges: dict[ids.TopicPartition, ids.OffsetRange], slices: list[Slice]) -> None:
+    def _open(
+        self,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        slices: list[Slice],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> None:
         if self.fetcher.renewal_due(slices):
             self.fetcher.renew(self._cluster.log_dirs())
         by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
@@ -167,12 +199,16 @@ class Fetching:
             by_partition[piece.topic_partition].append(piece)
         for partition, (start, end) in ranges.items():
             pieces = by_partition[partition]
-            if pieces:
-                stop = pieces[-1].end
-                stream = Stream(start, stop, self.fetcher.read(_popped(pieces), _SCHEMA))
-            else:
-                stream = Stream(start, end, iter(()))
+            stop = pieces[-1].end if pieces else end
+            stream = Stream(start, stop, found[partition].leader_epoch, self._read(pieces))
             self.buffers.add(TopicPartition(*partition), stream)
+
+    def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The batches of the slices with their leader epochs. Inline bytes of a slice are let go of once it is read."""
+        while pieces:
+            leader_epoch = pieces[0].leader_epoch
+            for batch in self.fetcher.read(_popped(pieces), _SCHEMA):
+                yield batch, leader_epoch
 
     def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
         missing = {partition for partition in wanted if ids.TopicPartition(*partition) not in found}
@@ -206,9 +242,8 @@ def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list
 
 
 def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
-    """Inline bytes of a slice are let go of once it is read."""
-    while pieces:
-        yield pieces.popleft()
+    """The first slice, of which nothing is kept here."""
+    yield pieces.popleft()
 
 
 def _ours(partitions: Collection[TopicPartition]) -> list[ids.TopicPartition]:

@@ -6,12 +6,12 @@ Nothing here asks the store while there are records at hand, or while nothing ha
 import logging
 import threading
 
-import pyarrow as pa
-from kafka.structs import OffsetAndMetadata, TopicPartition
+from kafka.structs import TopicPartition
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.consume.background import Background
+from spark_log.consume.buffers import Fetched
 from spark_log.consume.commits import Commits, Offsets
 from spark_log.consume.fetching import Fetching
 from spark_log.consume.group import GroupSide
@@ -19,7 +19,7 @@ from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import Move, Subscription, move_of
 from spark_log.consume.topics import TopicWatch
 from spark_log.errors import CommitFailedError, NoOffsetForPartitionError, RetriableError
-from spark_log.groups.offsets import commit_offsets, committed
+from spark_log.groups.offsets import Commit, commit_offsets, read_commits, refuse_unknown
 from spark_log.ids import TopicPartition as OurPartition
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Polling:
         self._fruitless = 0
         self._short_since_s: float | None = None
 
-    def poll(self, timeout_s: float, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+    def poll(self, timeout_s: float, rows_max: int | None) -> list[Fetched]:
         """Records at the positions, waiting for them up to `timeout_s`. Positions are the caller's to move.
 
         While the store is away it waits and tries again, as Kafka's clients do.
@@ -111,7 +111,7 @@ class Polling:
                 subscription.apply(move)
                 self.positions_changed()
 
-    def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def to_commit(self) -> dict[TopicPartition, Commit]:
         """The positions, but for partitions that are gone: nothing can be committed for those."""
         unknown = self.fetching.unknown
         return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
@@ -135,7 +135,7 @@ class Polling:
                 self.positions_changed()
         self.commits.auto_if_due(self.to_commit)
 
-    def _take(self, rows_max: int | None) -> list[tuple[TopicPartition, pa.RecordBatch]]:
+    def _take(self, rows_max: int | None) -> list[Fetched]:
         now_s = clock.monotonic_s()
         if now_s - self._looked_s >= _LOOK_WHILE_READING_S and self._look_due(now_s):
             self._look(now_s)
@@ -159,6 +159,7 @@ class Polling:
             pause_s = min(_FRUITLESS_S_MIN * 2**self._fruitless, _FRUITLESS_S_MAX)
             self._pause(self._looked_s + pause_s - now_s)
         self._seen = self.cluster.store.changes.current()
+        self._changed = True  # until this look is done: one that fails is due again
         self._find_missing()
         enough = self._short_since_s is not None and now_s >= self._short_due_s()
         found = self.fetching.look(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
@@ -203,9 +204,11 @@ class Polling:
         if not missing:
             return
         if self.settings.group_id is not None:
-            found = committed(self.cluster.store, self.settings.group_id, [OurPartition(*name) for name in missing])
-            for partition, position in found.items():
-                states[TopicPartition(*partition)].seek(position.offset)
+            group_id, ours = self.settings.group_id, [OurPartition(*name) for name in missing]
+            for partition, commit in self.cluster.store.read(lambda c: read_commits(c, group_id, ours)).items():
+                state = states[TopicPartition(*partition)]
+                state.seek(commit.offset, commit.leader_epoch)
+                state.topic_id = commit.topic_id
             missing = [name for name in missing if states[name].offset is None]
         policy = self.settings.auto_offset_reset
         if missing and policy == "none":
@@ -224,4 +227,4 @@ class Polling:
             raise CommitFailedError("there is no group to commit for")
         else:
             ours = {OurPartition(*partition): offset for partition, offset in offsets.items()}
-            commit_offsets(self.cluster.store, self.settings.group_id, ours)
+            refuse_unknown(commit_offsets(self.cluster.store, self.settings.group_id, ours))

@@ -12,9 +12,6 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
-LEADER_EPOCH_UNKNOWN = -1
-"""ConsumerRecord.leader_epoch: plans do not carry it, and nothing here is fenced by it."""
-
 _record: Callable[[tuple[Any, ...]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
 """ConsumerRecord of a tuple without the detour through Python that `_make` takes."""
 
@@ -33,7 +30,9 @@ class Converted(NamedTuple):
     error: Exception | None
 
 
-def python_records(batch: pa.RecordBatch, topic: str, partition: int, deserializers: Deserializers) -> Converted:
+def python_records(
+    batch: pa.RecordBatch, topic: str, partition: int, deserializers: Deserializers, leader_epoch: int = -1
+) -> Converted:
     """Every row of `batch` (one partition, columns of `read_schema(include_headers=True)`), in order."""
     keys, key_sizes = _bytes_and_sizes(batch.column("key"))
     values, value_sizes = _bytes_and_sizes(batch.column("value"))
@@ -51,7 +50,7 @@ def python_records(batch: pa.RecordBatch, topic: str, partition: int, deserializ
             zip(
                 repeat(topic),
                 repeat(partition),
-                repeat(LEADER_EPOCH_UNKNOWN),
+                repeat(leader_epoch),
                 batch.column("offset").to_numpy().tolist(),
                 _milliseconds(batch.column("timestamp")),
                 repeat(batch.column("timestampType")[0].as_py() if batch.num_rows else 0),

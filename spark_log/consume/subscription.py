@@ -20,8 +20,16 @@ from kafka.util import ensure_valid_topic_name
 
 from spark_log import ids
 from spark_log.cluster.names import is_internal
-from spark_log.errors import IllegalArgumentError, IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from spark_log.log.slices import Positions
+from spark_log.errors import (
+    IllegalArgumentError,
+    IllegalStateError,
+    LogTruncationError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
+from spark_log.groups.offsets import Commit
+from spark_log.log.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
+from spark_log.log.plan import Found
 
 Reset = Literal["earliest", "latest"]
 Policy = Literal["earliest", "latest", "none"]
@@ -34,10 +42,12 @@ _ONE_WAY = (
 
 @dataclass
 class PartitionState:
-    """Where a consumer reads in one partition."""
+    """Where a consumer reads in one partition. A position is an offset, with a leader epoch, of one topic id."""
 
     offset: int | None = None
     """Next offset to read; None: not known yet."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    """Of the last record read, or of the partition when the position was found."""
     reset: Reset | None = None
     """Where to go once the partition's ends are known."""
     paused: bool = False
@@ -46,18 +56,18 @@ class PartitionState:
     high_watermark: int | None = None
     """As last seen."""
     topic_id: int | None = None
-    """Topic that the position belongs to: a recreated one has other records."""
+    """Topic that the position belongs to: a recreated one has other records. None: the one that is there."""
 
     @property
     def fetchable(self) -> bool:
         return self.offset is not None and not self.paused and not self.leaving
 
-    def seek(self, offset: int) -> None:
-        self.offset, self.reset = offset, None
+    def seek(self, offset: int, leader_epoch: int = UNKNOWN_EPOCH) -> None:
+        self.offset, self.leader_epoch, self.reset = offset, leader_epoch, None
 
     def ask_reset(self, to: Reset | None) -> None:
         """Forget the position. None: to the committed offset, if there is one."""
-        self.offset, self.reset = None, to
+        self.offset, self.leader_epoch, self.reset = None, UNKNOWN_EPOCH, to
 
 
 @dataclass(frozen=True)
@@ -163,24 +173,48 @@ class Subscription:
     def fetchable(self) -> dict[TopicPartition, PartitionState]:
         return {partition: state for partition, state in self.partitions.items() if state.fetchable}
 
-    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets to commit."""
+    def consumed(self) -> dict[TopicPartition, Commit]:
+        """The positions to commit."""
         return {
-            partition: OffsetAndMetadata(state.offset, "", -1)
+            partition: Commit(state.offset, "", state.leader_epoch, state.topic_id)
             for partition, state in list(self.partitions.items())
             if state.offset is not None
         }
 
+    def topic_ids(self) -> dict[TopicPartition, int]:
+        """The topics that are being read, as far as they are known."""
+        states = list(self.partitions.items())
+        return {partition: state.topic_id for partition, state in states if state.topic_id is not None}
 
-def settle(partition: TopicPartition, state: PartitionState, topic_id: int, ends: Positions, policy: Policy) -> None:
-    """Bring a position up to what the partition is now: resets that were asked for, and what is out of range.
+    def of_their_topics(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, Commit]:
+        """Offsets that the user gives: in assigned partitions they are of the topics that are being read."""
+        ids = self.topic_ids()
+        return {
+            partition: Commit(given.offset, given.metadata, given.leader_epoch, ids.get(partition))
+            for partition, given in offsets.items()
+        }
 
-    After it: log start offset <= offset <= high watermark. Without a policy, OffsetOutOfRangeError with the partition
-    and its offset, NoOffsetForPartitionError without a position; then the state is as before.
+
+def settle(
+    partition: TopicPartition, state: PartitionState, found: Found, truncations: Iterable[Truncation], policy: Policy
+) -> None:
+    """Bring a position up to what the partition is now: resets that were asked for, what was truncated, and what is out
+    of range. `truncations` are those of the partition with a leader epoch above the position's.
+
+    After it: log start offset <= offset <= high watermark, and the records below the offset are the log's. A truncated
+    position goes back to where the log parts from what was read, as Kafka's clients do (KIP-320). Without a policy,
+    LogTruncationError, OffsetOutOfRangeError with the partition and its offset, NoOffsetForPartitionError without a
+    position; then the state is as before.
     """
-    start, end = ends
-    offset, reset = state.offset, state.reset
+    topic_id, (start, end), leader_epoch = found
+    offset, epoch, reset = state.offset, state.leader_epoch, state.reset
     recreated = state.topic_id not in (None, topic_id)
+    if offset is not None and not recreated:
+        diverging = truncated_to(offset, epoch, truncations)
+        if diverging is not None:
+            if policy == "none":
+                raise LogTruncationError({partition: OffsetAndMetadata(diverging, "", epoch)}, {partition: offset})
+            offset = diverging
     if reset is None and (offset is None or recreated or not start <= offset <= end):
         if policy == "none":
             if offset is None:
@@ -188,7 +222,9 @@ def settle(partition: TopicPartition, state: PartitionState, topic_id: int, ends
             raise OffsetOutOfRangeError({partition: offset})
         reset = policy
     if reset is not None:
-        state.seek(start if reset == "earliest" else end)
+        offset, epoch = start if reset == "earliest" else end, leader_epoch
+    assert offset is not None
+    state.seek(offset, leader_epoch if epoch == UNKNOWN_EPOCH else epoch)
     state.topic_id, state.high_watermark = topic_id, end
 
 

@@ -48,12 +48,14 @@ _REMEMBER = Prepared(t.group_offset.insert())
 class Commit(NamedTuple):
     """The next offset to read, free text, and the leader epoch of the last record read (-1: unknown).
 
-    In the order of kafka-python's OffsetAndMetadata.
+    In the order of kafka-python's OffsetAndMetadata, and the topic that the offset is of.
     """
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+    topic_id: int | None = None
+    """None: of the topic that has the name when it is committed."""
 
 
 def check_commits(
@@ -64,7 +66,7 @@ def check_commits(
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
-        offset, text, epoch = given if isinstance(given, tuple) else (given, metadata, -1)
+        offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, metadata, -1)
         here = f"{topic}-{partition}"
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
             raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not a whole number from 0 up")
@@ -77,7 +79,7 @@ def check_commits(
                 f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"
                 f" ({settings.offset_metadata_max_bytes})"
             )
-        checked[TopicPartition(topic, partition)] = Commit(offset, text, -1 if epoch is None else epoch)
+        checked[TopicPartition(topic, partition)] = Commit(offset, text, -1 if epoch is None else epoch, *topic_id)
     return checked
 
 
@@ -91,8 +93,9 @@ def commit_offsets(
 ) -> list[TopicPartition]:
     """Commit the next offsets to read, for a group without members: a Spark query, a consumer with manual assignment.
 
-    Returns the partitions that do not exist; all others are committed. Raises UnknownMemberIdError while the group has
-    live members (only they commit), and the errors of `check_commits`; then nothing is committed.
+    Returns the partitions that do not exist, or are of another topic of that name; all others are committed. Raises
+    UnknownMemberIdError while the group has live members (only they commit), and the errors of `check_commits`; then
+    nothing is committed.
     """
     commits = check_commits(offsets, settings or ClusterSettings(), metadata)
 
@@ -120,26 +123,23 @@ def write_commits(
 ) -> list[TopicPartition]:
     """The commits, in the caller's transaction, which holds the lock of the group's row.
 
-    Returns the partitions that do not exist, which are left out.
+    Returns the partitions that do not exist, or are of another topic of that name; they are left out.
     """
-    topics: dict[str, tuple[int, int]] = {}
-    for name in {name for name, _ in commits}:
-        if is_legal(name):
-            topics.update((name, (topic_id, count)) for topic_id, count in _TOPIC.rows(connection, {"topic": name}))
-    here = {p: c for p, c in commits.items() if p.topic in topics and 0 <= p.partition < topics[p.topic][1]}
+    here = of_their_topics(connection, commits)
     if not here:
         return sorted(commits)
     log_partition = log_partition_of(group_id)
     first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
     keys = [
-        {"key_group": group_id, "key_topic": topics[name][0], "key_partition": number} for name, number in sorted(here)
+        {"key_group": group_id, "key_topic": here[partition].topic_id, "key_partition": partition.partition}
+        for partition in sorted(here)
     ]
     _FORGET.run(connection, keys)
     new = [
         {
             "group_id": group_id,
-            "topic_id": topics[name][0],
-            "partition": number,
+            "topic_id": commit.topic_id,
+            "partition": partition.partition,
             "committed_offset": commit.offset,
             "leader_epoch": commit.leader_epoch,
             "commit_metadata": commit.metadata,
@@ -147,10 +147,29 @@ def write_commits(
             "position": position,
             "log_partition": log_partition,
         }
-        for position, ((name, number), commit) in enumerate(sorted(here.items()), first)
+        for position, (partition, commit) in enumerate(sorted(here.items()), first)
     ]
     _REMEMBER.run(connection, new)
     return sorted(commits.keys() - here.keys())
+
+
+def of_their_topics(
+    connection: sa.Connection, commits: Mapping[TopicPartition, Commit]
+) -> dict[TopicPartition, Commit]:
+    """The commits of partitions that exist, each with the id of its topic.
+
+    One that names another topic id than the topic of that name has is of a topic that was deleted, and left out.
+    """
+    topics: dict[str, tuple[int, int]] = {}
+    for name in {name for name, _ in commits}:
+        if is_legal(name):
+            topics.update((name, (topic_id, count)) for topic_id, count in _TOPIC.rows(connection, {"topic": name}))
+    found: dict[TopicPartition, Commit] = {}
+    for partition, commit in commits.items():
+        topic_id, count = topics.get(partition.topic, (None, 0))
+        if 0 <= partition.partition < count and commit.topic_id in (None, topic_id):
+            found[partition] = commit._replace(topic_id=topic_id)
+    return found
 
 
 def log_partition_of(group_id: str) -> int:
@@ -162,7 +181,9 @@ def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
     """UnknownTopicOrPartitionError that names the partitions, if there are any."""
     if partitions:
         shown = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
-        raise UnknownTopicOrPartitionError(f"not committed: {shown}: unknown topic or partition")
+        raise UnknownTopicOrPartitionError(
+            f"not committed: {shown}: unknown topic or partition, or the offset is of a topic that was deleted"
+        )
 
 
 def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
@@ -177,14 +198,14 @@ def committed(
     from kafka.structs import OffsetAndMetadata
 
     found = store.read(lambda connection: read_commits(connection, group_id, partitions))
-    return {partition: OffsetAndMetadata(*commit) for partition, commit in found.items()}
+    return {partition: OffsetAndMetadata(*commit[:3]) for partition, commit in found.items()}
 
 
 def read_commits(
     connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, Commit]:
     query = (
-        sa.select(t.topic.c.name, _O.partition, _O.committed_offset, _O.commit_metadata, _O.leader_epoch)
+        sa.select(t.topic.c.name, _O.partition, _O.committed_offset, _O.commit_metadata, _O.leader_epoch, _O.topic_id)
         .join(t.topic, t.topic.c.topic_id == _O.topic_id)
         .where(_O.group_id == group_id)
     )

@@ -22,9 +22,16 @@ from spark_log.errors import (
 from spark_log.groups import rows
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.names import check_group_id
-from spark_log.groups.offsets import Commit, delete_commits, read_commits, write_commits
+from spark_log.groups.offsets import (
+    Commit,
+    delete_commits,
+    of_their_topics,
+    read_commits,
+    refuse_unknown,
+    write_commits,
+)
 from spark_log.groups.targets import refresh_targets, remove_members
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicId, TopicPartition
 from spark_log.log.log import Log
 from spark_log.log.slices import Positions
 from spark_log.metadata import tables as t
@@ -94,14 +101,16 @@ def reset_offsets(
     """Commit other offsets for a group without live members; a group that there is not comes into being.
 
     Returns the new offsets; with `dry_run` nothing is written. Raises NonEmptyGroupError, IllegalArgumentError,
-    UnknownTopicOrPartitionError; then nothing is written either.
+    UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written either.
     """
     check_group_id(group_id)
     log = Log(cluster)
+    topic_ids: dict[str, TopicId] = {}
     limits: dict[TopicPartition, Positions] = {}
     times: dict[TopicPartition, int | None] = {}
     for name in sorted({partition.topic for partition in targets}):
         topic = log.find_topic(name)
+        topic_ids[name] = topic.topic_id
         limits.update(log.positions(topic))
         asked = {
             p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
@@ -111,24 +120,26 @@ def reset_offsets(
         found = log.offsets_for_times(topic, asked) if asked else {}
         times.update({TopicPartition(name, number): offset for number, offset in found.items()})
 
-    def reset(connection: sa.Connection) -> dict[TopicPartition, int]:
+    def reset(connection: sa.Connection) -> dict[TopicPartition, Commit]:
         _refuse_live(cluster.store, connection, group_id)
         before = read_commits(connection, group_id, targets.keys())
-        new = {}
+        new = {partition: Commit(0, topic_id=topic_ids[partition.topic]) for partition in targets}
+        refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
         for partition, to in targets.items():
             _check_partition(limits, partition)
             known = before[partition].offset if partition in before else None
-            new[partition] = reset_offset(to, limits[partition], known, times.get(partition))
+            offset = reset_offset(to, limits[partition], known, times.get(partition))
+            new[partition] = new[partition]._replace(offset=offset)
         return new
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, int]:
+    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, Commit]:
         rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
         new = reset(connection)
-        commits = {partition: Commit(offset) for partition, offset in new.items()}
-        write_commits(connection, cluster.store.clock(connection), group_id, commits)
+        write_commits(connection, cluster.store.clock(connection), group_id, new)
         return new
 
-    return cluster.store.read(reset) if dry_run else cluster.store.transact(write)
+    new = cluster.store.read(reset) if dry_run else cluster.store.transact(write)
+    return {partition: commit.offset for partition, commit in new.items()}
 
 
 def delete_group(store: Store, group_id: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+from kafka.structs import ConsumerGroupMetadata
 
 from spark_log.errors import (
     CommitFailedError,
@@ -14,12 +15,29 @@ from spark_log.groups import rows
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.membership import check_committer
 from spark_log.groups.names import check_group_id
-from spark_log.groups.offsets import Commit, log_partition_of, refuse_unknown, refuse_with_members, write_commits
+from spark_log.groups.offsets import (
+    Commit,
+    log_partition_of,
+    of_their_topics,
+    refuse_unknown,
+    refuse_with_members,
+    write_commits,
+)
 from spark_log.ids import TopicPartition
 from spark_log.log.appender import Part
 from spark_log.metadata.store import Store, StoreClock
 
 Commits = Mapping[TopicPartition, Commit]
+
+
+class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-python has no types
+    """A consumer in its group, and the ids of the topics that it reads: offsets that it sends are of those."""
+
+    topic_ids: Mapping[TopicPartition, int]
+
+    def of_topics(self, topic_ids: Mapping[TopicPartition, int]) -> "GroupMetadata":
+        self.topic_ids = topic_ids
+        return self
 
 
 @dataclass(frozen=True, order=True)
@@ -37,9 +55,12 @@ class Committer:
             raise ValueError(f"group_metadata: generation_id={self.generation} is a member's, and member_id is empty")
 
 
-def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> None:
-    """Whether `who` could commit these now; the errors of `commits_offsets`."""
+def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:
+    """The commits with the ids of their topics, if `who` could commit them now. Raises as `commits_offsets`."""
     _check(store, connection, who, commits, lock=False)
+    found = of_their_topics(connection, commits)
+    refuse_unknown(commits.keys() - found.keys())
+    return found
 
 
 def commits_offsets(store: Store, offsets: Mapping[Committer, Commits]) -> Part:

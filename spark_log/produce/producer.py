@@ -30,7 +30,7 @@ from spark_log.produce.record_checks import check_timestamp, checked_bytes, chec
 from spark_log.produce.sender import Sender
 from spark_log.produce.settings import parse, serialize_with
 from spark_log.produce.tables import chunks, slices
-from spark_log.produce.transaction import ProducerTransaction, committer
+from spark_log.produce.transaction import ProducerTransaction, committer, of_topics_read
 
 logger = logging.getLogger(__name__)
 
@@ -248,9 +248,10 @@ class Producer:
         """Commit a group's offsets with the transaction. `group_metadata` is what `Consumer.group_metadata()` returns;
         a group id alone serves a group without members.
 
-        CommitFailedError, now or from the commit, when that consumer does not own the partitions any more: abort then.
+        CommitFailedError, now or from the commit, when that consumer does not own the partitions any more, and
+        UnknownTopicOrPartitionError when the topic that it read has been deleted: abort then.
         """
-        commits = check_commits(offsets, self._log.settings)
+        commits = of_topics_read(check_commits(offsets, self._log.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
 
     @kafka_errors()

@@ -37,7 +37,7 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.offsets import Commit
-from spark_log.groups.transacted import Committer, check_offsets, commits_offsets
+from spark_log.groups.transacted import Commits, Committer, check_offsets, commits_offsets
 from spark_log.kafka_errors import kafka_error
 from spark_log.log import transacting
 from spark_log.log.append import Appended, Batch, Rejected
@@ -154,8 +154,9 @@ class ProducerTransaction:
         with self._lock:
             self.check("send_offsets_to_transaction")
             with self.erring():
-                self._look(self._claim, lambda connection: check_offsets(self._cluster.store, connection, who, commits))
-            self._offsets.setdefault(who, {}).update(commits)
+                store = self._cluster.store
+                found = self._look(self._claim, lambda connection: check_offsets(store, connection, who, commits))
+            self._offsets.setdefault(who, {}).update(found)
 
     def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
         """Make the records of the pieces pending: they are stored, and nobody sees them.
@@ -302,15 +303,15 @@ class ProducerTransaction:
         if number is not None and number != self._claim.number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
 
-    def _look(self, claim: Claim, more: Callable[[sa.Connection], None] = lambda _: None) -> None:
+    def _look(self, claim: Claim, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
         """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""
         store = self._cluster.store
 
-        def look(connection: sa.Connection) -> None:
+        def look(connection: sa.Connection) -> Commits:
             transacting.check(store, connection, claim)
-            more(connection)
+            return more(connection)
 
-        store.read(look)
+        return store.read(look)
 
     @contextmanager
     def erring(self) -> Iterator[None]:
@@ -357,6 +358,15 @@ def committer(group_metadata: Any) -> Committer:
     if group_id is None:
         raise ValueError("group_metadata: the consumer has no group_id")
     return Committer(group_id, member_id or "", generation, instance_id)
+
+
+def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
+    """The commits with the topic ids that the consumer of this metadata reads, where it says so."""
+    known = getattr(group_metadata, "topic_ids", {})
+    return {
+        partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))
+        for partition, commit in commits.items()
+    }
 
 
 def _table(piece: Piece) -> Any:

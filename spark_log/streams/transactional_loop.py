@@ -20,7 +20,7 @@ from typing import Any, cast
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError
-from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
+from kafka.structs import MemberState, TopicPartition
 
 from spark_log import clock
 from spark_log.consume.consumer import Consumer
@@ -31,6 +31,7 @@ from spark_log.errors import (
     SparkLogError,
     TransactionAbortableError,
 )
+from spark_log.groups.offsets import Commit
 from spark_log.produce.producer import Producer
 from spark_log.stopping import Stop
 
@@ -74,6 +75,8 @@ class _Polled:
     count: int
     starts: Mapping[TopicPartition, int]
     """Offset of the first record of each partition."""
+    ends: Mapping[TopicPartition, Commit]
+    """What to commit once they are done."""
 
 
 class TransactionalLoop:
@@ -187,8 +190,7 @@ class TransactionalLoop:
             returned = transform(polled.records, cast(Producer, _Sending(producer)))
             if isinstance(returned, Generator | Coroutine):
                 raise TypeError(f"transform returned a {type(returned).__name__}, which has not run: send, and return")
-            ends = {tp: OffsetAndMetadata(consumer.position(tp), "", -1) for tp in polled.starts}
-            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+            producer.send_offsets_to_transaction(polled.ends, consumer.group_metadata())
         except BaseException:
             self._abort()
             raise
@@ -226,13 +228,14 @@ class TransactionalLoop:
         with suppress(SparkLogError, KafkaError):
             committed = {partition: self._consumer.committed(partition) for partition in mine}
         for partition in mine:
-            self._consumer.seek(partition, max(polled.starts[partition], committed.get(partition) or 0))
+            offset = max(polled.starts[partition], committed.get(partition) or 0)
+            self._consumer.seek(partition, polled.ends[partition]._replace(offset=offset))
 
     def _poll_records(self) -> _Polled | None:
         polled = self._consumer.poll(_POLL_MS)
         records = [record for found in polled.values() for record in found]
         starts = {partition: found[0].offset for partition, found in polled.items()}
-        return _Polled(records, len(records), starts) if records else None
+        return _Polled(records, len(records), starts, self._consumer.offsets_to_commit(starts)) if records else None
 
     def _poll_table(self) -> _Polled | None:
         polled = self._consumer.poll_arrow(_POLL_MS)
@@ -240,7 +243,7 @@ class TransactionalLoop:
             return None
         starts = {partition: table.column("offset")[0].as_py() for partition, table in polled.items()}
         table = pa.concat_tables(polled.values())
-        return _Polled(table, table.num_rows, starts)
+        return _Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
 
     def _has_its_share(self) -> bool:
         """Whether nothing is to come but records: before, silence says nothing of the topics."""

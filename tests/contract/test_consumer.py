@@ -139,7 +139,7 @@ def test_a_record_has_all_its_fields(cluster, log, consume):
     append(log, "t", "v", key=b"key", headers=[("h", b"12"), ("é", None)], timestamp_ms=NOON_MS)
     consumer = consume("t")
     [[record]] = consumer.poll(SOON_MS).values()
-    assert record == ("t", 0, -1, 0, NOON_MS, 0, b"key", b"v", [("h", b"12"), ("é", None)], None, 3, 1, 5)
+    assert record == ("t", 0, 0, 0, NOON_MS, 0, b"key", b"v", [("h", b"12"), ("é", None)], None, 3, 1, 5)
 
 
 def test_arguments_of_poll(cluster, consume):

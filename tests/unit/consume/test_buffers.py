@@ -9,18 +9,19 @@ from kafka.structs import TopicPartition
 from spark_log.consume.buffers import STREAMS_MAX, Buffers, Limits, Stream
 
 BYTES_PER_ROW = 8
+EPOCH = 3
 PLENTY = Limits(1 << 30, 1 << 30)
 
 
 def batches_of(sizes, first=0):
     """Batches whose buffers are theirs alone, offsets dense."""
     for size in sizes:
-        yield pa.record_batch({"offset": pa.array(range(first, first + size), pa.int64())})
+        yield pa.record_batch({"offset": pa.array(range(first, first + size), pa.int64())}), EPOCH
         first += size
 
 
 def stream(sizes, first=0, source=None):
-    return Stream(first, first + sum(sizes), source or batches_of(sizes, first))
+    return Stream(first, first + sum(sizes), EPOCH, source or batches_of(sizes, first))
 
 
 def partition(number):
@@ -45,16 +46,17 @@ def test_every_record_once_in_order_within_the_bounds(layouts, rows_max, total, 
         taken = buffers.take(names, rows_max)
         if not taken:
             break
-        rows = sum(batch.num_rows for _, batch in taken)
+        rows = sum(batch.num_rows for _, batch, _ in taken)
         assert rows_max is None or rows <= rows_max
         assert buffers.held_bytes <= total + largest
         assert rows * BYTES_PER_ROW < total + 2 * largest
-        for name, batch in taken:
+        for name, batch, epoch in taken:
+            assert epoch == EPOCH
             seen[name] += batch.column("offset").to_pylist()
             positions[name] = seen[name][-1] + 1
     for name, sizes in zip(names, layouts, strict=True):
         assert seen[name] == list(range(sum(sizes)))
-    assert buffers.settle(positions) == positions
+    assert buffers.settle(positions) == {}
     assert not any(name in buffers for name in names)
 
 
@@ -62,7 +64,7 @@ def test_partitions_take_turns():
     buffers = Buffers(PLENTY)
     for number in range(3):
         buffers.add(partition(number), stream([100]))
-    order = [[name.partition for name, _ in buffers.take([partition(n) for n in range(3)], 10)] for _ in range(6)]
+    order = [[name.partition for name, _, _ in buffers.take([partition(n) for n in range(3)], 10)] for _ in range(6)]
     assert order == [[0], [1], [2], [0], [1], [2]]
 
 
@@ -89,9 +91,9 @@ def test_what_is_paused_keeps_its_records_and_others_still_come():
     assert buffers.take([partition(0)], 5)
     held = buffers.held_bytes
     for _ in range(10):
-        [(name, batch)] = buffers.take([partition(1)], 5)
+        [(name, batch, _)] = buffers.take([partition(1)], 5)
         assert name == partition(1) and batch.num_rows == 5
-    [(_, batch)] = buffers.take([partition(0)], 5)
+    [(_, batch, _)] = buffers.take([partition(0)], 5)
     assert batch.column("offset").to_pylist() == list(range(5, 10))
     assert held <= 50 * BYTES_PER_ROW
 
@@ -106,6 +108,14 @@ def test_a_position_that_moved_drops_the_stream():
     assert partition(0) not in buffers
 
 
+def test_a_stream_that_ends_with_a_gap_moves_its_position_behind_the_gap():
+    buffers = Buffers(PLENTY)
+    gap = Stream(0, 9, EPOCH, batches_of([2]))
+    buffers.add(partition(0), gap)
+    buffers.take([partition(0)], None)
+    assert buffers.settle({partition(0): 2}) == {partition(0): gap}
+
+
 def test_an_error_comes_after_what_was_read_before_it_and_the_stream_is_gone():
     def broken():
         yield from batches_of([3])
@@ -114,12 +124,12 @@ def test_an_error_comes_after_what_was_read_before_it_and_the_stream_is_gone():
     buffers = Buffers(PLENTY)
     buffers.add(partition(0), stream([3, 3], source=broken()))
     buffers.add(partition(1), stream([4]))
-    [(_, batch)] = buffers.take([partition(0), partition(1)], None)
+    [(_, batch, _)] = buffers.take([partition(0), partition(1)], None)
     assert batch.num_rows == 3
     with pytest.raises(OSError, match="unreadable"):
         buffers.take([partition(0), partition(1)], None)
     assert partition(0) not in buffers
-    [(name, batch)] = buffers.take([partition(0), partition(1)], None)
+    [(name, batch, _)] = buffers.take([partition(0), partition(1)], None)
     assert (name, batch.num_rows) == (partition(1), 4)
 
 

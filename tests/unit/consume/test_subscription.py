@@ -11,11 +11,17 @@ from spark_log.consume.subscription import PartitionState, Subscription, checked
 from spark_log.errors import (
     IllegalArgumentError,
     IllegalStateError,
+    LogTruncationError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
 )
+from spark_log.groups.offsets import Commit
+from spark_log.ids import TopicId
+from spark_log.log.lineage import Truncation
+from spark_log.log.plan import Found
 from spark_log.log.slices import Positions
 
+EPOCH = 4
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 offsets = st.integers(0, 100)
 ends = st.tuples(offsets, offsets).map(lambda pair: Positions(min(pair), max(pair)))
@@ -32,7 +38,7 @@ def test_a_settled_position_is_in_the_log(offset, reset, known_topic, ends, poli
     state = PartitionState(offset=None if reset else offset, reset=reset, topic_id=known_topic)
     stays = reset is None and offset is not None and ends[0] <= offset <= ends[1] and known_topic != 2
     try:
-        settle(P0, state, 1, ends, policy)
+        settle(P0, state, Found(TopicId(1), ends, EPOCH), (), policy)
     except NoOffsetForPartitionError as error:
         assert policy == "none" and offset is None and reset is None and error.args == ({P0},)
         return
@@ -45,7 +51,27 @@ def test_a_settled_position_is_in_the_log(offset, reset, known_topic, ends, poli
         assert state.offset == offset
     else:
         assert state.offset == (ends[0] if (reset or policy) == "earliest" else ends[1])
-    assert (state.topic_id, state.high_watermark) == (1, ends[1])
+    assert (state.topic_id, state.high_watermark, state.leader_epoch) == (1, ends[1], EPOCH)
+
+
+def test_a_truncated_position_goes_back_to_where_the_log_parts_from_what_was_read():
+    state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
+    settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "latest")
+    assert (state.offset, state.leader_epoch) == (7, 2)
+
+
+def test_a_truncated_position_without_a_policy_is_an_error_and_stays():
+    state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
+    with pytest.raises(LogTruncationError) as raised:
+        settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "none")
+    assert raised.value.divergent_offsets == {P0: OffsetAndMetadata(7, "", 2)}
+    assert raised.value.partition_offsets == {P0: 9} and state.offset == 9
+
+
+def test_truncations_of_a_recreated_topic_say_nothing_of_a_position_in_the_old_one():
+    state = PartitionState(offset=9, leader_epoch=0, topic_id=1)
+    settle(P0, state, Found(TopicId(2), Positions(0, 20), EPOCH), [Truncation(3, 7)], "earliest")
+    assert (state.offset, state.topic_id, state.leader_epoch) == (0, 2, EPOCH)
 
 
 partitions = st.frozensets(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 3)))
@@ -130,5 +156,6 @@ def test_commits_of_other_shapes(offsets):
 
 
 def test_only_positions_that_are_known_are_committed():
-    subscription = Subscription(partitions={P0: PartitionState(offset=3), P1: PartitionState(reset="latest")})
-    assert subscription.consumed() == {P0: OffsetAndMetadata(3, "", -1)}
+    known = PartitionState(offset=3, leader_epoch=2, topic_id=1)
+    subscription = Subscription(partitions={P0: known, P1: PartitionState(reset="latest")})
+    assert subscription.consumed() == {P0: Commit(3, "", 2, topic_id=1)}

@@ -1,0 +1,195 @@
+"""A topic that is deleted and created again under its name: positions in the old one decide nothing in the new one."""
+
+import pytest
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import Consumer
+from spark_log.cluster.topics import delete_topic
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.groups import operate
+from spark_log.groups.offsets import committed_offsets
+from spark_log.streams import TransactionalLoop
+from tests.support.topics import fill, make
+
+P0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def consume(cluster_address, cluster):
+    made = []
+
+    def make_consumer(*topics, **settings):
+        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
+        made.append(Consumer(*topics, cluster=cluster_address, **given))
+        return made[-1]
+
+    yield make_consumer
+    for consumer in made:
+        consumer.close(autocommit=False)
+
+
+@pytest.fixture
+def recreate(cluster, log):
+    """Delete topic "t", create it again and append 3 records."""
+
+    def again():
+        delete_topic(cluster, "t")
+        fill(log, make(cluster, "t"), [3])
+
+    return again
+
+
+def read_all(consumer, count):
+    """So many records, or those that came in a second without one."""
+    found = []
+    while len(found) < count:
+        polled = consumer.poll(1000)
+        if not polled:
+            break
+        found += [record for records in polled.values() for record in records]
+    return found
+
+
+def refused(call):
+    with pytest.raises(UnknownTopicOrPartitionError, match="t-0"):
+        call()
+
+
+def commit_its_position(consumer):
+    refused(consumer.commit)
+
+
+def commit_given_offsets(consumer):
+    refused(lambda: consumer.commit({P0: OffsetAndMetadata(2, "", -1)}))
+
+
+def commit_in_the_background(consumer):
+    future = consumer.commit_async()
+    refused(consumer.commit)  # behind the other
+    assert isinstance(future.exception, UnknownTopicOrPartitionError)
+
+
+def close(consumer):
+    consumer.close()
+
+
+def unsubscribe(consumer):
+    consumer.unsubscribe()
+
+
+WAYS = [commit_its_position, commit_given_offsets, commit_in_the_background, close, unsubscribe]
+
+
+@pytest.mark.parametrize("assigned", [False, True], ids=["subscribed", "assigned"])
+@pytest.mark.parametrize("way", WAYS)
+def test_position_in_the_old_topic_is_not_committed_into_the_new_one(cluster, log, consume, recreate, way, assigned):
+    fill(log, make(cluster, "t"), [5])
+    consumer = consume(enable_auto_commit=way in (close, unsubscribe), auto_commit_interval_ms=3_600_000)
+    consumer.assign([P0]) if assigned else consumer.subscribe(["t"])
+    read_all(consumer, 5)
+    recreate()
+    way(consumer)
+    assert committed_offsets(cluster.store, "g") == {}
+    consumer.close(autocommit=False)
+    assert [record.offset for record in read_all(consume("t"), 3)] == [0, 1, 2]
+
+
+def test_position_in_the_old_topic_is_not_committed_when_its_partition_is_revoked(cluster, log, consume, recreate):
+    fill(log, make(cluster, "t"), [5])
+    make(cluster, "other")
+    consumer = consume("t", enable_auto_commit=True, auto_commit_interval_ms=3_600_000)
+    read_all(consumer, 5)
+    recreate()
+    consumer.subscribe(["other"])
+    while P0 in consumer.assignment():
+        consumer.poll(20)
+    assert committed_offsets(cluster.store, "g") == {}
+
+
+def test_commit_found_before_a_recreation_is_not_the_position_in_the_new_topic(
+    cluster, log, consume, recreate, monkeypatch
+):
+    fill(log, make(cluster, "t"), [5])
+    consumer = consume("t")
+    read_all(consumer, 5)
+    consumer.commit({P0: OffsetAndMetadata(2, "", -1)})
+    consumer.close()
+    second = consume("t")
+    find = second._polling.fetching.look
+
+    def recreate_first(*args):
+        monkeypatch.undo()
+        recreate()
+        return find(*args)
+
+    monkeypatch.setattr(second._polling.fetching, "look", recreate_first)
+    assert [record.offset for record in read_all(second, 3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("when", ["before the offsets are sent", "before the commit"])
+def test_offsets_of_the_old_topic_fail_a_transaction(cluster, log, consume, produce, recreate, when):
+    fill(log, make(cluster, "t"), [5])
+    make(cluster, "out")
+    consumer, producer = consume("t"), produce(transactional_id="x")
+    read_all(consumer, 5)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("out", b"result")
+    who, offsets = consumer.group_metadata(), {P0: OffsetAndMetadata(2, "", -1)}
+    if when == "before the offsets are sent":
+        recreate()
+        refused(lambda: producer.send_offsets_to_transaction(offsets, who))
+    else:
+        producer.send_offsets_to_transaction(offsets, who)
+        recreate()
+        refused(producer.commit_transaction)
+    producer.abort_transaction()
+    assert committed_offsets(cluster.store, "g") == {}
+
+
+def test_offsets_sent_under_a_group_id_are_of_the_topic_of_that_moment(cluster, log, produce, recreate):
+    fill(log, make(cluster, "t"), [5])
+    producer = produce(transactional_id="x")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({P0: OffsetAndMetadata(2, "", -1)}, "g")
+    recreate()
+    refused(producer.commit_transaction)
+    assert committed_offsets(cluster.store, "g") == {}
+
+
+def test_transactional_loop_reads_a_recreated_topic_from_its_start(cluster, log, consume, produce, recreate):
+    fill(log, make(cluster, "t"), [5])
+    make(cluster, "out")
+    consumer = consume("t", consumer_timeout_ms=300, retry_backoff_ms=1)
+    seen = []
+
+    def recreate_once(records, producer):
+        if not seen:
+            recreate()
+        seen.append([record.offset for record in records])
+
+    TransactionalLoop(consumer, produce(transactional_id="x")).run(recreate_once)
+    assert seen == [[0, 1, 2, 3, 4], [0, 1, 2]]
+    assert committed_offsets(cluster.store, "g") == {P0: 3}
+
+
+def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, log, recreate, monkeypatch):
+    fill(log, make(cluster, "t"), [5])
+    find = operate.Log.positions
+
+    def recreate_after_the_look(log, topic):
+        found = find(log, topic)
+        monkeypatch.undo()
+        recreate()
+        return found
+
+    monkeypatch.setattr(operate.Log, "positions", recreate_after_the_look)
+    refused(lambda: operate.reset_offsets(cluster, "g", {P0: operate.Latest()}))
+    assert committed_offsets(cluster.store, "g") == {}
+
+
+def test_offset_of_a_topic_that_does_not_exist_is_not_committed(cluster, consume):
+    consumer = consume(allow_auto_create_topics=False)
+    consumer.assign([P0])
+    refused(lambda: consumer.commit({P0: OffsetAndMetadata(2, "", -1)}))

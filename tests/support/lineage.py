@@ -1,0 +1,151 @@
+"""The lineage checker: a partition whose log is truncated and whose topic is recreated, and readers judged against it.
+
+Every record says where it was appended: its topic id, leader epoch and offset. A *lineage* is what the log held at one
+moment. A reader must see a prefix of one lineage from the first offset on. Where the log parts from what it has seen,
+it must report that, and go on from there.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.controller import elect_leaders
+from spark_log.cluster.description import PartitionInfo, describe_topics
+from spark_log.cluster.inspection import inspect_log_dirs
+from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.topics import delete_topic
+from spark_log.log.append import Appended
+from spark_log.log.catch_up import catch_up
+from spark_log.log.log import Log, Records
+from tests.support.records import table
+from tests.support.replicas import folder_of, topic_on
+
+
+class Tag(NamedTuple):
+    """Where a record was appended."""
+
+    topic_id: int
+    leader_epoch: int
+    offset: int
+
+    @property
+    def text(self) -> str:
+        return ":".join(map(str, self))
+
+    @classmethod
+    def of(cls, value: bytes | str) -> "Tag":
+        return cls(*map(int, (value.decode() if isinstance(value, bytes) else value).split(":")))
+
+
+class TaggedLog:
+    """Partition 0 of a topic on brokers 2 and 3 of a cluster, each with a log dir in `folder`; unclean elections are
+    allowed. `records` is what the log holds, `lineages` all that it has held.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path, name: str = "t") -> None:
+        self.cluster, self.name = cluster, name
+        if {info.broker_id for info in cluster.log_dirs().values()} == {1}:
+            for broker_id in (2, 3):
+                add_broker(cluster, broker_id, [str(folder / f"broker-{broker_id}")])
+        self.log = Log(cluster)
+        self.lineages: list[tuple[Tag, ...]] = []
+        self._create()
+
+    def _create(self) -> None:
+        self.topic = topic_on(
+            self.cluster, self.name, [[2, 3]], unclean_leader_election_enable="true", inline_max_bytes="0"
+        )
+        self.records: list[Tag] = []
+        self.away: Path | None = None
+        self.fork_offset = 0
+
+    def append(self, count: int = 1) -> None:
+        epoch = self._partition().leader_epoch
+        tags = [Tag(self.topic.topic_id, epoch, len(self.records) + n) for n in range(count)]
+        [outcome] = self.log.append(self.topic, [Records(0, table(*(tag.text for tag in tags)))])
+        assert outcome == Appended(tags[0].offset, tags[-1].offset + 1)
+        self.records += tags
+        self.lineages.append(tuple(self.records))
+
+    def fork(self) -> None:
+        """The follower goes away: what is appended from now on is on the leader alone."""
+        leader = self._partition().leader
+        self.away = self._take_away(next(broker for broker in (2, 3) if broker != leader))
+        self.fork_offset = len(self.records)
+
+    def join(self) -> None:
+        """The follower comes back and has everything again."""
+        assert self.away is not None
+        self._bring_back(self.away)
+        self.away = None
+
+    def cut(self) -> None:
+        """The leader is lost and the follower takes over: nothing that was appended since `fork` is in the log."""
+        leader, follower = self._partition().leader, self.away
+        assert leader is not None and follower is not None
+        lost = self._take_away(leader)
+        self._rename_back(follower)
+        self.away = None
+        del self.records[self.fork_offset :]
+        self.lineages.append(tuple(self.records))
+        self._bring_back(lost)
+
+    def recreate(self) -> None:
+        if self.away is not None:
+            self.join()
+        delete_topic(self.cluster, self.name)
+        self._create()
+
+    def _partition(self) -> PartitionInfo:
+        return describe_topics(self.cluster, [self.name])[0].partitions[0]
+
+    def _take_away(self, broker_id: int) -> Path:
+        folder = folder_of(self.cluster, broker_id)
+        gone = folder.rename(folder.with_name(f"{folder.name}-away"))
+        self._look()
+        return gone
+
+    def _rename_back(self, gone: Path) -> None:
+        gone.rename(gone.with_name(gone.name.removesuffix("-away")))
+        self._look()
+
+    def _bring_back(self, gone: Path) -> None:
+        self._rename_back(gone)
+        catch_up(self.cluster, self.topic, 0, int(gone.name.removesuffix("-away").rpartition("-")[2]))
+        assert len(self._partition().isr) == 2
+
+    def _look(self) -> None:
+        inspect_log_dirs(self.cluster, nobody_forbids)
+        elect_leaders(self.cluster.store, nobody_forbids)
+
+
+class LineageReader:
+    """What one reader has seen of a TaggedLog, from offset 0 on, and what it has reported."""
+
+    def __init__(self, log: TaggedLog) -> None:
+        self.log = log
+        self.seen: list[Tag] = []
+        self.reports = 0
+
+    def saw(self, tags: Iterable[Tag]) -> None:
+        """The next records that the reader was given, in order."""
+        for tag in tags:
+            assert tag.offset == len(self.seen), f"{tag} comes after {len(self.seen)} records: {self.seen[-3:]}"
+            self.seen.append(tag)
+        read = tuple(self.seen)
+        lineages = [lineage for lineage in self.log.lineages if lineage[: len(read)] == read]
+        assert lineages or not read, f"no lineage begins with {read}"
+
+    def reported(self, offset: int) -> None:
+        """The reader said that from `offset` on the log has, or will have, other records than it has read."""
+        assert offset < len(self.seen), f"{offset} is not below what was read: {len(self.seen)}"
+        assert self.seen[:offset] == self.log.records[:offset], f"the log parts from what was read below {offset}"
+        assert self.seen[offset] not in self.log.records, f"{self.seen[offset]} is in the log still"
+        del self.seen[offset:]
+        self.reports += 1
+
+    def is_up_to_date(self) -> None:
+        """The reader says that there is nothing more to read, and nothing to report."""
+        assert self.seen == self.log.records
