@@ -51,7 +51,7 @@ POINTS = {
     "stream.batch-begun": "inside foreachBatch, before the first output of a micro-batch is written",
     "stream.table-noted": "inside foreachBatch, the version of a table that the batch is to see is noted, not used",
     "stream.output-written": "an output of a micro-batch is durable; the next one, or Spark's commit, has not begun",
-    "publish.before-commit": "the difference is known; the Delta log has not been written",
+    "publish.before-commit": "a commit of the Delta table is noted in the metadata; the Delta log has not been written",
     "publish.committed": "the Delta commit is done; the metadata store has not recorded it",
     "publish.recorded": "the metadata store has recorded the Delta version",
 }

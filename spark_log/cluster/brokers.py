@@ -100,7 +100,8 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         if not others:
             raise InvalidConfigurationError(f"broker {broker_id} is the only one of the cluster")
         mine = sa.select(_D.log_dir_id).where(_D.broker_id == broker_id)
-        for table in (t.retired_replica, t.retired_copy, t.publication, t.publication_cursor):
+        published = (t.publication, t.publication_cursor, t.publication_intent, t.publication_intent_cursor)
+        for table in (t.retired_replica, t.retired_copy, *published):
             connection.execute(table.delete().where(table.c.log_dir_id.in_(mine)))
         connection.execute(t.log_dir.delete().where(_D.broker_id == broker_id))
         connection.execute(t.broker.delete().where(_B.broker_id == broker_id))

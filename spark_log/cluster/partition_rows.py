@@ -207,9 +207,10 @@ def cut_off(
             b.topic_id == topic.topic_id, b.partition == partition, b.end_offset > cut.start
         )
     )
-    c = t.publication_cursor.c  # other records will have these offsets
-    seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
-    connection.execute(t.publication_cursor.update().where(seen).values(seen_offset=cut.start))
+    for table in (t.publication_cursor, t.publication_intent_cursor):  # other records will have these offsets
+        c = table.c
+        seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
+        connection.execute(table.update().where(seen).values(seen_offset=cut.start))
     m = t.compaction.c  # what a pass was over is not all there any more
     passes = (m.topic_id == topic.topic_id) & (m.partition == partition) & (m.end_offset > cut.start)
     connection.execute(t.compaction.delete().where(passes))

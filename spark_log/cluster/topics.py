@@ -243,8 +243,9 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         # what is pending stays: its transaction cannot be committed now, and drops it with its end
         per_topic = (
             t.producer_batch, t.group_offset, t.publication,
-            t.publication_cursor, t.reassignment, t.retired_replica, t.retired_copy, t.truncation, t.compaction,
-            t.segment, t.mirror_position, t.replica, t.partition, t.topic,
+            t.publication_cursor, t.publication_intent, t.publication_intent_cursor,
+            t.reassignment, t.retired_replica, t.retired_copy, t.truncation, t.compaction, t.segment,
+            t.mirror_position, t.replica, t.partition, t.topic,
         )  # fmt: skip
         for table in per_topic:
             connection.execute(table.delete().where(table.c.topic_id == t_id))

@@ -26,7 +26,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.log import publication
+from spark_log.log import publication, publication_intent
 from spark_log.log.publication import Cursor, PublishedFile
 from spark_log.metadata.identity import accepted_at_ms, check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
@@ -117,7 +117,10 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
                 return
         except CommitFailedError:  # somebody else committed first: look at the new state
             continue
-        except DeltaError as error:
+        except BaseException as error:
+            if not (isinstance(error, DeltaError) or type(error).__name__ == "PanicException"):
+                raise
+            # it panics, in a class of its own, in the child of a process that has used it before the fork
             raise StorageUnavailableError(
                 redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")
             ) from error
@@ -132,10 +135,13 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     with cluster.store.snapshot() as connection:
         check_identity(connection)
         recorded = publication.recorded(connection, topic, info)
+        in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
         as_we_left_it = (in_table, table.version()) == (recorded or (0, 0))
         due = publication.due(connection, topic, info)
         if as_we_left_it and due.has_replicas and not due.cursors:
             return True
+        if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
+            return True  # deleted meanwhile, and with it what is recorded
         # a table that never had a commit of ours has seen nothing
         cursors = publication.cursors(connection, topic, info) if in_table else {}
         incremental = as_we_left_it and not due.fallen
@@ -144,6 +150,9 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
             gone = publication.retired_paths(connection, topic, info)
         else:
             wanted = publication.all_segments(connection, topic, info)
+    if in_doubt:  # a publisher did not come to record its commit
+        cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
+        return False
     active = _active_files(table)
     if incremental:
         what = Difference(
@@ -153,18 +162,24 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         what = difference({file.path: file for file in wanted}, active)
         if in_table > (recorded or (0, 0))[0]:
             _check_store_is_not_older(cluster, topic, info, table, what)
+    compared = (in_table, table.version())
+    if not what:
+        cluster.store.transact(lambda c, _attempt: publication.record(c, topic, info, recorded, compared, due))
+        return True
+    version = cluster.store.transact(
+        lambda c, _attempt: publication_intent.note(c, topic, info, recorded, compared, what.add, due)
+    )
+    if version is None:
+        return False
     failpoint("publish.before-commit")
-    version, delta_version = in_table, table.version()
-    if what:
-        # without retries a commit makes exactly the version after the one that was compared, or fails
-        version, delta_version = in_table + 1, table.version() + 1
-        _commit(table, what, active, cursors, Transaction(application, version))
-        log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
-        if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
-            sync_checkpoint(log_dir, topic, delta_version)
+    # without retries a commit makes exactly the version after the one that was compared, or fails
+    delta_version = table.version() + 1
+    _commit(table, what, active, cursors, Transaction(application, version))
+    log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
+    if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
+        sync_checkpoint(log_dir, topic, delta_version)
     failpoint("publish.committed")
-    after = (version, delta_version)
-    cluster.store.transact(lambda c, _attempt: publication.record(c, topic, info, recorded, after, due))
+    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, version))
     failpoint("publish.recorded")
     return True
 
@@ -174,8 +189,6 @@ def _check_store_is_not_older(
 ) -> None:
     """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
     of: then it was restored from a copy, and does not tell what is to go.
-
-    A publisher that was killed before it could record its commit leaves such a commit too, but no such segments.
     """
     ours = [path for path in what.remove if path.startswith("_segments/")]
     if not ours:

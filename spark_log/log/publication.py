@@ -132,11 +132,14 @@ def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[i
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
-    """Up to where each log dir's table has shown the partition's records. Of a file that reached over one of these,
-    some records would be new to that table and some not.
+    """Up to where each log dir's table has shown the partition's records, or may have after a commit that was noted
+    and not recorded. Of a file that reached over one of these, some records would be new to that table and some not.
     """
-    here = (_C.topic_id == topic.topic_id) & (_C.partition == partition)
-    return list(connection.execute(sa.select(_C.seen_offset).distinct().where(here)).scalars())
+    known, noted = (
+        sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
+        for table in (t.publication_cursor, t.publication_intent_cursor)
+    )
+    return list(connection.execute(sa.union(known, noted)).scalars())
 
 
 _FILE_COLUMNS = (
@@ -206,11 +209,11 @@ def record(
     if not what.has_replicas:
         connection.execute(t.publication.delete().where(here))
     else:
-        values = dict(zip(("transaction_version", "delta_version"), after, strict=True))
+        versions = dict(zip(("transaction_version", "delta_version"), after, strict=True))
         if before is None:
-            connection.execute(t.publication.insert(), {**keys, **values})
+            connection.execute(t.publication.insert(), {**keys, **versions})
         else:
-            connection.execute(t.publication.update().where(here).values(values))
+            connection.execute(t.publication.update().where(here).values(versions))
     numbers = list(what.cursors)
     for first in range(0, len(numbers), _CHUNK):
         connection.execute(
@@ -220,18 +223,14 @@ def record(
                 _C.partition.in_(numbers[first : first + _CHUNK]),
             )
         )
-    rows = [
-        {
-            **keys,
-            "partition": partition,
-            "change": cursor.change,
-            "high_watermark": cursor.limit,
-            "seen_offset": cursor.seen_offset,
-        }
-        for partition, cursor in what.cursors.items()
-    ]
+    rows = [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
     if rows:
         connection.execute(t.publication_cursor.insert(), rows)
+
+
+def values(cursor: Cursor) -> dict[str, int]:
+    """The columns of a cursor."""
+    return {"change": cursor.change, "high_watermark": cursor.limit, "seen_offset": cursor.seen_offset}
 
 
 def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:

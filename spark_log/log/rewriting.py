@@ -31,6 +31,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log import plan as planner
+from spark_log.log import publication
 from spark_log.log.appender import check_write_id
 from spark_log.log.encode import Encoding, SegmentFiles
 from spark_log.log.fetch import Fetcher
@@ -271,6 +272,8 @@ def _swap(
     names = list(connection.execute(sa.select(_S.name).where(here).order_by(_S.base_offset)).scalars())
     if names != [each.name for each in inputs]:
         return False
+    if any(start < offset < end for offset in publication.seen_offsets(connection, topic, key[1])):
+        return False  # of the file's records, some would be new to the stream of a Delta table and some not
     check_write_id(connection, write_id, release=False)
     connection.execute(t.segment.delete().where(here))
     if inputs[0].inline:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0011"
+SCHEMA_REVISION = "0012"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -359,6 +359,33 @@ publication_cursor = Table(
         server_default=text("0"),
     ),
     comment="Per partition, how far the Delta table has followed.",
+)
+
+publication_intent = Table(
+    "publication_intent",
+    metadata,
+    _topic_id(primary_key=True),
+    _column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
+    _column(
+        "transaction_version", BigInteger, "the table has this version of our app transaction: done", primary_key=True
+    ),
+    _column("delta_version", BigInteger, "Delta version that the commit will have"),
+    _column("recorded_delta_version", BigInteger, "publication.delta_version when this was noted", nullable=True),
+    _column("has_replicas", Boolean, "whether the log dir had a replica of the topic"),
+    comment="Commits of a Delta table that are about to be made, or were made and have not been recorded.",
+)
+
+publication_intent_cursor = Table(
+    "publication_intent_cursor",
+    metadata,
+    _topic_id(primary_key=True),
+    _column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
+    _column("transaction_version", BigInteger, "publication_intent.transaction_version", primary_key=True),
+    _partition(primary_key=True),
+    _column("change", BigInteger, "publication_cursor.change once the commit is recorded"),
+    _column("high_watermark", BigInteger, "publication_cursor.high_watermark then"),
+    _column("seen_offset", BigInteger, "publication_cursor.seen_offset then"),
+    comment="Per partition, how far the Delta table will have followed after such a commit.",
 )
 
 producer = Table(

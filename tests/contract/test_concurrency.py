@@ -157,6 +157,14 @@ def test_appends_and_the_deletion_of_their_topic(cluster, cluster_address):
         for thread in threads:
             thread.join(timeout=60)
         with cluster.store.snapshot() as connection:
-            for found in (t.segment, t.blob, t.partition, t.replica, t.publication, t.publication_cursor):
+            for found in (
+                t.segment,
+                t.blob,
+                t.partition,
+                t.replica,
+                t.publication,
+                t.publication_cursor,
+                t.publication_intent,
+            ):
                 assert connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one() == 0, found.name
     log.close()

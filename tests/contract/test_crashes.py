@@ -17,6 +17,7 @@ from spark_log.log.append import Appended
 from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.numbered_writer import SMALL_TAILS, value
 from tests.support.records import read_all, table
 
@@ -92,7 +93,7 @@ def test_a_writer_killed_at(failpoint, tmp_path):
             assert log.append(topic, [Records(0, table(text))]) == [Appended(offset, offset + 1)], "the next goes on"
         assert [text for _, _, text in read_all(log, topic)] == values + more
         log.seal(topic, [0])
-        assert active_files(cluster, topic) == sealed_files(cluster)
+        assert_delta_is_the_log(cluster)
         log.close()
 
 
@@ -109,7 +110,7 @@ def test_a_writer_killed_on_postgresql_at(point, postgres_url, tmp_path):
         assert len(acked) <= len(values) <= len(acked) + 1
         assert log.append(topic, [Records(0, table("on"))]) == [Appended(len(values), len(values) + 1)]
         publish(cluster, topic)
-        assert active_files(cluster, topic) == sealed_files(cluster)
+        assert_delta_is_the_log(cluster)
         log.close()
 
 

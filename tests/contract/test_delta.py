@@ -16,6 +16,7 @@ from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.log.delta import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish, publish_all
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS, read_all, table
 
 FILES = {"inline.max.bytes": "0"}
@@ -60,6 +61,7 @@ class Topic:
     def is_whole(self):
         assert self.active() == self.sealed()
         assert self.delta_records() == self.records()
+        assert_delta_is_the_log(self.cluster)
 
     def commits(self, since=0):
         """The actions of each Delta commit from version `since` on."""

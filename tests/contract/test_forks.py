@@ -8,9 +8,16 @@ import traceback
 import pytest
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.new_file import LocalFile
+from spark_log.cluster.topics import create_topic
 from spark_log.errors import SparkLogError
+from spark_log.log.append import Appended
+from spark_log.log.delta import publish
+from spark_log.log.log import Log, Records
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.fork_rig import CLIENTS, RECORDS, STATES
+from tests.support.records import table
 from tests.support.subprocess_python import run_python
 
 RIG = "import sys; from tests.support.fork_rig import main; main(sys.argv[1])"
@@ -95,3 +102,17 @@ def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
     assert in_child(lambda: file._file.flush()) == 0  # as the end of its interpreter does
     file.commit()
     assert (tmp_path / "a").read_bytes() == b"once"
+
+
+def test_a_child_appends_although_it_cannot_publish(cluster, cluster_address, log):
+    """deltalake does not work in a child of a process that has used it: what the child appends, others publish."""
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+    log.append(topic, [Records(0, table("a"))])
+
+    def work():
+        with Cluster.open(cluster_address) as own:
+            return Log(own).append(topic, [Records(0, table("b"))]) != [Appended(1, 2)]
+
+    assert in_child(work) == 0
+    publish(cluster, topic)
+    assert_delta_is_the_log(cluster)

@@ -24,6 +24,7 @@ from spark_log.upkeep import upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.subprocess_python import run_python
 from tests.support.topics import append, make
 
 REPOSITORY = Path(__file__).parents[2]
@@ -107,6 +108,37 @@ def test_no_file_reaches_over_what_a_delta_table_has_shown(cluster, log):
     change(cluster, t.publication_cursor.update().values(seen_offset=18))
     run(cluster, "merge")
     assert shape(cluster, topic) == [(0, 18)]
+
+
+APPEND = """
+import sys
+from spark_log import Cluster
+from spark_log.log.log import Log
+from tests.support.lives import live
+from tests.support.topics import append
+
+def work(_):
+    with Cluster.open(sys.argv[1]) as cluster:
+        log = Log(cluster)
+        append(log, log.find_topic("t"), "a", "b", "c", key=b"k")
+
+live(sys.argv[2:], work)
+"""
+
+
+def test_a_stream_sees_each_record_once_when_a_merge_follows_a_publication_that_was_killed(
+    cluster, cluster_address, log
+):
+    topic = make(cluster, "t", **FILES)
+    append_files(log, topic, 0)
+    run_python(APPEND, cluster_address, "publish.committed", "publish.before-commit", "append.committed")
+    run(cluster, "merge")
+    run(cluster, "delta")
+    assert_delta_is_the_log(cluster)
+    append_files(log, topic, 4)
+    run(cluster, "merge", "delta")
+    assert shape(cluster, topic) == [(0, 15)], "what kept files apart is forgotten"
+    assert_delta_is_the_log(cluster)
 
 
 KILL = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['merge']))"

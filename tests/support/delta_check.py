@@ -1,6 +1,14 @@
-"""Whether every log dir has what the metadata says of it: the files of its replicas, and their Delta tables."""
+"""Whether every log dir has what the metadata says of it: the files of its replicas, and their Delta tables; and what a
+stream that reads such a table has been given.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 import xxhash
 from deltalake import DeltaTable
@@ -8,16 +16,17 @@ from deltalake.exceptions import TableNotFoundError
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.log.delta import storage_options
 from spark_log.metadata import tables as t
 
 _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
-def assert_delta_is_the_log(cluster: Cluster) -> None:
+def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
     """Invariant 11: each online log dir's table of each topic lists the sealed segments of its replicas up to
-    min(high watermark, the replica's LEO), each once, and no rows but theirs can be read from it.
+    min(high watermark, the replica's LEO), each once, and no rows but theirs can be read from it. A stream of the table
+    has been given each record once, those at the offsets `twice` perhaps twice.
     """
     topics = cluster.store.read(find_topics).values()
     online = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)
@@ -41,6 +50,63 @@ def assert_delta_is_the_log(cluster: Cluster) -> None:
             assert active == wanted, f"{where}: {len(active)} active files, {len(wanted)} wanted"
             found = table.to_pyarrow_table(columns=["partition"]).num_rows
             assert found == sum(row.record_count for row in rows), f"{where}: {found} rows"
+            assert_stream_sees_each_record_once(cluster, log_dir, topic, twice)
+
+
+def assert_stream_sees_each_record_once(
+    cluster: Cluster, log_dir: LogDir, topic: Topic, allowed: Collection[int] = ()
+) -> None:
+    """Replay the table's log: what a commit adds with dataChange=true is new to a stream. Each record in the table has
+    been new, once.
+
+    Judges segments, not what others wrote; no partition whose offsets were assigned again after an unclean election;
+    and nothing once the beginning of the log has been cleaned up.
+    """
+    truncated = sa.select(t.truncation.c.partition).where(t.truncation.c.topic_id == topic.topic_id)
+    excused = cluster.store.read(lambda connection: set(connection.execute(truncated).scalars()))
+    new: dict[int, Counter[int]] = defaultdict(Counter)
+    active: dict[str, tuple[int, list[int]]] = {}
+    for expected, (version, actions) in enumerate(commits(log_dir, topic)):
+        if version != expected:
+            return
+        for action in actions:
+            if "remove" in action:
+                active.pop(action["remove"]["path"], None)
+            add = action.get("add", {})
+            if add.get("path", "").startswith("_segments/"):
+                partition = int(add["partitionValues"]["partition"])
+                offsets = _offsets_of(log_dir, topic, add)
+                active[add["path"]] = (partition, offsets)
+                if add["dataChange"]:
+                    new[partition].update(offsets)
+    where = f"topic {topic.name}, {log_dir}"
+    for partition, seen in new.items():
+        twice = sorted(offset for offset, times in seen.items() if times > 1 + (offset in allowed))
+        assert not twice or partition in excused, (
+            f"{where}, partition {partition}: a stream sees {twice} more than once"
+        )
+    for partition, offsets in active.values():
+        missed = sorted(set(offsets) - new[partition].keys())
+        assert not missed, f"{where}, partition {partition}: a stream never sees {missed}"
+
+
+def commits(log_dir: LogDir, topic: Topic) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Version and actions of each commit whose file is in the Delta log, in order."""
+    for path in sorted(log_dir.list_files(f"{topic.folder}/_delta_log")):
+        name = path.rpartition("/")[2]
+        if name.endswith(".json") and name[:-5].isdigit():
+            text = b"".join(bytes(block) for block in log_dir.read_blocks(path)).decode()
+            yield int(name[:-5]), [json.loads(line) for line in text.splitlines()]
+
+
+def _offsets_of(log_dir: LogDir, topic: Topic, add: dict[str, Any]) -> list[int]:
+    """Offsets of the records of a file; if it has been deleted, as if they had no gaps."""
+    base = int(add["partitionValues"]["base_offset"])
+    path = f"{topic.folder}/{add['path']}"
+    if log_dir.sizes([path]) == [None]:
+        return list(range(base, base + int(json.loads(add["stats"])["numRecords"])))
+    with pq.ParquetFile(log_dir.open(path)) as file:
+        return [base + delta for delta in file.read(["offset_delta"]).column(0).to_pylist()]
 
 
 def assert_replicas_are_whole(cluster: Cluster) -> None:
