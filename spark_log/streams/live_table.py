@@ -62,7 +62,8 @@ class Table:
     change that could be read when the batch began. So a record that was appended after a change was acknowledged sees
     that change, or a later one. A batch that comes again after a crash sees the version that it saw before: it is noted
     beside the checkpoint before it is used. Only if records of that version have been compacted, erased or expired
-    since, so that it cannot be had any more, does the batch see the table as it is now, and a warning is logged.
+    since, or cut off by an unclean leader election, so that it cannot be had any more, does the batch see the table as
+    it is now, and a warning is logged; another one when records that the table showed before were lost.
 
     With a codec (`value`), values become columns when they are read, once each; one that is bad counts as deleted.
 
@@ -169,11 +170,17 @@ class Table:
             if look(self._log, self.topic, version)[1] == version:
                 return version
             logger.warning(
-                "table %s: records of the version that this batch saw before have been compacted, erased or expired: it"
-                " sees the table as it is now",
+                "table %s: records of the version that this batch saw before have been compacted, erased, cut off or"
+                " expired: it sees the table as it is now",
                 self.topic,
             )
         version = look(self._log, self.topic)[1]
+        if self._state is not None and version.diverges_from(self._state.version):
+            logger.warning(
+                "table %s: records that it had were cut off by an unclean leader election, or the topic was deleted"
+                " and created again: it is read anew",
+                self.topic,
+            )
         if notes is not None:
             notes.write(version.as_text())
             failpoint("stream.table-noted")

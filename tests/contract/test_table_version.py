@@ -11,6 +11,7 @@ from spark_log.log.retention import delete_records
 from spark_log.streams.table_version import Mark, look
 from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now
+from tests.support.truncation import truncate
 
 
 @pytest.fixture
@@ -67,3 +68,30 @@ def test_a_topic_that_is_made_again_is_another(cluster: Cluster, log: Log, plane
     append_keyed(log, again, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
     assert look(log, "planes", first)[1] != first
     assert look(log, "planes")[1].since(first) is None
+
+
+@pytest.mark.parametrize("regrown", [0, 1, 4], ids=["shorter", "as long", "longer"])
+def test_a_truncated_log_is_another(cluster: Cluster, log: Log, planes: Topic, regrown: int) -> None:
+    first = look(log, "planes")[1]
+    truncate(cluster, "planes", 2)
+    for number in range(regrown):
+        append_keyed(log, planes, (b"a", b"new %d" % number))
+    assert look(log, "planes", first)[1] != first
+    second = look(log, "planes")[1]
+    assert second != first
+    assert second.since(first) is None
+    assert second.diverges_from(first)
+    append_keyed(log, planes, (b"b", b"2"))
+    assert look(log, "planes", second)[1] == second
+    third = look(log, "planes")[1]
+    assert third.since(second) == {0: OffsetRange(2 + regrown, 3 + regrown)}
+    assert not third.diverges_from(second)
+
+
+def test_a_log_truncated_above_a_version_has_the_same_rows(cluster: Cluster, log: Log, planes: Topic) -> None:
+    first = look(log, "planes")[1]
+    append_keyed(log, planes, (b"a", b"lost"))
+    truncate(cluster, "planes", 3)
+    append_keyed(log, planes, (b"a", b"3"))
+    assert look(log, "planes", first)[1] == first
+    assert look(log, "planes")[1].since(first) == {0: OffsetRange(3, 4)}

@@ -21,6 +21,7 @@ from spark_log.streams.tables import read_table
 from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now
 from tests.support.topics import all_stored, append, fails, make, read_stream
+from tests.support.truncation import truncate
 
 
 @pytest.fixture
@@ -116,6 +117,19 @@ def test_a_batch_frame_and_both_kinds(spark: SparkSession, cluster: Cluster, log
             assert_df_equality(
                 planes.rows(), read_table(spark, cluster, "planes"), ignore_row_order=True, ignore_nullable=True
             )
+
+
+def test_a_truncated_log_is_read_anew(
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(log, a=2)
+    with Table(spark, str(cluster.store.address), "planes") as planes:
+        assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"2", b"b": b"1"}
+        truncate(cluster, "planes", 2)
+        change(log, b=3)  # as long as before
+        with caplog.at_level(logging.WARNING):
+            assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"1", b"b": b"3"}
+        assert "cut off by an unclean leader election" in caplog.text
 
 
 def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) -> None:
