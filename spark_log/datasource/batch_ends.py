@@ -28,7 +28,10 @@ class BatchEnds:
         topics = cluster.store.read(find_topics)
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         ends = ends_of_batch(self.entry, cluster.cluster_id, topic_ids, self.group_id)
-        return {partition: Commit(end) for partition, end in ends.items()}
+        return {
+            partition: Commit(end.offset, "", end.leader_epoch, topic_ids[partition.topic])
+            for partition, end in ends.items()
+        }
 
 
 def read_ends(group: SinkGroup, query_id: str | None, batch_id: int) -> BatchEnds:

@@ -1,8 +1,9 @@
 """failOnDataLoss: what a batch may still read of [start, end), and what was lost.
 
-Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with one more witness: the id of each
-topic. A topic that was deleted and created again is seen even if the new one has grown past the old offset, where Spark
-would silently go on in the middle of another log.
+Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more witnesses: the id of
+each topic, and the leader epochs. A topic that was deleted and created again, or a log that an unclean election has
+truncated, is seen even if it has grown past the old offset, where Spark would silently go on in the middle of another
+log.
 
 With `goes on at` for failOnDataLoss=false:
 
@@ -10,20 +11,23 @@ With `goes on at` for failOnDataLoss=false:
     start below the log start offset (aged out)          the earliest available offset
     end above the high watermark (lost by an election)   the high watermark, for this batch
     end below start in the same topic                    end
-    topic recreated (its id differs from start's)        end, the new end at that time
-    topic recreated after the end was decided            nothing of it is read
+    log truncated below start since start was decided    the offset where it was truncated
+    log truncated below end since end was decided        the offset where it was truncated, for this batch
+    topic recreated (its id differs from start's)        the log start offset of the new one
+    topic recreated after the end was decided            nothing of it is read; the next batch reads the new one
     partition gone                                       nothing of it is read
     added partition does not start from offset 0         its earliest offset
 
-A range that is empty loses nothing, except where the topic was recreated.
+A range that is empty loses nothing, except where the topic was recreated or the log truncated below its start.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_log.datasource.positions import show, show_all
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
+from spark_log.log.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
 
 _PREFIX = (
     "Some data may have been lost because they are not available in the log any more; either the data was aged out or "
@@ -33,6 +37,8 @@ _PREFIX = (
 _LOSSES_SHOWN_MAX = 20
 
 NO_TOPIC_IDS: Mapping[str, TopicId] = {}
+NO_EPOCHS: Mapping[TopicPartition, int] = {}
+NO_TRUNCATIONS: Mapping[TopicPartition, Sequence[Truncation]] = {}
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,18 @@ def resolve_ranges(
     start_topic_ids: Mapping[str, TopicId] = NO_TOPIC_IDS,
     end_topic_ids: Mapping[str, TopicId] = NO_TOPIC_IDS,
     current_topic_ids: Mapping[str, TopicId] = NO_TOPIC_IDS,
+    start_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
+    end_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
+    truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
     group_id: str | None = None,
 ) -> ResolvedRanges:
     """The ranges of [start, end) that can be read now.
 
     `available`: [log start offset, high watermark) of the partitions that exist now; those that are not in `end` are
     ignored. `*_topic_ids`: topic -> id at the time when start and end were decided, and now; a topic without an id
-    counts as unchanged. Raises DataLossError ("Some data may have been lost …") under `fail_on_data_loss`, naming every
-    loss up to a cap.
+    counts as unchanged. `*_epochs`: leader epochs at these times; a partition without one counts as not truncated.
+    `truncations` are those of the topics as they are now. Raises DataLossError ("Some data may have been lost …") under
+    `fail_on_data_loss`, naming every loss up to a cap.
     """
     losses: list[str] = []
     ranges: dict[TopicPartition, OffsetRange] = {}
@@ -87,7 +97,13 @@ def resolve_ranges(
                 f"Topic {tp.topic} was deleted and created again: partition {show(tp)} offset was changed "
                 f"from {first} to {last}."
             )
-            first = last
+            first = last if now is None else now.start
+        elif (cut := _truncated(tp, first, start_epochs, truncations)) is not None and tp.topic not in replaced:
+            losses.append(
+                f"Partition {show(tp)} offset was changed from {first} to {cut}: the records in offset [{cut}, {first})"
+                " were lost by an unclean leader election after they had been read."
+            )
+            first = cut
         elif last < first:
             losses.append(
                 f"Partition {show(tp)} offset was changed from {first} to {last}. This could either be a user error "
@@ -101,6 +117,11 @@ def resolve_ranges(
             if now is not None:
                 ranges[tp] = OffsetRange(now.start, now.start)
             continue
+        cut = _truncated(tp, last, end_epochs, truncations)
+        if cut is not None:
+            if max(first, cut) < last:
+                losses.append(_unreadable(tp, max(first, cut), last, group_id))
+            last = max(first, cut)
         ranges[tp] = _clip(tp, OffsetRange(first, last), now, group_id, losses)
 
     if losses and fail_on_data_loss:
@@ -115,17 +136,52 @@ def admission_starts(
     *,
     start_topic_ids: Mapping[str, TopicId] = NO_TOPIC_IDS,
     current_topic_ids: Mapping[str, TopicId] = NO_TOPIC_IDS,
+    start_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
+    truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
 ) -> dict[TopicPartition, int]:
     """Where each available partition will really be read from, to size the next batch (rate limit, minimum, metrics).
 
-    New partitions from their earliest offset, aged-out starts from the earliest, recreated topics from their new end.
+    New partitions, aged-out starts and recreated topics from their earliest offset, truncated ones from the truncation.
     The keys are those of `available`. Losses are not judged here, but when the batch is planned.
     """
     recreated = {topic for topic in current_topic_ids if _differs(topic, start_topic_ids, current_topic_ids)}
-    return {
-        tp: now.start if tp not in start else now.end if tp.topic in recreated else max(start[tp], now.start)
-        for tp, now in available.items()
-    }
+    starts: dict[TopicPartition, int] = {}
+    for tp, now in available.items():
+        if tp not in start or tp.topic in recreated:
+            starts[tp] = now.start
+        else:
+            cut = _truncated(tp, start[tp], start_epochs, truncations)
+            starts[tp] = max(start[tp] if cut is None else cut, now.start)
+    return starts
+
+
+def in_the_log(
+    offsets: Mapping[TopicPartition, int],
+    *,
+    topic_ids: Mapping[str, TopicId],
+    current_topic_ids: Mapping[str, TopicId],
+    epochs: Mapping[TopicPartition, int],
+    truncations: Mapping[TopicPartition, Sequence[Truncation]],
+) -> list[TopicPartition]:
+    """The partitions whose offsets are positions in the log as it is now: of a topic that exists, has not been created
+    again, and was not truncated below them.
+    """
+    return [
+        tp
+        for tp, offset in offsets.items()
+        if tp.topic in current_topic_ids
+        and not _differs(tp.topic, topic_ids, current_topic_ids)
+        and _truncated(tp, offset, epochs, truncations) is None
+    ]
+
+
+def _truncated(
+    tp: TopicPartition,
+    offset: int,
+    epochs: Mapping[TopicPartition, int],
+    truncations: Mapping[TopicPartition, Sequence[Truncation]],
+) -> int | None:
+    return truncated_to(offset, epochs.get(tp, UNKNOWN_EPOCH), truncations.get(tp, ()))
 
 
 def _differs(topic: str, before: Mapping[str, TopicId], after: Mapping[str, TopicId]) -> bool:

@@ -10,6 +10,7 @@ runs the batch, and reads the very same when the batch comes again.
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from spark_log.datasource.stream_offsets import StreamOffset
 from spark_log.errors import InvalidOptionError
@@ -18,10 +19,17 @@ from spark_log.ids import TopicId, TopicPartition
 _VERSIONS = ("v1", "v2")
 
 
+class End(NamedTuple):
+    """The next offset, and the leader epoch when it was decided; -1 in a checkpoint that an older version began."""
+
+    offset: int
+    leader_epoch: int
+
+
 def ends_of_batch(
     entry: str, cluster_id: str, topic_ids: Mapping[str, TopicId], group_id: str
-) -> dict[TopicPartition, int]:
-    """The next offset of each partition that the batch's sources of this cluster read; the lowest one, if several do.
+) -> dict[TopicPartition, End]:
+    """Where the batch ends in each partition that its sources of this cluster read; the lowest end, if several do.
 
     Without topics that are gone, or have been created again since: `topic_ids` are those that there are now. Raises
     InvalidOptionError if no source of the query reads from this cluster.
@@ -29,16 +37,17 @@ def ends_of_batch(
     version, _, *sources = entry.splitlines()
     if version not in _VERSIONS:
         raise InvalidOptionError(f"checkpoint: offset log of version {version!r}, expected one of {_VERSIONS}")
-    found = [offset for line in sources if (offset := _ours(line, cluster_id)) is not None]
+    found = [ours for line in sources if (ours := _ours(line, cluster_id)) is not None]
     if not found:
         raise InvalidOptionError(
             f"group.id {group_id!r}: no spark_log source of the query reads from this cluster (or its checkpoint was"
             " begun by a version of spark-log that did not note the cluster)"
         )
-    ends: dict[TopicPartition, int] = {}
-    for offset in found:
-        for partition, end in offset.offsets.items():
-            if offset.topic_ids.get(partition.topic) == topic_ids.get(partition.topic, -1):
+    ends: dict[TopicPartition, End] = {}
+    for positions in (ours.positions for ours in found):
+        for partition, offset in positions.offsets.items():
+            if positions.topic_ids.get(partition.topic) == topic_ids.get(partition.topic, -1):
+                end = End(offset, positions.epochs.get(partition, -1))
                 ends[partition] = min(end, ends.get(partition, end))
     return ends
 

@@ -2,12 +2,14 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.datasource.data_loss import resolve_ranges
 from spark_log.datasource.filters import Pruning, apply
@@ -17,10 +19,14 @@ from spark_log.datasource.ranges import PartitionRange, check_resolved, pack_tas
 from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.datasource.tasks import ReadTask
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.log import plan as planner
+from spark_log.log.lineage import Truncation, read_truncations
 from spark_log.log.reader import LogReader, ReadPlan
 from spark_log.log.slices import Slice
+
+if TYPE_CHECKING:
+    from spark_log.groups.offsets import Commit
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +37,18 @@ class Available:
 
     topics: dict[str, Topic]
     ranges: dict[TopicPartition, OffsetRange]
+    epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    """Leader epochs."""
+    truncations: dict[TopicPartition, Sequence[Truncation]] = field(default_factory=dict)
+    """Of those partitions whose logs elections have truncated."""
+
+    @property
+    def topic_ids(self) -> dict[str, TopicId]:
+        return {name: topic.topic_id for name, topic in self.topics.items()}
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        return {tp: offsets.end for tp, offsets in self.ranges.items()}
 
 
 class ReadPlanner:
@@ -64,10 +82,18 @@ class ReadPlanner:
                 topics = {name: everything[name] for name in pattern.select(everything)}
             case AssignPartitions(partitions):
                 topics = find_topics(connection, {partition.topic for partition in partitions})
-        found = planner.positions(connection, topics.values())
+        numbers = [TopicPartition(name, n) for name, topic in topics.items() for n in range(topic.partition_count)]
         if isinstance(self.options.subscription, AssignPartitions):
-            found = {tp: found[tp] for tp in self.options.subscription.partitions if tp in found}
-        return Available(topics, {tp: OffsetRange(start, end) for tp, (start, end) in found.items()})
+            numbers = [tp for tp in self.options.subscription.partitions if tp.topic in topics]
+        found = planner.find_positions(connection, numbers)
+        keys: dict[Key, TopicPartition] = {(topics[tp.topic].topic_id, tp.partition): tp for tp in found}
+        truncations = read_truncations(connection, keys.keys())
+        return Available(
+            topics,
+            {tp: OffsetRange(*found[tp].positions) for tp in numbers if tp in found},
+            {tp: here.leader_epoch for tp, here in found.items()},
+            {keys[key]: those for key, those in truncations.items()},
+        )
 
     def offsets(self, position: Position, available: Available, *, starting: bool) -> dict[TopicPartition, int]:
         """The offsets that a position stands for now."""
@@ -82,14 +108,26 @@ class ReadPlanner:
             found.update((TopicPartition(name, partition), offset) for partition, offset in offsets.items())
         committed: dict[TopicPartition, int] = {}
         if isinstance(position, CommittedOffsets):
-            from spark_log.groups.offsets import committed_offsets  # only who asks for it pays for its imports
-
-            assert self.options.group_id is not None
-            committed = committed_offsets(self.cluster.store, self.options.group_id)
+            committed = {tp: commit.offset for tp, commit in self._commits(available).items()}
         strategy = self.options.starting_timestamp_strategy
         return resolve(
             position, available.ranges, starting=starting, strategy=strategy, found=found, committed=committed
         )
+
+    def _commits(self, available: Available) -> "Mapping[TopicPartition, Commit]":
+        from spark_log.groups.offsets import read_commits  # only who asks for it pays for its imports
+
+        group_id = self.options.group_id
+        assert group_id is not None
+        commits = self.cluster.store.read(lambda connection: read_commits(connection, group_id))
+        topic_ids = available.topic_ids
+        return {tp: commit for tp, commit in commits.items() if commit.topic_id == topic_ids.get(tp.topic)}
+
+    def epochs(self, position: Position, available: Available) -> dict[TopicPartition, int]:
+        """The leader epochs of `offsets`: of a group's committed offsets those that were committed with them."""
+        if not isinstance(position, CommittedOffsets):
+            return available.epochs
+        return {**available.epochs, **{tp: commit.leader_epoch for tp, commit in self._commits(available).items()}}
 
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
         """The ranges of a batch query."""
@@ -102,6 +140,8 @@ class ReadPlanner:
             end,
             available.ranges,
             fail_on_data_loss=self.options.fail_on_data_loss,
+            start_epochs=self.epochs(self.options.starting, available),
+            truncations=available.truncations,
             group_id=self.options.group_id,
         )
         for loss in resolved.losses:

@@ -15,9 +15,9 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_log import clock
 from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.stream_offsets import StreamOffset
+from spark_log.datasource.stream_offsets import Positions, StreamOffset
 from spark_log.datasource.tasks import read_task
-from spark_log.ids import TopicPartition
+from spark_log.ids import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from spark_log.datasource.planning import Available, ReadPlanner
@@ -33,17 +33,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options: ReadOptions | None = options
         self._columns = options.columns
         self._planner: ReadPlanner | None = None
-        self._target: StreamOffset | None = None
+        self._target: Positions | None = None
         self._last_trigger_ms: int | None = None
-        self._committed: Mapping[TopicPartition, int] | None = None
+        self._committed: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts (startingOffsets and its kin). Spark asks again when it replays batch 0."""
         planner = self._driver()
         available = planner.available()
         start = planner.offsets(planner.options.starting, available, starting=True)
-        cluster_id = planner.cluster.cluster_id
-        return StreamOffset(start, topic_ids(available), initial=True, cluster_id=cluster_id).to_json()
+        positions = Positions(start, available.topic_ids, planner.epochs(planner.options.starting, available))
+        return StreamOffset(positions, initial=True, cluster_id=planner.cluster.cluster_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._driver().options
@@ -57,19 +57,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends: the high watermarks, or less by the rate limit; `start` if it has to wait."""
         planner = self._driver()
         begin = StreamOffset.from_json(start)
-        if not begin.initial:  # Spark has done all before `start`, but calls `commit` only once there is a next batch
-            self._commit_to_group(begin.offsets)
         available = planner.available(must_exist=False)
-        latest = {tp: offsets.end for tp, offsets in available.ranges.items()}
-        if self._target is not None:
-            latest = {tp: min(end, self._target.offsets.get(tp, 0)) for tp, end in latest.items()}
-        ends = self._admitted(begin, available, latest, limit)
-        if ends is None or (ends == begin.offsets and not begin.initial and topic_ids(available) == begin.topic_ids):
+        if not begin.initial:  # Spark has done all before `start`, but calls `commit` only once there is a next batch
+            self._commit_to_group(begin.positions, available)
+        latest = {tp: self._target_end(tp, offsets) for tp, offsets in available.ranges.items()}
+        ends = self._admitted(begin.positions, available, latest, limit)
+        if ends is None or (not begin.initial and _is_still(begin.positions, ends, available)):
             return start
-        return begin.followed_by(ends, topic_ids(available)).to_json()
+        return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
+
+    def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
+        """Where the query ends with Trigger.AvailableNow, which does not begin what came after its first look."""
+        if self._target is None:
+            return now.end
+        return min(now.end, self._target.offsets.get(partition, now.start))
 
     def _admitted(
-        self, begin: StreamOffset, available: "Available", latest: dict[Any, int], limit: ReadLimit
+        self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
     ) -> dict[Any, int] | None:
         from spark_log.datasource.data_loss import admission_starts
         from spark_log.datasource.ranges import rate_limit, should_delay
@@ -81,7 +85,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin.offsets,
             available.ranges,
             start_topic_ids=begin.topic_ids,
-            current_topic_ids=topic_ids(available),
+            current_topic_ids=available.topic_ids,
+            start_epochs=begin.epochs,
+            truncations=available.truncations,
         )
         if options.min_offsets_per_trigger is not None and self._target is None:
             now_ms = int(clock.monotonic_s() * 1000)
@@ -100,48 +106,73 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes the end of the query at what is there now."""
         available = self._driver().available(must_exist=False)
-        ends = {tp: offsets.end for tp, offsets in available.ranges.items()}
-        self._target = StreamOffset(ends, topic_ids(available))
+        self._target = Positions(available.ends, available.topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         available = self._driver().available(must_exist=False)
-        return StreamOffset({tp: offsets.end for tp, offsets in available.ranges.items()}, {}).to_json()
+        return StreamOffset(Positions(available.ends, {})).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch [start, end). DataLossError under failOnDataLoss if some of it is gone."""
+        planner = self._driver()
+        last = StreamOffset.from_json(end)
+        # batch 0: its start was decided when its end was, whatever initialOffset says now
+        first = StreamOffset.from_json(start).positions if last.start is None else last.start
+        available = planner.available(must_exist=False)
+        while True:
+            tasks = planner.tasks(available, self._resolved(first, last.positions, available))
+            planned, available = available, planner.available(must_exist=False)
+            if available.truncations == planned.truncations:
+                return tasks
+            # else what was planned may be of another lineage than `end`
+
+    def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
         from spark_log.datasource.data_loss import resolve_ranges
         from spark_log.datasource.planning import logger
 
-        planner = self._driver()
-        first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
-        if last.start is not None:  # batch 0: its start was decided when its end was, whatever initialOffset says now
-            first = StreamOffset(last.start, last.start_topic_ids or {})
-        available = planner.available(must_exist=False)
+        options = self._driver().options
         resolved = resolve_ranges(
             first.offsets,
             last.offsets,
             available.ranges,
-            fail_on_data_loss=planner.options.fail_on_data_loss,
+            fail_on_data_loss=options.fail_on_data_loss,
             start_topic_ids=first.topic_ids,
             end_topic_ids=last.topic_ids,
-            current_topic_ids=topic_ids(available),
-            group_id=planner.options.group_id,
+            current_topic_ids=available.topic_ids,
+            start_epochs=first.epochs,
+            end_epochs=last.epochs,
+            truncations=available.truncations,
+            group_id=options.group_id,
         )
         for loss in resolved.losses:
             logger.warning("%s", loss)
-        return planner.tasks(available, resolved.ranges)
+        return resolved.ranges
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done: with `group.id`, its end offsets become the group's committed offsets."""
-        self._commit_to_group(StreamOffset.from_json(end).offsets)
-
-    def _commit_to_group(self, offsets: Mapping[TopicPartition, int]) -> None:
         planner = self._driver()
-        if planner.options.group_id is not None and offsets != self._committed:
-            from spark_log.groups.offsets import commit_offsets
+        if planner.options.group_id is not None:
+            self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
 
-            commit_offsets(planner.cluster.store, planner.options.group_id, offsets)
-            self._committed = offsets
+    def _commit_to_group(self, positions: Positions, available: "Available") -> None:
+        """Of the positions those that are in the log as it is now: a loss is judged when the next batch is planned."""
+        planner = self._driver()
+        if planner.options.group_id is not None and positions != self._committed:
+            from spark_log.datasource.data_loss import in_the_log
+            from spark_log.groups.offsets import Commit, commit_offsets
+
+            commits = {
+                tp: Commit(positions.offsets[tp], "", positions.epochs.get(tp, -1), available.topics[tp.topic].topic_id)
+                for tp in in_the_log(
+                    positions.offsets,
+                    topic_ids=positions.topic_ids,
+                    current_topic_ids=available.topic_ids,
+                    epochs=positions.epochs,
+                    truncations=available.truncations,
+                )
+            }
+            commit_offsets(planner.cluster.store, planner.options.group_id, commits)
+            self._committed = positions
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -171,5 +202,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
 
-def topic_ids(available: "Available") -> dict[str, Any]:
-    return {name: topic.topic_id for name, topic in available.topics.items()}
+def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
+    """Whether a batch from `begin` to `ends` has nothing to read, and nothing to report."""
+    from spark_log.datasource.data_loss import in_the_log
+
+    same = in_the_log(
+        begin.offsets,
+        topic_ids=begin.topic_ids,
+        current_topic_ids=available.topic_ids,
+        epochs=begin.epochs,
+        truncations=available.truncations,
+    )
+    return ends == begin.offsets and available.topic_ids == begin.topic_ids and len(same) == len(begin.offsets)

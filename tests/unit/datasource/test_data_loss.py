@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.datasource.data_loss import admission_starts, resolve_ranges
+from spark_log.datasource.data_loss import admission_starts, in_the_log, resolve_ranges
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
+from spark_log.log.lineage import Truncation
 
 T, U = TopicPartition("t", 0), TopicPartition("t", 1)
 OLD, NEW = {"t": TopicId(1)}, {"t": TopicId(2)}
@@ -89,13 +90,63 @@ def test_losses(start: Offsets, end: Offsets, available: Available, ranges: Avai
 
 
 @pytest.mark.parametrize("new_end", [1, 2, 50])
-def test_a_recreated_topic_resumes_at_its_new_end(new_end: int) -> None:
+def test_a_recreated_topic_is_read_from_its_log_start(new_end: int) -> None:
     """Also where the new topic has grown past the old offset, which offsets alone cannot tell."""
     resolve = partial(resolve_ranges, start_topic_ids=OLD, end_topic_ids=NEW, current_topic_ids=NEW)
-    resolved = resolve({T: 2}, {T: new_end}, {T: at(0, 60)}, fail_on_data_loss=False)
-    assert resolved.ranges == {T: at(new_end, new_end)}
+    for log_start in (0, 1):
+        resolved = resolve({T: 2}, {T: new_end}, {T: at(log_start, 60)}, fail_on_data_loss=False)
+        assert resolved.ranges == {T: at(log_start, new_end)}
     with pytest.raises(DataLossError, match=f"was changed from 2 to {new_end}"):
         resolve({T: 2}, {T: new_end}, {T: at(0, 60)}, fail_on_data_loss=True)
+
+
+CUT = {T: [Truncation(3, 5)]}
+"""The election that began epoch 3 truncated the log at 5."""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "ranges", "loss"),
+    [
+        ((5, 2), (9, 3), (5, 9), None),
+        ((9, 3), (12, 3), (9, 12), None),
+        ((9, None), (12, 3), (9, 12), None),  # from an older checkpoint
+        (
+            (8, 2),
+            (12, 3),
+            (5, 12),
+            "Partition t-0 offset was changed from 8 to 5: the records in offset [5, 8) were lost",
+        ),
+        ((8, 2), (8, 3), (5, 8), "Partition t-0 offset was changed from 8 to 5"),  # as long as before
+        ((8, 2), (6, 3), (5, 6), "Partition t-0 offset was changed from 8 to 5"),
+        ((2, 2), (8, 2), (2, 5), "Could not read records in offset [5, 8) for topic partition t-0"),
+        ((6, 2), (8, 2), (5, 5), "Partition t-0 offset was changed from 6 to 5"),
+    ],
+)
+def test_truncated_logs(
+    start: tuple[int, int | None], end: tuple[int, int], ranges: tuple[int, int], loss: str | None
+) -> None:
+    epochs = {"start_epochs": {} if start[1] is None else {T: start[1]}, "end_epochs": {T: end[1]}}
+    resolve = partial(resolve_ranges, {T: start[0]}, {T: end[0]}, {T: at(0, 60)}, truncations=CUT, **epochs)  # type: ignore[arg-type]
+    resolved = resolve(fail_on_data_loss=False)
+    assert resolved.ranges == {T: at(*ranges)}
+    assert bool(resolved.losses) == (loss is not None)
+    if loss is not None:
+        assert resolved.losses[0].startswith(loss)
+        with pytest.raises(DataLossError):
+            resolve(fail_on_data_loss=True)
+
+
+def test_positions_in_the_log() -> None:
+    def still(offset: int, epoch: int = 2, before: dict[str, TopicId] = OLD, now: dict[str, TopicId] = OLD) -> bool:
+        found = in_the_log({T: offset}, topic_ids=before, current_topic_ids=now, epochs={T: epoch}, truncations=CUT)
+        return found == [T]
+
+    assert still(5)
+    assert still(8, epoch=3)
+    assert not still(8)
+    assert not still(5, now=NEW)
+    assert not still(5, now={})
+    assert still(5, before={})
 
 
 def test_a_topic_recreated_after_the_batch_was_planned_is_not_read() -> None:
@@ -120,7 +171,9 @@ def test_admission_starts() -> None:
     available = {T: at(5, 9), U: at(3, 8)}
     assert admission_starts({T: 7}, available) == {T: 7, U: 3}
     assert admission_starts({T: 2, U: 4}, available) == {T: 5, U: 4}
-    assert admission_starts({T: 7}, available, start_topic_ids=OLD, current_topic_ids=NEW) == {T: 9, U: 3}
+    assert admission_starts({T: 7}, available, start_topic_ids=OLD, current_topic_ids=NEW) == {T: 5, U: 3}
+    truncated = admission_starts({T: 8, U: 4}, {T: at(2, 9), U: at(3, 8)}, start_epochs={T: 2, U: 2}, truncations=CUT)
+    assert truncated == {T: 5, U: 4}
 
 
 PARTITIONS = st.builds(TopicPartition, st.sampled_from("tu"), st.integers(0, 2))
@@ -138,7 +191,9 @@ def test_ranges_are_always_readable(  # type: ignore[no-untyped-def]
     resolved = resolve_ranges(start, end, available, fail_on_data_loss=False, **ids)
     for tp, planned in resolved.ranges.items():
         assert available[tp].start <= planned.start <= planned.end <= available[tp].end
-        assert planned.size == 0 or (start.get(tp, 0) <= planned.start and planned.end <= end[tp])
+        recreated = started.get(tp.topic, ended.get(tp.topic)) != ended.get(tp.topic)
+        assert planned.size == 0 or planned.end <= end[tp]
+        assert planned.size == 0 or recreated or start.get(tp, 0) <= planned.start
     if resolved.losses:
         with pytest.raises(DataLossError):
             resolve_ranges(start, end, available, fail_on_data_loss=True, **ids)

@@ -1,0 +1,197 @@
+"""A streaming source whose topic is created again, or whose log an unclean election truncates."""
+
+import pytest
+
+from spark_log.cluster.topics import delete_topic
+from spark_log.errors import DataLossError
+from spark_log.groups.offsets import committed, committed_offsets
+from spark_log.ids import TopicPartition
+from spark_log.log.retention import delete_records
+from tests.support.stream_source import StreamQuery
+from tests.support.topics import append, make
+from tests.support.truncation import truncate
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def query(cluster, log):
+    """Makes a query that has read records 0 to 4 of topic t, a segment each."""
+    made = []
+
+    def start(**options):
+        made.append(StreamQuery(cluster, **options))
+        assert values(made[-1].trigger()) == ["0", "1", "2", "3", "4"]
+        return made[-1]
+
+    make(cluster, "t")
+    more(log, *range(5))
+    yield start
+    for each in made:
+        each.reader.stop()
+
+
+def more(log, *records):
+    for record in records:
+        append(log, "t", f"{record}")
+
+
+def values(rows):
+    return [value.decode() for _, value in rows]
+
+
+def recreate(cluster, log, *records):
+    delete_topic(cluster, "t")
+    make(cluster, "t")
+    more(log, *records)
+
+
+NEW = [f"new {number}" for number in range(7)]
+
+
+def test_a_group_does_not_get_a_position_of_a_deleted_topic(cluster, log, query):
+    reading = query(group__id="g")
+    more(log, 5)
+    assert values(reading.trigger()) == ["5"]
+    assert committed_offsets(cluster.store, "g") == {T0: 5}
+    recreate(cluster, log, *NEW)
+    for restart in (False, True):
+        if restart:
+            reading.restart()
+        with pytest.raises(DataLossError, match="t-0 offset was changed from 6 to 7"):
+            reading.trigger()
+        assert committed_offsets(cluster.store, "g") == {}
+    reading.restart(failOnDataLoss=False)
+    assert values(reading.trigger()) == NEW
+    reading.trigger()
+    assert committed_offsets(cluster.store, "g") == {T0: 7}
+
+
+@pytest.mark.parametrize("triggers", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_recreated_topic_is_read_from_its_start_whenever_triggers_ran(cluster, log, query, triggers, restarted):
+    reading = query(failOnDataLoss=False)
+    read = []
+
+    def moment(number):
+        if number in triggers:
+            read.extend(values(reading.trigger()))
+            if restarted:
+                reading.restart()
+
+    delete_topic(cluster, "t")
+    moment(0)
+    make(cluster, "t")
+    moment(1)
+    more(log, *NEW[:3])
+    moment(2)
+    more(log, *NEW[3:])
+    read.extend(values(reading.trigger()))
+    assert read == NEW
+    assert reading.trigger() == []
+
+
+def test_a_topic_recreated_after_the_end_was_decided(cluster, log, query):
+    reading = query(failOnDataLoss=False)
+    more(log, 5, 6, 7)
+    end = reading.plan()
+    recreate(cluster, log, *NEW)
+    assert reading.run(end) == []
+    assert values(reading.trigger()) == NEW
+
+
+def test_a_recreated_topic_is_read_from_its_log_start(cluster, log, query):
+    reading = query(failOnDataLoss=False)
+    reading.restart(maxOffsetsPerTrigger=2)
+    recreate(cluster, log, *NEW)
+    delete_records(cluster, {T0: 3})
+    assert values(reading.trigger() + reading.trigger() + reading.trigger()) == NEW[3:]
+
+
+def test_an_available_now_query_ends_before_a_topic_created_meanwhile(cluster, log, query):
+    reading = query(failOnDataLoss=False)
+    reading.reader.prepareForTriggerAvailableNow()
+    recreate(cluster, log, *NEW)
+    read = values(reading.trigger() + reading.trigger())
+    assert reading.plan() == reading.checkpoint, "or it would never end"
+    reading.restart()
+    assert read + values(reading.trigger()) == NEW
+
+
+REGROWN = [(), ("new",), ("new", "new"), ("new", "new", "new", "new")]
+
+
+@pytest.mark.parametrize("regrown", REGROWN, ids=["cut", "shorter", "as long", "longer"])
+def test_a_log_truncated_below_what_was_read(cluster, log, query, regrown):
+    reading = query(group__id="g")
+    truncate(cluster, "t", 3)
+    more(log, *regrown)
+    for restart in (False, True):
+        if restart:
+            reading.restart()
+        with pytest.raises(DataLossError, match=r"t-0 offset was changed from 5 to 3: .* unclean leader election"):
+            reading.trigger()
+        assert committed_offsets(cluster.store, "g") == {}, "not of this log, unless it says so"
+    reading.restart(failOnDataLoss=False)
+    assert values(reading.trigger()) == list(regrown)
+    more(log, "later")
+    assert values(reading.trigger()) == ["later"]
+    assert reading.trigger() == []
+    assert committed_offsets(cluster.store, "g") == {T0: 4 + len(regrown)}
+    assert committed(cluster.store, "g")[T0].leader_epoch > 0
+
+
+def test_a_log_truncated_above_what_was_read(cluster, log, query):
+    reading = query()
+    more(log, 5, 6)
+    truncate(cluster, "t", 5)
+    more(log, *NEW)
+    assert values(reading.trigger()) == NEW
+
+
+@pytest.mark.parametrize("regrown", REGROWN, ids=["cut", "shorter", "as long", "longer"])
+def test_a_log_truncated_after_the_end_was_decided(cluster, log, query, regrown):
+    reading = query(failOnDataLoss=False)
+    more(log, 5, 6, 7)
+    end = reading.plan()
+    truncate(cluster, "t", 6)
+    more(log, *regrown)
+    assert values(reading.run(end)) == ["5"], "no record of the new lineage beside one of the old"
+    assert values(reading.trigger()) == list(regrown)
+    reading.restart(failOnDataLoss=True)
+    more(log, 9)
+    assert values(reading.trigger()) == ["9"], "told once"
+
+
+def test_a_log_truncated_while_a_batch_is_planned(cluster, log, query, monkeypatch):
+    reading = query(failOnDataLoss=False)
+    more(log, 5, 6, 7)
+    end = reading.plan()
+    planner = reading.reader._planner
+    tasks = planner.tasks
+
+    def cut_meanwhile(*arguments):
+        monkeypatch.setattr(planner, "tasks", tasks)
+        truncate(cluster, "t", 6)
+        more(log, *NEW)
+        return tasks(*arguments)
+
+    monkeypatch.setattr(planner, "tasks", cut_meanwhile)
+    assert values(reading.run(end)) == ["5"]
+    assert values(reading.trigger()) == NEW
+
+
+def test_a_checkpoint_of_an_older_version_goes_on(cluster, log, query):
+    reading = query()
+    for gone in ("@epochs", "@start-epochs"):
+        del reading.checkpoint[gone]
+    assert set(reading.checkpoint) == {"t", "@topics", "@cluster", "@start", "@start-topics"}
+    reading.restart()
+    assert reading.trigger() == []
+    more(log, 5)
+    assert values(reading.trigger()) == ["5"]
+    assert reading.checkpoint["t"] == {"0": 6}
+    truncate(cluster, "t", 4)
+    more(log, *NEW)
+    with pytest.raises(DataLossError, match="t-0 offset was changed from 6 to 4"):
+        reading.trigger()
