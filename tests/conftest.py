@@ -43,8 +43,8 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of a cluster yet to be made: once a folder (SQLite), once a PostgreSQL URL."""
-    if request.param == "sqlite":
+    """Address of a cluster yet to be made: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`."""
+    if request.param != "postgres":
         return str(tmp_path / "cluster")
     url: str = request.getfixturevalue("postgres_url")
     return url

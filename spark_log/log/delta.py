@@ -23,7 +23,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import SparkLogError, StorageUnavailableError, StoreChangedError, redact
+from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log import publication, publication_intent
@@ -161,7 +161,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     else:
         what = difference({file.path: file for file in wanted}, active)
         if in_table > (recorded or (0, 0))[0]:
-            _check_store_is_not_older(cluster, topic, info, table, what)
+            _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
     compared = (in_table, table.version())
     if not what:
         cluster.store.transact(lambda c, _attempt: publication.record(c, topic, info, recorded, compared, due))
@@ -185,7 +185,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
 
 
 def _check_store_is_not_older(
-    cluster: Cluster, topic: Topic, info: LogDirInfo, table: DeltaTable, what: Difference
+    cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: DeltaTable, what: Difference
 ) -> None:
     """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
     of: then it was restored from a copy, and does not tell what is to go.
@@ -196,8 +196,7 @@ def _check_store_is_not_older(
     named = cluster.store.read(lambda connection: publication.named_paths(connection, topic))
     unknown = sum(path not in named for path in ours)
     accepted_ms = cluster.store.read(accepted_at_ms)
-    last = table.history(1)  # nothing if that part of Delta's log has been cleaned up
-    committed_ms = last[0].get("timestamp", 0) if last else 0
+    committed_ms = _committed_ms(log_dir, topic, table.version())
     if unknown and (accepted_ms is None or accepted_ms <= committed_ms):
         raise StoreChangedError(
             f"Delta table of topic {topic.name} in {redact(info.uri)} lists {unknown} segments that the metadata store"
@@ -205,6 +204,19 @@ def _check_store_is_not_older(
             " topic's files have stopped. See what it lacks with `spark-log store status`, then allow both with"
             " `spark-log store accept`"
         )
+
+
+def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
+    """When a version was committed, by its commit file; 0 if that has been cleaned up.
+
+    `DeltaTable.history` says the same, but holds the GIL while it waits for an object store.
+    """
+    try:
+        blocks = log_dir.read_blocks(f"{topic.folder}/_delta_log/{version:020d}.json")
+        actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
+    except CorruptRecordError:
+        return 0
+    return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
 
 
 def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:

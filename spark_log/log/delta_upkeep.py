@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
@@ -73,8 +73,7 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
     try:
-        if not DeltaTable.is_deltatable(location, storage_options=options):
-            return None
+        # not is_deltatable: it holds the GIL while it waits for an object store, so no other thread of ours could run
         table = DeltaTable(location, storage_options=options)
         version = table.version()
         if version - _checkpointed(log_dir, folder) < COMMITS_MAX:
@@ -83,6 +82,8 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
         table.create_checkpoint()
         sync_checkpoint(log_dir, topic, version)  # first: what it stands for may be deleted now
         table.cleanup_metadata()
+    except TableNotFoundError:
+        return None
     except DeltaError as error:
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
     after = log_dir.list_files(folder)

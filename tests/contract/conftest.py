@@ -1,5 +1,7 @@
 """Fixtures of the contract suites: what every store and every kind of log dir must keep."""
 
+from uuid import uuid4
+
 import pytest
 
 from spark_log import Producer
@@ -10,19 +12,31 @@ from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
-def cluster(cluster_address, tmp_path):
-    """A cluster with one broker and nothing in it, its log dir a local folder; once on SQLite, once on PostgreSQL."""
+def on_s3(request):
+    """Whether the log dirs of this test lie in object storage (`also_on_s3`)."""
+    return request.node.callspec.params["cluster_address"] == "s3"
+
+
+@pytest.fixture
+def cluster(request, cluster_address, tmp_path, on_s3):
+    """A cluster with one broker and nothing in it, once on SQLite, once on PostgreSQL, its log dir a local folder; and
+    with `also_on_s3` once on SQLite with its log dir in object storage.
+    """
     log_dir = str(tmp_path / "log-dir") if "://" in cluster_address else None
-    with Cluster.init(cluster_address, log_dir=log_dir) as cluster:
+    with Cluster.init(cluster_address, log_dir=request.getfixturevalue("s3_uri") if on_s3 else log_dir) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def three_brokers(cluster_address, tmp_path):
-    """A cluster of three embedded brokers, each in a rack of its own with its log dir `<tmp>/d<id>`."""
-    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
-        for broker in (2, 3):
-            add_broker(cluster, broker, [str(tmp_path / f"d{broker}")], rack=f"r{broker}")
+def three_brokers(request, cluster_address, tmp_path, on_s3):
+    """A cluster of three embedded brokers, each in a rack of its own with its log dir `<tmp>/d<id>`, or in object
+    storage.
+    """
+    server, prefix = request.getfixturevalue("s3_server") if on_s3 else None, uuid4().hex
+    first, *others = [server.uri(f"{prefix}/d{n}") if server else str(tmp_path / f"d{n}") for n in (1, 2, 3)]
+    with Cluster.init(cluster_address, log_dir=first) as cluster:
+        for broker, log_dir in enumerate(others, 2):
+            add_broker(cluster, broker, [log_dir], rack=f"r{broker}")
         yield cluster
 
 

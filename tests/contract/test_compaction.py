@@ -33,6 +33,7 @@ from spark_log.upkeep.work import Work
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.s3 import also_on_s3
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import make
 
@@ -94,6 +95,7 @@ def local_log(local):
     log.close()
 
 
+@also_on_s3
 def test_readers_pass_over_gaps_and_empty_segments(cluster, cluster_address, log):
     topic = make(cluster, "t", 2, cleanup_policy="compact", delete_retention_ms="0", **FILES)
     append(log, topic, "a1 b1", "a2 b2", timestamp_ms=NOON_MS)
@@ -226,6 +228,7 @@ def test_killed_at(cluster, cluster_address, log, point):
     assert_delta_is_the_log(cluster)
 
 
+@also_on_s3
 def test_a_retried_append_is_known_though_its_records_are_gone(cluster, produce, log):
 
     topic = make(cluster, "t", cleanup_policy="compact")

@@ -39,6 +39,7 @@ from spark_log.upkeep import upkeep
 from spark_log.upkeep.erase import erase
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.keyed_log import append_keyed, files_with, rows_of
+from tests.support.s3 import also_on_s3
 
 REPOSITORY = Path(__file__).parents[2]
 READABLE = {"compression.type": "none"}
@@ -101,6 +102,7 @@ def test_records_of_keys_go_and_all_others_stay_where_they_are(cluster, log, clu
     assert_replicas_are_whole(cluster)
 
 
+@also_on_s3
 def test_up_to_an_end_and_only_what_it_may(cluster, log):
     topic = create_topic(cluster, "t", 2, configs=FILES)
     for partition in (0, 1):

@@ -25,6 +25,7 @@ from spark_log.upkeep import Amount, upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, take_away
+from tests.support.s3 import also_on_s3
 
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000
@@ -76,6 +77,7 @@ def incremental(monkeypatch):
     return begin
 
 
+@also_on_s3
 def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, log, incremental):
     now_ms = clock.wall_ms()
     topic = create_topic(cluster, "t", 2, configs=FILES)
@@ -106,6 +108,7 @@ def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, l
     assert values(log, other) == []
 
 
+@also_on_s3
 def test_a_tail_whose_records_have_all_expired_goes_and_appends_go_on(cluster, log):
     topic = create_topic(cluster, "t")
     append(log, topic, "a", "b")
@@ -237,6 +240,7 @@ def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
     assert (dropped.partitions, list(dropped.failed)) == (frozenset(), [1])
 
 
+@also_on_s3
 def test_delete_records_drops_whole_segments_and_keeps_the_one_that_it_cuts(cluster, log, incremental):
     topic = create_topic(cluster, "t", 2, configs={**FILES, "retention.ms": "-1"})
     for first in (0, 3, 6):

@@ -15,6 +15,7 @@ from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away
+from tests.support.s3 import also_on_s3
 
 
 class Case:
@@ -59,6 +60,7 @@ def case(three_brokers):
     case.log.close()
 
 
+@also_on_s3
 def test_one_file_for_three_in_every_replica(case):
     case.write()
     assert case.swap()
@@ -71,6 +73,7 @@ def test_one_file_for_three_in_every_replica(case):
     assert_delta_is_the_log(case.cluster)
 
 
+@also_on_s3
 def test_what_stays_keeps_its_offset(case):
     case.write(keep=lambda offsets, _records: pc.is_in(offsets, pa.array([1, 2, 5])))
     assert case.swap()

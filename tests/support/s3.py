@@ -1,14 +1,19 @@
 """Object storage for the tests: moto's S3 on loopback, reached as a log dir reaches any: by a pyarrow.fs URI."""
 
+import logging
 from typing import Any
 from urllib.parse import quote
 
 import boto3
+import pytest
 from moto.server import ThreadedMotoServer
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 REGION = "us-east-1"
+
+also_on_s3 = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "s3"], indirect=True)
+"""For contract tests: once more with the log dirs of the fixtures `cluster` and `three_brokers` in object storage."""
 
 
 class S3Server:
@@ -17,6 +22,7 @@ class S3Server:
     bucket = "log-dirs"
 
     def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
         self._server: Any = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 
     @property

@@ -1,6 +1,6 @@
 """One cluster for each file of this folder and each store: every test has names of its own."""
 
-from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -11,21 +11,17 @@ from tests.contract.transactions.looking import NUMBERS
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def cluster_address(request, tmp_path_factory):
-    if request.param == "sqlite":
-        return str(tmp_path_factory.mktemp("transactions") / "cluster")
+    if request.param != "postgres":
+        return str(tmp_path_factory.mktemp(f"transactions-on-{request.param}") / "cluster")
     return request.getfixturevalue("postgres_server").create_database()
 
 
 @pytest.fixture(scope="module")
-def log_dir(cluster_address, tmp_path_factory):
-    if "://" not in cluster_address:
-        return Path(cluster_address, "broker-1")
-    return tmp_path_factory.mktemp("log-dir")
-
-
-@pytest.fixture(scope="module")
-def cluster(cluster_address, log_dir):
-    with Cluster.init(cluster_address, log_dir=str(log_dir) if "://" in cluster_address else None) as cluster:
+def cluster(cluster_address, tmp_path_factory, request):
+    log_dir = str(tmp_path_factory.mktemp("log-dir")) if "://" in cluster_address else None
+    if "on-s3" in cluster_address:
+        log_dir = request.getfixturevalue("s3_server").uri(uuid4().hex)
+    with Cluster.init(cluster_address, log_dir=log_dir) as cluster:
         yield cluster
 
 

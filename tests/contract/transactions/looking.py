@@ -49,5 +49,11 @@ def expire(cluster, producer):
     change(cluster, t.transaction.update().where(here).values(until_ms=0))
 
 
+def segment_files(cluster, topic):
+    """Paths of the topic's segment files in its cluster's only log dir."""
+    [info] = cluster.log_dirs().values()
+    return list(cluster.log_dir(info).list_files(f"{topic.folder}/_segments"))
+
+
 def offsets(producer, name):
     producer.send_offsets_to_transaction(commits(name), "g")

@@ -35,8 +35,10 @@ from tests.contract.transactions.looking import (
     offsets,
     row_of,
     rows,
+    segment_files,
 )
 from tests.support.producing import change, stored
+from tests.support.s3 import also_on_s3
 
 # Fencing ------------------------------------------------------------------------------------------------------------
 
@@ -228,7 +230,8 @@ def test_a_topic_is_deleted_while_records_wait_for_the_commit(cluster, log, topi
     assert [future.get().offset for future in futures] == [-1, -1]
 
 
-def test_clean_up_leaves_alone_what_is_pending(cluster, log, log_dir, topic, begin):
+@also_on_s3
+def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
     name = topic(**FILES)
     producer = begin()
     producer.send(name, LARGE).get(timeout=30)
@@ -245,8 +248,7 @@ def test_clean_up_leaves_alone_what_is_pending(cluster, log, log_dir, topic, beg
     producer.abort_transaction()
     change(cluster, t.write_id.delete())
     list(upkeep(cluster, ["files"]))
-    folder = log.find_topic(name).folder
-    assert len(list(log_dir.glob(f"{folder}/_segments/**/*.parquet"))) == 2
+    assert len(segment_files(cluster, log.find_topic(name))) == 2
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])

@@ -27,12 +27,15 @@ from tests.contract.transactions.looking import (
     nothing_is_pending,
     offsets,
     row_of,
+    segment_files,
 )
 from tests.support.producing import stored
+from tests.support.s3 import also_on_s3
 
 # What is seen -------------------------------------------------------------------------------------------------------
 
 
+@also_on_s3
 def test_all_of_it_is_seen_at_once(cluster, cluster_address, log, topic, begin):
     one, two, mine = topic(2), topic(), group()
     producer = begin()
@@ -102,7 +105,8 @@ def test_a_reader_never_sees_a_part(cluster, topic, begin):
     assert done.is_set() and len(seen) > 1
 
 
-def test_what_is_aborted_is_never_seen_and_leaves_no_gap(cluster, log, log_dir, topic, begin):
+@also_on_s3
+def test_what_is_aborted_is_never_seen_and_leaves_no_gap(cluster, log, topic, begin):
     name, large, mine = topic(), topic(**FILES), group()
     producer = begin()
     for number, end in enumerate([producer.abort_transaction, producer.commit_transaction] * 2):
@@ -113,8 +117,7 @@ def test_what_is_aborted_is_never_seen_and_leaves_no_gap(cluster, log, log_dir, 
         producer.begin_transaction()
     assert stored(log, name) == {0: [b"1", b"3"]} and stored(log, large) == {0: [LARGE + b"1", LARGE + b"3"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 3}
-    folder = log.find_topic(large).folder
-    assert len(list(log_dir.glob(f"{folder}/_segments/**/*.parquet"))) == 2, "the files of what was aborted are gone"
+    assert len(segment_files(cluster, log.find_topic(large))) == 2, "the files of what was aborted are gone"
     assert nothing_is_pending(cluster, producer)
 
 
