@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,10 @@ from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     NotLeaderForPartitionError,
+    SparkLogError,
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
+    redact,
 )
 from spark_log.ids import LogDirId, WriteId
 from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
@@ -43,6 +46,7 @@ from spark_log.log.reach import append_reaching
 from spark_log.log.reader import LogReader
 from spark_log.log.seal import seal
 from spark_log.log.sealer import Sealer
+from spark_log.log.unappended import InDoubt, delete_files, settle
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 
@@ -94,6 +98,8 @@ class Log(LogReader):
         self._at_hand = AtHand(cluster, self.settings)
         self._followers = Followers(cluster)
         self._left_behind = False
+        self._doubts: list[InDoubt] = []
+        self._doubts_lock = threading.Lock()
 
     def close(self) -> None:
         """Let the replicas that our appends left behind get what they lack, for some seconds at most."""
@@ -102,6 +108,10 @@ class Log(LogReader):
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
+        try:
+            self._settle_doubts(READ_TIMEOUT_MS)
+        except SparkLogError as error:
+            logger.info("files of appends that failed are left to the clean-up: %s", redact(str(error)))
         super().close()
 
     def append(
@@ -134,10 +144,15 @@ class Log(LogReader):
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable)
         try:
-            return list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
-        except WriteIdExpiredError:
-            self.forget_write_id()
+            outcomes = list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
+        except Exception:
+            self.failed(written, topics)
             raise
+        pairs = zip(written.batches, outcomes, strict=True)
+        delete_files(
+            self.cluster, topics, [batch for batch, found in pairs if isinstance(found, Rejected) or found.duplicate]
+        )
+        return outcomes
 
     def write(
         self,
@@ -171,14 +186,27 @@ class Log(LogReader):
         rest = iter(files)
         return Unappended([batch or next(rest) for batch in batches], blobs, write_id)
 
-    def forget_write_id(self) -> None:
-        """After WriteIdExpiredError: the next files are written under another."""
-        self._writer.forget()
+    def failed(self, written: Unappended, topics: Mapping[int, Topic]) -> None:
+        """Nobody knows whether this was appended, or registered: its files are deleted before any other is written,
+        unless it was. The next files are written under another write id.
+        """
+        if written.write_id is not None:
+            self._writer.forget()
+            with self._doubts_lock:
+                self._doubts.append(InDoubt(written.batches, topics, written.write_id))
+
+    def _settle_doubts(self, timeout_ms: int) -> None:
+        """Raises what the store does: where not even that can be written, no further file is."""
+        with self._doubts_lock:
+            while self._doubts:
+                settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
+                del self._doubts[0]
 
     def _write_somewhere(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch]]:
         """Files for the items; where no log dir of a partition takes one, once more after the controller has looked."""
+        self._settle_doubts(timeout_ms)
         try:
             return self._write_files(items, encodings, acks, timeout_ms)
         except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
@@ -221,17 +249,28 @@ class Log(LogReader):
                 raise
             return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
 
-        write_id = names[0][0]
+        def try_writing(item: tuple[Topic, Records], name: str) -> Batch | Exception:
+            try:
+                return write(item, name)
+            except Exception as error:  # what the others have written has to go
+                return error
+
+        write_id, new_names = names[0][0], [name for _, name in names]
         if len(items) == 1:
-            return write_id, [write(items[0], names[0][1])]
-        new_names = [name for _, name in names]
+            return write_id, [write(items[0], new_names[0])]
         try:
             with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1), "spark-log-write") as pool:
-                return write_id, list(pool.map(write, items, new_names))
+                found = list(pool.map(try_writing, items, new_names))
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise
-            return write_id, [write(item, name) for item, name in zip(items, new_names, strict=True)]
+            found = [try_writing(item, name) for item, name in zip(items, new_names, strict=True)]
+        batches = [each for each in found if isinstance(each, Batch)]
+        for each in found:
+            if isinstance(each, Exception):
+                delete_files(self.cluster, topics, batches)
+                raise each
+        return write_id, batches
 
     def commit(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS

@@ -45,6 +45,7 @@ from spark_log.log.appender import AppendRequest
 from spark_log.log.log import Log, Records, Unappended
 from spark_log.log.transacting import Stored
 from spark_log.log.transactions import Claim
+from spark_log.log.unappended import delete_files
 from spark_log.produce.chunk import Piece
 from spark_log.produce.future import Written
 from spark_log.produce.settings import ProducerSettings
@@ -170,14 +171,17 @@ class ProducerTransaction:
             for group in groups.values()
         ]
         written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         try:
-            self._register(groups, written, timeout_ms)
+            registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
         except BaseException:
-            if written.write_id is not None:  # its lease ends then, and clean-up takes the files that nobody names
-                log.forget_write_id()
+            log.failed(written, topics)
             raise
+        again = [batch for batch in written.batches if batch.name not in registered]
+        if again:  # those of an earlier try were there
+            delete_files(self._cluster, topics, again)
 
-    def _register(self, groups: Mapping[int, list[Piece]], written: Unappended, timeout_ms: int) -> None:
+    def _register(self, groups: Mapping[int, list[Piece]], written: Unappended, timeout_ms: int) -> Sequence[Batch]:
         with self._lock:
             self.check("register")  # a thread may have sent while another one was committing
             batches = written.batches
@@ -194,6 +198,7 @@ class ProducerTransaction:
                 self._pending += len(batches)
             for (position, group), batch in zip(groups.items(), batches, strict=True):
                 self._sent[position] = _Sent(batch, group)
+            return batches
 
     def _groups(self, pieces: Sequence[Piece]) -> dict[int, list[Piece]]:
         """The pieces of each batch by its place in the transaction; those of an earlier try stay together."""

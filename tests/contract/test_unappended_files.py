@@ -1,0 +1,184 @@
+"""Files of appends that were refused or failed: the writer deletes them, however often it tries again."""
+
+import kafka.errors
+import pytest
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import StorageUnavailableError
+from spark_log.log.append import Appended, Rejected
+from spark_log.log.log import Log, Records
+from tests.support.records import read_all, table
+from tests.support.replicas import take_away
+from tests.support.resources import assert_only_named_files, files_nobody_names
+
+FILES = {"inline.max.bytes": "0"}
+TWO = {**FILES, "min.insync.replicas": "2"}
+_FULL = {
+    "sqlite": ("CREATE TRIGGER store_full BEFORE INSERT ON {0} BEGIN SELECT RAISE(ABORT, 'disk is full'); END",),
+    "postgresql": (
+        "CREATE FUNCTION store_full() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53100'; END $$",
+        "CREATE TRIGGER store_full BEFORE INSERT ON {0} EXECUTE FUNCTION store_full()",
+    ),
+}
+
+
+@pytest.fixture
+def producer_of(cluster_address):
+    from spark_log import Producer
+
+    made = []
+
+    def make(**settings):
+        made.append(Producer(cluster=cluster_address, **settings))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close(timeout=5)
+
+
+def fill_up(cluster, table_name):
+    """The store has no room for rows of this table."""
+    with cluster.store.engine.begin() as connection:
+        for statement in _FULL[connection.dialect.name]:
+            connection.exec_driver_sql(statement.format(table_name))
+
+
+def make_room(cluster, table_name):
+    with cluster.store.engine.begin() as connection:
+        on = f" ON {table_name}" if connection.dialect.name == "postgresql" else ""
+        connection.exec_driver_sql(f"DROP TRIGGER store_full{on}")
+
+
+def test_a_record_that_is_refused_again_and_again_leaves_nothing(three_brokers, producer_of):
+    cluster = three_brokers
+    create_topic(cluster, "t", 1, 2, TWO)
+    take_away(cluster, cluster.store.read(_follower))
+    producer = producer_of(delivery_timeout_ms=1_500, request_timeout_ms=1_000, linger_ms=0, retry_backoff_ms=10)
+    future = producer.send("t", b"x" * 100_000)
+    with pytest.raises(kafka.errors.KafkaError):
+        future.get(timeout=20)
+    assert producer.metrics()["producer-metrics"]["record-retry-total"] > 3
+    assert_only_named_files(cluster)
+
+
+def _follower(connection):
+    from spark_log.metadata import tables as t
+
+    query = sa.select(t.replica.c.broker_id).order_by(t.replica.c.preference.desc()).limit(1)
+    return connection.execute(query).scalar_one()
+
+
+def test_of_an_append_that_is_refused_in_part_only_that_file_goes(three_brokers):
+    cluster, log = three_brokers, Log(three_brokers)
+    good, bad = create_topic(cluster, "good", 1, 3, FILES), create_topic(cluster, "bad", 1, 3, FILES)
+    cluster.store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
+    outcomes = log.append_prepared([(good, Records(0, table("a"))), (bad, Records(0, table("b")))])
+    assert [type(outcome) for outcome in outcomes] == [Appended, Rejected]
+    assert_only_named_files(cluster)
+    assert [value for _, _, value in read_all(log, good)] == ["a"]
+    log.close()
+
+
+def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log):
+    topic = create_topic(cluster, "t", configs=FILES)
+    fill_up(cluster, "segment")
+    for _ in range(5):
+        with pytest.raises(StorageUnavailableError):
+            log.append(topic, [Records(0, table("a"))])
+        assert_only_named_files(cluster, in_flight=1)
+    make_room(cluster, "segment")
+    log.append(topic, [Records(0, table("b"))])
+    assert_only_named_files(cluster)
+    assert [value for _, _, value in read_all(log, topic)] == ["b"]
+
+
+def test_while_the_store_takes_nothing_at_all_no_further_file_is_written(cluster, log):
+    """What was left behind cannot be given up either."""
+    topic = create_topic(cluster, "t", configs=FILES)
+    log.append(topic, [Records(0, table("a"))])  # its write id is registered
+    fill_up(cluster, "segment")
+    with pytest.raises(StorageUnavailableError):
+        log.append(topic, [Records(0, table("b"))])
+    left = files_nobody_names(cluster)
+    assert len(left) == 1
+    _refuse_to_delete_write_ids(cluster)
+    for _ in range(3):
+        with pytest.raises(StorageUnavailableError):
+            log.append(topic, [Records(0, table("b"))])
+        assert files_nobody_names(cluster) == left
+    with cluster.store.engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"DROP TRIGGER full2{' ON write_id' if connection.dialect.name == 'postgresql' else ''}"
+        )
+
+
+def _refuse_to_delete_write_ids(cluster):
+    with cluster.store.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            statement = "CREATE TRIGGER full2 BEFORE DELETE ON write_id EXECUTE FUNCTION store_full()"
+        else:
+            statement = "CREATE TRIGGER full2 BEFORE DELETE ON write_id BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+        connection.exec_driver_sql(statement)
+
+
+def test_a_commit_whose_answer_was_lost_keeps_its_file(cluster, log, monkeypatch):
+    """The append is committed, and what comes after it fails: the file is named, so it stays."""
+    topic = create_topic(cluster, "t", configs=FILES)
+
+    def lost(*_):
+        raise StorageUnavailableError("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_log.log.log.try_publish", lost)
+        with pytest.raises(StorageUnavailableError):
+            log.append(topic, [Records(0, table("a"))])
+    log.append(topic, [Records(0, table("b"))])
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
+    assert_only_named_files(cluster)
+
+
+def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
+    from spark_log.log.append import ProducerSequence
+    from spark_log.produce.identity import register
+
+    topic = create_topic(cluster, "t", configs=FILES)
+    producer_id = register(cluster.store, 1_000)
+    for _ in range(2):
+        [outcome] = log.append(topic, [Records(0, table("a"), ProducerSequence(producer_id, 0, 0))])
+    assert outcome.duplicate
+    assert_only_named_files(cluster)
+
+
+def test_where_one_partition_takes_no_file_the_others_files_go(cluster, log, tmp_path):
+    topic = create_topic(cluster, "t", 2, configs=FILES)
+    log.append(topic, [Records(0, table("a"))])
+    log_dir = next(path for path in tmp_path.rglob(topic.folder))
+    (log_dir / "_segments" / "1").write_text("no folder")
+    with pytest.raises(StorageUnavailableError):
+        log.append(topic, [Records(0, table("b")), Records(1, table("c"))])
+    (log_dir / "_segments" / "1").unlink()
+    assert_only_named_files(cluster)
+
+
+def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_most(cluster, producer_of):
+    create_topic(cluster, "t", configs=FILES)
+    producer = producer_of(
+        transactional_id="t1", delivery_timeout_ms=1_500, request_timeout_ms=1_000, linger_ms=0, retry_backoff_ms=10
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"first").get(timeout=10)
+    fill_up(cluster, "transaction_segment")
+    future = producer.send("t", b"second")
+    with pytest.raises(kafka.errors.KafkaError):
+        future.get(timeout=20)
+    assert_only_named_files(cluster, in_flight=1)
+    make_room(cluster, "transaction_segment")
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send("t", b"third")
+    producer.commit_transaction()
+    assert_only_named_files(cluster)

@@ -1,0 +1,40 @@
+"""The resource oracle: what a cluster has on disk and in memory is what its metadata names, and little more."""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.log.clean_up import CleanableLogDirs
+from spark_log.metadata import tables as t
+
+
+def files_nobody_names(cluster: Cluster) -> list[str]:
+    """Files in the topics' segment folders of the log dirs that answer, whole or unfinished, that no segment, pending
+    batch or retired file names.
+    """
+    log_dirs = CleanableLogDirs.of(cluster)
+    found: list[str] = []
+    for log_dir_id in log_dirs.infos:
+        log_dir = log_dirs.open(log_dir_id)
+        folders = [] if log_dir is None else [entry.name for entry in log_dir.entries() if entry.folder]
+        for folder in folders:
+            assert log_dir is not None
+            found += log_dir.list_files(f"{folder}/_segments")
+    named = cluster.store.read(_named)
+    return sorted(path for path in found if path not in named)
+
+
+def assert_only_named_files(cluster: Cluster, *, in_flight: int = 0) -> None:
+    """At most `in_flight` files on disk that the metadata does not name."""
+    unnamed = files_nobody_names(cluster)
+    assert len(unnamed) <= in_flight, unnamed
+
+
+def _named(connection: sa.Connection) -> set[str]:
+    folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
+    named: set[str] = set()
+    for table in (t.segment, t.transaction_segment):
+        query = sa.select(table.c.topic_id, table.c.partition, table.c.name).where(~table.c.inline)
+        named |= {f"{folders.get(topic_id)}/_segments/{n}/{name}" for topic_id, n, name in connection.execute(query)}
+    named |= set(connection.execute(sa.select(t.retired_file.c.path)).scalars())
+    return named | set(connection.execute(sa.select(t.retired_copy.c.path)).scalars())
