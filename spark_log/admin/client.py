@@ -18,7 +18,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
 from spark_log.ids import TopicPartition
 from spark_log.kafka_errors import kafka_errors
-from spark_log.log.log import Log
 
 _NOT_HERE = {
     **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "the store and the storage grant access"),
@@ -68,7 +67,6 @@ class Admin:
         )
         with kafka_errors():
             self._cluster = Cluster.open(address)
-            self._log = Log(self._cluster, holder=self.config.client_id)
 
     def __enter__(self) -> "Admin":
         return self
@@ -77,7 +75,6 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        self._log.close()
         self._cluster.close()
 
     # topics ------------------------------------------------------------------------------------------------------
@@ -129,7 +126,7 @@ class Admin:
     def delete_topics(
         self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
     ) -> dict[str, Any]:
-        """Names, or topic ids as uuid.UUID."""
+        """Names, or topic ids as uuid.UUID. UnknownTopicOrPartitionError with `raise_errors`, else an error code."""
         _check_timeout(timeout_ms)
         return on_topics.delete_topics(self._cluster, topics, raise_errors=raise_errors)
 
@@ -141,7 +138,9 @@ class Admin:
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, Any]:
-        """{topic: total number of partitions}."""
+        """{topic: total number of partitions}. UnknownTopicOrPartitionError, InvalidPartitionsError,
+        InvalidReplicationFactorError with `raise_errors`, else an error code.
+        """
         _check_timeout(timeout_ms)
         return on_topics.create_partitions(
             self._cluster, topic_partitions, validate_only=validate_only, raise_errors=raise_errors
@@ -154,7 +153,10 @@ class Admin:
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """{TopicPartition: offset}: records before it go; -1 is the high watermark. All or nothing."""
+        """{TopicPartition: offset}: records before it go; -1 is the high watermark. All or nothing.
+
+        OffsetOutOfRangeError, PolicyViolationError (cleanup.policy has no delete), UnknownTopicOrPartitionError.
+        """
         _check_timeout(timeout_ms)
         return on_topics.delete_records(self._cluster, records_to_delete)
 
@@ -162,9 +164,12 @@ class Admin:
     def list_partition_offsets(
         self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, OffsetAndTimestamp]:
-        """{TopicPartition: OffsetSpec or a timestamp in ms}. Both isolation levels see the same here."""
+        """{TopicPartition: OffsetSpec or a timestamp in ms}, all as of one moment.
+
+        Both isolation levels see the same here. UnknownTopicOrPartitionError names a partition that is not there.
+        """
         _check_timeout(timeout_ms)
-        return on_topics.list_partition_offsets(self._log, topic_partition_specs)
+        return on_topics.list_partition_offsets(self._cluster, topic_partition_specs)
 
     # configs -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class Admin:
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """{'topic': {name: {config: {'value', 'config_source', …}}}}."""
+        """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError."""
         return configs.describe_configs(self._cluster, config_resources, config_filter)
 
     @kafka_errors()
@@ -224,14 +229,19 @@ class Admin:
     def describe_log_dirs(
         self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Of each broker its log dirs, with the size and lag of each replica there."""
+        """Of each broker its log dirs, with the size and lag of each replica there. UnknownTopicOrPartitionError for
+        a topic that is named and not there.
+        """
         return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
 
     @kafka_errors()
     def elect_leaders(
         self, election_type: Any, topic_partitions: Any = None, timeout_ms: int | None = None, raise_errors: bool = True
     ) -> Any:
-        """ElectionType.PREFERRED or UNCLEAN for {topic: partitions}, a list of topics, or all: ElectLeadersResponse."""
+        """ElectionType.PREFERRED or UNCLEAN for {topic: partitions}, a list of topics, or all: ElectLeadersResponse.
+
+        UnknownTopicOrPartitionError for a topic that is named and not there; with `raise_errors` the first error.
+        """
         _check_timeout(timeout_ms)
         return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)
 
@@ -289,8 +299,11 @@ class Admin:
     def reset_group_offsets(
         self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
     ) -> dict[Any, dict[str, Any]]:
-        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped into what can be read."""
-        return groups.reset_group_offsets(self._cluster, self._log, group_id, offset_specs)
+        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped into what can be read.
+
+        NonEmptyGroupError; UnknownTopicOrPartitionError where a topic is deleted meanwhile; then nothing is written.
+        """
+        return groups.reset_group_offsets(self._cluster, group_id, offset_specs)
 
     @kafka_errors()
     def delete_group_offsets(
@@ -354,6 +367,7 @@ class Admin:
         """{TopicPartition: PartitionProducerState}: idempotent producers, and those with an open transaction there.
 
         The start offset of an open one is the log end offset: where it would begin if it was committed now.
+        UnknownTopicOrPartitionError names a partition that is not there.
         """
         return transactions.describe_producers(self._cluster, partitions)
 

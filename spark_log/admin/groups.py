@@ -16,7 +16,6 @@ from spark_log.groups import inspect, operate
 from spark_log.groups.offsets import commit_offsets, committed
 from spark_log.groups.rules import Partitions
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Log
 
 
 def list_groups(
@@ -97,17 +96,15 @@ def alter_group_offsets(
     return {tp: UnknownTopicOrPartitionError if TopicPartition(*tp) in (unknown or ()) else NoError for tp in offsets}
 
 
-def reset_group_offsets(
-    cluster: Cluster, log: Log, group_id: str, offset_specs: Mapping[Any, Any]
-) -> dict[Any, dict[str, Any]]:
+def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
     targets = {}
     for partition, spec in offset_specs.items():
-        targets[TopicPartition(*partition)] = _reset_to(log, TopicPartition(*partition), spec)
+        targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)
     new = operate.reset_offsets(cluster, group_id, targets)
     return {tp: {"error": NoError, "offset": new[TopicPartition(*tp)]} for tp in offset_specs}
 
 
-def _reset_to(log: Log, partition: TopicPartition, spec: Any) -> operate.ResetTo:
+def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> operate.ResetTo:
     if isinstance(spec, OffsetTimestamp):
         return operate.AtTime(int(spec))
     if spec is OffsetSpec.EARLIEST:
@@ -115,7 +112,7 @@ def _reset_to(log: Log, partition: TopicPartition, spec: Any) -> operate.ResetTo
     if spec is OffsetSpec.LATEST:
         return operate.Latest()
     if spec is OffsetSpec.MAX_TIMESTAMP:
-        found = list_partition_offsets(log, {partition: spec})[partition].offset
+        found = list_partition_offsets(cluster, {partition: spec})[partition].offset
         return operate.Latest() if found < 0 else operate.Exactly(found)
     if isinstance(spec, OffsetSpec | bool) or not isinstance(spec, int):
         raise TypeError(

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import sqlalchemy as sa
 from kafka.errors import ElectionNotNeededError, KafkaStorageError
 from kafka.protocol.admin import ElectionType, ElectLeadersResponse
 from kafka.structs import TopicPartition as KafkaTopicPartition
@@ -18,7 +19,7 @@ from spark_log.cluster.lease import lease_status
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.reassigning import begin_reassignments
 from spark_log.cluster.reassignment_rows import list_reassignments
-from spark_log.cluster.topics import Topic, list_topics
+from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.ids import TopicPartition
 from spark_log.kafka_errors import kafka_error
@@ -27,7 +28,8 @@ from spark_log.kafka_errors import kafka_error
 def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *, raise_errors: bool) -> Any:
     """kafka-python's ElectLeadersResponse. An election that is not needed is an error code, and never raised."""
     unclean = ElectionType(election_type) is ElectionType.UNCLEAN
-    outcomes = elect(cluster, _chosen(cluster, topic_partitions), unclean=unclean)
+    chosen = cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
+    outcomes = elect(cluster, chosen, unclean=unclean)
     errors = {tp: None if error is None else kafka_error(error) for tp, error in outcomes.items()}
     if raise_errors:
         raise_first(error for error in errors.values() if not isinstance(error, ElectionNotNeededError))
@@ -82,8 +84,8 @@ def describe_log_dirs(
 
     The size of a replica is that of its files; `offset_lag` is what it lacks below the high watermark.
     """
-    wanted = None if topic_partitions is None else set(_chosen(cluster, topic_partitions))
-    replicas = cluster.store.read(load_replicas)
+    chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
+    wanted = None if topic_partitions is None else set(chosen)
     by_dir: dict[int, list[ReplicaFacts]] = {}
     for facts in replicas:
         if wanted is None or facts.tp in wanted:
@@ -155,11 +157,11 @@ def _space(uri: str) -> dict[str, int]:
     return {"total_bytes": -1, "usable_bytes": -1}
 
 
-def _chosen(cluster: Cluster, topic_partitions: Any) -> list[TopicPartition]:
+def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:
     """{topic: partitions}, a list of topics, or None for all."""
     if isinstance(topic_partitions, Mapping):
         return [TopicPartition(name, number) for name, numbers in topic_partitions.items() for number in numbers]
-    topics: dict[str, Topic] = {topic.name: topic for topic in list_topics(cluster)}
+    topics = find_topics(connection)
     names = sorted(topics) if topic_partitions is None else list(topic_partitions)
     for name in names:
         if name not in topics:

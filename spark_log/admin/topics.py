@@ -5,27 +5,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
 import sqlalchemy as sa
 from kafka.admin import OffsetSpec
 from kafka.admin._partitions import OffsetTimestamp
-from kafka.errors import InvalidReplicationAssignmentError, UnknownTopicOrPartitionError
+from kafka.errors import InvalidReplicationAssignmentError
 from kafka.structs import OffsetAndTimestamp
-from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from spark_log.admin.configs import entries_of
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.description import TopicDescription
-from spark_log.cluster.description import describe_topics as describe_topics_of
+from spark_log.cluster.description import TopicDescription, describe
 from spark_log.cluster.names import is_internal
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import TopicPartition
 from spark_log.log import retention
-from spark_log.log.log import Log
+from spark_log.log.plan import TimeLookup, look_up_times, positions
+from spark_log.log.reader import first_records
 from spark_log.metadata import tables as t
-from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
 
+UNKNOWN_TOPIC_OR_PARTITION = 3
+"""Kafka's error code."""
 NUM_PARTITIONS = 1
 """Kafka's num.partitions: for -1."""
 REPLICATION_FACTOR = 1
@@ -123,23 +123,24 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
     """A dict for each topic as in Kafka's metadata; one that is not there has an error code and no partitions."""
-    known = {topic.name: topic for topic in engine.list_topics(cluster)}
-    by_id = {topic.uuid: topic.name for topic in known.values()}
-    wanted = (
-        sorted(known)
-        if topics is None
-        else [by_id.get(given.hex, str(given)) if isinstance(given, uuid.UUID) else given for given in topics]
-    )
-    described = {
-        found.topic.name: found
-        for found in describe_topics_of(cluster, [name for name in dict.fromkeys(wanted) if name in known])
-    }
+    given = None if topics is None else list(topics)
+
+    def look(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
+        known = engine.find_topics(connection)
+        by_id = {topic.uuid: topic.name for topic in known.values()}
+        names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in given or ()]
+        wanted = sorted(known) if given is None else names
+        there = [known[name] for name in dict.fromkeys(wanted) if name in known]
+        return wanted, describe(connection, there, cluster.store.clock(connection))
+
+    wanted, found = cluster.store.read(look)
+    described = {description.topic.name: description for description in found}
     return [_metadata(name, described.get(name)) for name in wanted]
 
 
 def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
     return {
-        "error_code": 0 if found else UnknownTopicOrPartitionError.errno,
+        "error_code": 0 if found else UNKNOWN_TOPIC_OR_PARTITION,
         "name": name,
         "topic_id": uuid.UUID(found.topic.uuid) if found else None,
         "is_internal": is_internal(name),
@@ -185,53 +186,56 @@ def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dic
     }
 
 
-def list_partition_offsets(log: Log, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
+def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
     """Offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
-    A timestamp that nothing is as young as gives offset and timestamp -1, as a broker answers.
+    All as of one moment. A timestamp that nothing is as young as gives offset and timestamp -1, as a broker answers.
     """
+    for partition, spec in specs.items():
+        if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
+            raise TypeError(f"{partition[0]}-{partition[1]}: expected an OffsetSpec or milliseconds, got {spec!r}")
+        if int(spec) < 0 and int(spec) not in _SPECS:
+            raise ValueError(f"{partition[0]}-{partition[1]}: {spec!r} is not supported")
+
+    def look(connection: sa.Connection) -> tuple[dict[Any, int], dict[TopicPartition, TimeLookup]]:
+        offsets: dict[Any, int] = {}
+        lookups: dict[TopicPartition, TimeLookup] = {}
+        for name in sorted({partition[0] for partition in specs}):
+            topic = engine.find_topic(connection, name)
+            limits = positions(connection, [topic])
+            times: dict[int, int] = {}
+            for partition, spec in specs.items():
+                tp = TopicPartition(*partition)
+                if tp.topic != name:
+                    continue
+                if tp not in limits:
+                    raise UnknownTopicOrPartitionError(f"partition {name}-{tp.partition}: unknown topic or partition")
+                if int(spec) == OffsetSpec.EARLIEST:
+                    offsets[partition] = limits[tp].log_start_offset
+                elif int(spec) == OffsetSpec.LATEST:
+                    offsets[partition] = limits[tp].high_watermark
+                else:
+                    youngest = _newest_timestamp_ms(connection, topic, tp.partition)
+                    times[tp.partition] = youngest if int(spec) == OffsetSpec.MAX_TIMESTAMP else int(spec)
+            lookups |= look_up_times(connection, topic, times)
+        return offsets, lookups
+
+    offsets, lookups = cluster.store.read(look)
+    records = first_records(cluster, lookups)
     found: dict[Any, OffsetAndTimestamp] = {}
-    for name in sorted({partition[0] for partition in specs}):
-        topic = log.find_topic(name)
-        positions = log.positions(topic)
-        wanted = {partition: spec for partition, spec in specs.items() if partition[0] == name}
-        times: dict[int, int] = {}
-        for partition, spec in wanted.items():
-            if TopicPartition(*partition) not in positions:
-                raise UnknownTopicOrPartitionError(f"partition {name}-{partition[1]}: unknown topic or partition")
-            if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
-                raise TypeError(f"{name}-{partition[1]}: expected an OffsetSpec or milliseconds, got {spec!r}")
-            limits = positions[TopicPartition(*partition)]
-            if int(spec) == OffsetSpec.EARLIEST:
-                found[partition] = OffsetAndTimestamp(limits.log_start_offset, -1, None)
-            elif int(spec) == OffsetSpec.LATEST:
-                found[partition] = OffsetAndTimestamp(limits.high_watermark, -1, None)
-            elif int(spec) == OffsetSpec.MAX_TIMESTAMP:
-                youngest = _newest_timestamp_ms(log, topic, partition[1])
-                if youngest is not None:
-                    times[partition[1]] = youngest
-                found[partition] = OffsetAndTimestamp(-1, -1, None)
-            elif int(spec) >= 0:
-                times[partition[1]] = int(spec)
-            else:
-                raise ValueError(f"{name}-{partition[1]}: {spec!r} is not supported")
-        for number, offset in log.offsets_for_times(topic, times).items():
-            here = KafkaTopicPartition(name, number)
-            found[here] = (
-                OffsetAndTimestamp(-1, -1, None)
-                if offset is None
-                else OffsetAndTimestamp(offset, _timestamp_ms(log, TopicPartition(name, number), offset), None)
-            )
+    for partition in specs:
+        record = records.get(TopicPartition(*partition))
+        offset, timestamp_ms = (offsets.get(partition, -1), -1) if record is None else record
+        found[partition] = OffsetAndTimestamp(offset, timestamp_ms, None)
     return found
 
 
-def _newest_timestamp_ms(log: Log, topic: engine.Topic, partition: int) -> int | None:
+_SPECS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetSpec.MAX_TIMESTAMP)
+
+
+def _newest_timestamp_ms(connection: sa.Connection, topic: engine.Topic, partition: int) -> int:
+    """-1 without a record."""
     s = t.segment.c
     query = sa.select(sa.func.max(s.max_timestamp_ms)).where(s.topic_id == topic.topic_id, s.partition == partition)
-    newest = log.cluster.store.read(lambda connection: connection.execute(query).scalar())
-    return None if newest is None else int(newest)
-
-
-def _timestamp_ms(log: Log, partition: TopicPartition, offset: int) -> int:
-    [batch] = log.read({partition: OffsetRange(offset, offset + 1)}, read_schema(columns=["timestamp"]))
-    return int(batch.column(0).cast(pa.int64())[0].as_py()) // MICROSECONDS_PER_MILLISECOND
+    newest = connection.execute(query).scalar()
+    return -1 if newest is None else int(newest)

@@ -44,7 +44,10 @@ class Receiver:
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:
-        """What lies below the high watermark now, by partition and offset."""
+        """What lies below the high watermark now, by partition and offset.
+
+        UnknownTopicOrPartitionError, or DataLossError, if the topic has been deleted or made again.
+        """
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, limit in self._limits().items():
             start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition: from its start
@@ -56,7 +59,7 @@ class Receiver:
         if not ranges:
             return
         try:
-            for batch in self.log.read(ranges):
+            for batch in self.log.read(ranges, topics={self.topic.name: self.topic}):
                 yield batch
                 last = batch.num_rows - 1
                 tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
@@ -77,10 +80,7 @@ class Receiver:
             self.log.cluster.store.changes.wait(look, LOOK_S if idle_s is None else min(LOOK_S, idle_s))
 
     def _limits(self) -> dict[TopicPartition, Positions]:
-        current = self.log.find_topic(self.topic.name)
-        if current.topic_id != self.topic.topic_id:
-            raise UnknownTopicOrPartitionError(f"topic {self.topic.name!r} was deleted and made again")
-        limits = self.log.positions(current)
+        limits = self.log.positions(self.topic)
         if self.partitions is None:
             return limits
         chosen = [TopicPartition(self.topic.name, number) for number in self.partitions]

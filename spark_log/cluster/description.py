@@ -11,6 +11,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.store import StoreClock
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,20 @@ def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescrip
     missing.
     """
 
-    def describe(connection: sa.Connection) -> list[TopicDescription]:
+    def look(connection: sa.Connection) -> list[TopicDescription]:
         found = find_topics(connection, names)
         for name in names:
             if name not in found:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-        alive = alive_log_dirs(connection, cluster.store.clock(connection))
-        return [TopicDescription(found[name], _partitions(connection, found[name].topic_id, alive)) for name in names]
+        return describe(connection, [found[name] for name in names], cluster.store.clock(connection))
 
-    return cluster.store.read(describe)
+    return cluster.store.read(look)
+
+
+def describe(connection: sa.Connection, topics: Sequence[Topic], now: StoreClock) -> list[TopicDescription]:
+    """The topics, found in the same snapshot, with their partitions and replicas."""
+    alive = alive_log_dirs(connection, now)
+    return [TopicDescription(topic, _partitions(connection, topic.topic_id, alive)) for topic in topics]
 
 
 def _partitions(connection: sa.Connection, topic_id: TopicId, alive: Collection[int]) -> tuple[PartitionInfo, ...]:

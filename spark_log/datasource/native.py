@@ -7,7 +7,6 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from spark_log.ids import OffsetRange
 from spark_log.log.fetch import Fetcher
 from spark_log.log.segment_scan import scan_segments
 from spark_log.log.slices import LogDirs, Slice
@@ -44,9 +43,7 @@ def read_topic(
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     log = LogReader(opened, holder="read_topic")
     try:
-        found = log.find_topic(topic)
-        ranges = {tp: OffsetRange(start, end) for tp, (start, end) in log.positions(found).items()}
-        plan = log.plan(ranges, topics={topic: found}, rack=client_rack or None)
+        plan = log.plan_topic(topic, client_rack or None)
     finally:
         log.close()
         if opened is not cluster:

@@ -18,7 +18,7 @@ from spark_log.datasource.positions import CommittedOffsets, Position, resolve, 
 from spark_log.datasource.ranges import PartitionRange, check_resolved, pack_tasks, split_ranges
 from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.datasource.tasks import ReadTask
-from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.log import plan as planner
 from spark_log.log.lineage import Truncation, read_truncations
@@ -96,7 +96,9 @@ class ReadPlanner:
         )
 
     def offsets(self, position: Position, available: Available, *, starting: bool) -> dict[TopicPartition, int]:
-        """The offsets that a position stands for now."""
+        """The offsets that a position stands for now. UnknownTopicOrPartitionError if, for a position by timestamp, a
+        topic has been deleted or made again since `available` was looked up.
+        """
         wanted = timestamps_to_look_up(position, available.ranges)
         found: dict[TopicPartition, int | None] = {}
         by_topic: dict[str, dict[int, int]] = {}
@@ -105,7 +107,12 @@ class ReadPlanner:
                 by_topic.setdefault(name, {})[partition] = timestamp_ms
         for name, timestamps_ms in by_topic.items():
             offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms, self.options.client_rack)
-            found.update((TopicPartition(name, partition), offset) for partition, offset in offsets.items())
+            # a record that was appended since `available` was looked up is none of it
+            found.update(
+                (tp, offset)
+                for number, offset in offsets.items()
+                if offset is not None and offset < available.ranges[tp := TopicPartition(name, number)].end
+            )
         committed: dict[TopicPartition, int] = {}
         if isinstance(position, CommittedOffsets):
             committed = {tp: commit.offset for tp, commit in self._commits(available).items()}
@@ -130,10 +137,21 @@ class ReadPlanner:
         return {**available.epochs, **{tp: commit.leader_epoch for tp, commit in self._commits(available).items()}}
 
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
-        """The ranges of a batch query."""
-        available = self.available()
-        start = self.offsets(self.options.starting, available, starting=True)
-        end = self.offsets(self.options.ending, available, starting=False)
+        """The ranges of a batch query.
+
+        Raises UnknownTopicOrPartitionError, InvalidOptionError (options that do not fit the partitions that there are),
+        and DataLossError under failOnDataLoss=true.
+        """
+        while True:
+            available = self.available()
+            try:
+                start = self.offsets(self.options.starting, available, starting=True)
+                end = self.offsets(self.options.ending, available, starting=False)
+                break
+            except UnknownTopicOrPartitionError:
+                if self.available().topics == available.topics:
+                    raise
+                # else a topic has been made again meanwhile: the query is of the new one
         check_resolved(start, end)
         resolved = resolve_ranges(
             start,
@@ -154,20 +172,29 @@ class ReadPlanner:
         ranges: Mapping[TopicPartition, OffsetRange],
         pruning: Pruning = Pruning(),  # noqa: B008 - frozen
     ) -> list[ReadTask]:
-        """The tasks that read the ranges. What retention takes away meanwhile is a loss like any other."""
+        """The tasks that read the ranges.
+
+        What retention or the deletion of a topic takes away meanwhile is a loss like any other: DataLossError under
+        failOnDataLoss=true, else what is left is read.
+        """
         while True:
             try:
-                return self._tasks(available, ranges, pruning)
-            except OffsetOutOfRangeError:
-                ranges = self._still_there(ranges)
+                return self._tasks(available, {tp: found for tp, found in ranges.items() if found.size}, pruning)
+            except (OffsetOutOfRangeError, UnknownTopicOrPartitionError, DataLossError):
+                ranges = self._still_there(available, ranges)
 
-    def _still_there(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
+    def _still_there(
+        self, available: Available, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
         """The ranges as far as they can be read now. DataLossError under failOnDataLoss=true."""
+        now = self.available(must_exist=False)
         resolved = resolve_ranges(
             {tp: found.start for tp, found in ranges.items()},
             {tp: found.end for tp, found in ranges.items()},
-            self.available(must_exist=False).ranges,
+            now.ranges,
             fail_on_data_loss=self.options.fail_on_data_loss,
+            end_topic_ids=available.topic_ids,
+            current_topic_ids=now.topic_ids,
             group_id=self.options.group_id,
         )
         for loss in resolved.losses:

@@ -119,7 +119,8 @@ class Log(LogReader):
     ) -> list[Appended | Rejected]:
         """Append to several partitions of a topic in one transaction; each has its own outcome.
 
-        Raises the errors of `records.check` for what may not be written at all, before anything is.
+        Raises the errors of `records.check` for what may not be written at all, before anything is. The outcome of a
+        partition of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic.config)
         now_ms = self.cluster.store.now().wall_ms
@@ -303,7 +304,10 @@ class Log(LogReader):
             try_publish(self.cluster, [topic])
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
-        """Turn the tails of the partitions into segment files now, and publish; returns how many files."""
+        """Turn the tails of the partitions into segment files now, and publish; returns how many files.
+
+        A topic that has been deleted, or made again, has none.
+        """
         files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
         if files:
             try_publish(self.cluster, [topic])

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic
+from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.log.nearest import Copies, Copy, distance, reading_order
 from spark_log.log.slices import Positions, Slice, TimestampBounds
@@ -181,35 +182,43 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
     return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
 
 
-def first_segments_at_or_after(
-    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
-) -> dict[int, list[Slice]]:
-    """Per partition, the segments that may hold its first readable record with timestamp >= the given one, in order.
+class TimeLookup(NamedTuple):
+    """Where a partition's first record with timestamp >= `timestamp_ms` may be: in one of the slices, in order.
 
     The first is nearly always the one; the second is needed if the log start offset cuts that record off.
     """
-    found: dict[int, list[Slice]] = {}
+
+    timestamp_ms: int
+    slices: list[Slice]
+
+
+def look_up_times(
+    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
+) -> dict[TopicPartition, TimeLookup]:
+    """Per partition, what must be read to find its first readable record with timestamp >= the given one.
+
+    Inline slices come with their bytes, so that nothing more is asked of the store. UnknownTopicOrPartitionError for a
+    partition that does not exist, or a topic that has been deleted since it was found.
+    """
+    found: dict[TopicPartition, TimeLookup] = {}
     limits = positions(connection, [topic])
     replicas = _replicas(connection, topic, list(timestamps_ms), rack)
     s = t.segment.c
     for partition, timestamp_ms in timestamps_ms.items():
-        start, end = limits[TopicPartition(topic.name, partition)]
-        first = (
-            sa.select(sa.func.min(s.base_offset))
+        tp = TopicPartition(topic.name, partition)
+        if tp not in limits:
+            raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+        start, end = limits[tp]
+        candidates = (
+            sa.select(*_SEGMENT_COLUMNS)
             .where(s.topic_id == topic.topic_id, s.partition == partition)
             .where(s.max_timestamp_ms >= timestamp_ms, s.end_offset > start, s.base_offset < end)
         )
-        base = connection.execute(first).scalar()
-        if base is None:
-            continue
-        rows = connection.execute(
-            sa.select(*_SEGMENT_COLUMNS)
-            .where(s.topic_id == topic.topic_id, s.partition == partition, s.base_offset >= base, s.base_offset < end)
-            .where(s.max_timestamp_ms >= timestamp_ms)
-            .order_by(s.base_offset)
-            .limit(2)
-        ).all()
-        found[partition] = [
+        base = connection.execute(candidates.with_only_columns(sa.func.min(s.base_offset))).scalar()
+        rows = [] if base is None else connection.execute(
+            candidates.where(s.base_offset >= base).order_by(s.base_offset).limit(2)
+        ).all()  # fmt: skip
+        slices = [
             Slice(
                 topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
                 name, checksum, leader_epoch, () if inline else reading_order(replicas[partition], name, end_offset),
@@ -217,6 +226,7 @@ def first_segments_at_or_after(
             )
             for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline in rows
         ]  # fmt: skip
+        found[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
     return found
 
 

@@ -4,10 +4,12 @@ What drivers of Spark import to plan a read; so what only some need is imported 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, find_topics
@@ -24,6 +26,9 @@ from spark_log.log import plan as planner
 from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
 from spark_log.log.write_ids import Writer
 
+if TYPE_CHECKING:
+    from spark_log.log.fetch import Fetcher
+
 logger = logging.getLogger(__name__)
 
 _ALL_TIMES = TimestampBounds()
@@ -35,6 +40,21 @@ class ReadPlan:
 
     slices: Sequence[Slice]
     log_dirs: LogDirs
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be planned, as found in the planning's own snapshot: ranges, and the topics that they name."""
+
+    topics: Mapping[str, Topic]
+    ranges: Mapping[TopicPartition, OffsetRange]
+
+
+class TimedOffset(NamedTuple):
+    """An offset, and the timestamp of the record there."""
+
+    offset: int
+    timestamp_ms: int
 
 
 class LogReader:
@@ -57,8 +77,11 @@ class LogReader:
         return self.cluster.store.read(lambda connection: find_topic(connection, name))
 
     def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
-        """Log start offset and high watermark of each partition."""
-        return self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
+        """Log start offset and high watermark of each partition. UnknownTopicOrPartitionError if it was deleted."""
+        found = self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
+        if not found:  # every topic has a partition
+            raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
+        return found
 
     def plan(
         self,
@@ -73,49 +96,83 @@ class LogReader:
         and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
         Replicas in the reader's `rack` are read first.
         """
+
+        def look(connection: sa.Connection) -> Wanted:
+            found = find_topics(connection, {name for name, _ in ranges})
+            _check_topics(found, ranges, topics)
+            _check_ranges(planner.positions(connection, found.values()), ranges)
+            return Wanted(found, ranges)
+
+        return self.plan_found(look, times, rack)
+
+    def plan_topic(self, name: str, rack: str | None = None) -> ReadPlan:
+        """Everything of a topic that can be read now: one snapshot. UnknownTopicOrPartitionError."""
+
+        def look(connection: sa.Connection) -> Wanted:
+            topic = find_topic(connection, name)
+            limits = planner.positions(connection, [topic])
+            return Wanted({name: topic}, {tp: OffsetRange(*here) for tp, here in limits.items()})
+
+        return self.plan_found(look, rack=rack)
+
+    def plan_found(
+        self, look: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
+    ) -> ReadPlan:
+        """The slices of what `look` finds, in the snapshot in which it looks. It is called again after sealing."""
+        sealing = True
         while True:
-            with self.cluster.store.snapshot() as connection:
-                found = find_topics(connection, {name for name, _ in ranges})
-                _check_topics(found, ranges, topics)
-                _check_ranges(planner.positions(connection, found.values()), ranges)
-                slices = planner.plan(connection, found, ranges, times, rack=rack)
-                too_long = self._too_long(planner.inline_bytes(slices))
-                if not too_long:
-                    slices = planner.with_inline_data(connection, slices)
-                    break
-            if not sum(self._try_seal(found[name], partition) for name, partition in too_long):
-                # somebody else sealed them, or they cannot be: travel as they are rather than turn in a circle
-                with self.cluster.store.snapshot() as connection:
-                    slices = planner.plan(connection, found, ranges, times, rack=rack)
-                    slices = planner.with_inline_data(connection, slices)
-                    break
-        return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: each that the slices name is among them
+            wanted, slices, too_long = self.cluster.store.read(
+                lambda connection: self._look_and_plan(connection, look, times, rack, sealing=sealing)  # noqa: B023
+            )
+            if not too_long:
+                return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: all that the slices name are among them
+            # if another process sealed them, or they cannot be sealed, they travel as they are
+            sealing = sum(self._try_seal(wanted.topics[name], partition) for name, partition in too_long) > 0
+
+    def _look_and_plan(
+        self,
+        connection: sa.Connection,
+        look: Callable[[sa.Connection], Wanted],
+        times: TimestampBounds,
+        rack: str | None,
+        *,
+        sealing: bool,
+    ) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
+        """What was wanted, the slices, and the tails that are to be sealed first."""
+        wanted = look(connection)
+        slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
+        too_long = self._too_long(planner.inline_bytes(slices)) if sealing else []
+        return wanted, slices if too_long else planner.with_inline_data(connection, slices), too_long
 
     def read(
-        self, ranges: Mapping[TopicPartition, OffsetRange], schema: pa.Schema | None = None, rack: str | None = None
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        schema: pa.Schema | None = None,
+        rack: str | None = None,
+        topics: Mapping[str, Topic] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of the records of the ranges, by partition and offset; all columns with headers by default."""
+        """Batches of the records of the ranges, by partition and offset; all columns with headers by default.
+
+        Raises as `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with `topics`.
+        """
         from spark_log.log.fetch import Fetcher
         from spark_log.records.schema import read_schema
 
-        plan = self.plan(ranges, rack=rack)
+        plan = self.plan(ranges, topics=topics, rack=rack)
         return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
 
     def offsets_for_times(
         self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
     ) -> dict[int, int | None]:
-        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79)."""
-        from spark_log.log.fetch import Fetcher
+        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79).
 
-        with self.cluster.store.snapshot() as connection:
-            candidates = planner.first_segments_at_or_after(connection, topic, timestamps_ms, rack)
-            candidates = {p: planner.with_inline_data(connection, pieces) for p, pieces in candidates.items()}
-        fetcher = Fetcher(self.cluster.log_dirs())
-        found: dict[int, int | None] = dict.fromkeys(timestamps_ms)
-        for partition, pieces in candidates.items():
-            offsets = (fetcher.first_offset_at_or_after(piece, timestamps_ms[partition]) for piece in pieces)
-            found[partition] = next((offset for offset in offsets if offset is not None), None)
-        return found
+        UnknownTopicOrPartitionError if the topic has been deleted or made again, or a partition does not exist.
+        """
+        lookups = self.cluster.store.read(lambda c: planner.look_up_times(c, topic, timestamps_ms, rack))
+        return {
+            tp.partition: None if found is None else found.offset
+            for tp, found in first_records(self.cluster, lookups).items()
+        }
 
     def _try_seal(self, topic: Topic, partition: int) -> int:
         """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
@@ -138,6 +195,30 @@ class LogReader:
             chosen.append(partition)
             excess -= size
         return chosen
+
+
+def first_records(
+    cluster: Cluster, lookups: Mapping[TopicPartition, planner.TimeLookup]
+) -> dict[TopicPartition, TimedOffset | None]:
+    """The first record that each lookup finds, None without. Reads segments; no change of the metadata since the
+    snapshot of the lookups matters.
+    """
+    from spark_log.log.fetch import Fetcher
+
+    fetcher = Fetcher(cluster.log_dirs())
+    return {tp: _first_record(fetcher, lookup) for tp, lookup in lookups.items()}
+
+
+def _first_record(fetcher: "Fetcher", lookup: planner.TimeLookup) -> TimedOffset | None:
+    from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
+
+    for piece in lookup.slices:
+        offset = fetcher.first_offset_at_or_after(piece, lookup.timestamp_ms)
+        if offset is not None:
+            record = piece._replace(start=offset, end=offset + 1)
+            [batch] = fetcher.read([record], read_schema(columns=["timestamp"]))
+            return TimedOffset(offset, int(batch.column("timestamp")[0].value) // MICROSECONDS_PER_MILLISECOND)
+    return None
 
 
 def _check_topics(

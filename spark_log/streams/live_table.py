@@ -20,12 +20,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.native import read_plan
 from spark_log.errors import InvalidOptionError
 from spark_log.failpoints import failpoint
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange
 from spark_log.log.log import Log
 from spark_log.streams.batch_notes import Notes
 from spark_log.streams.codecs import ERROR, RAW, Codec, decode
 from spark_log.streams.micro_batch import MicroBatch, current_batch
-from spark_log.streams.table_version import TableVersion, look
+from spark_log.streams.table_version import TableVersion, look, plan_at
 from spark_log.streams.tables import check_compacted, last_values
 
 logger = logging.getLogger(__name__)
@@ -193,26 +193,33 @@ class Table:
             return state
         new = None if state is None else version.since(state.base_version)
         if state is not None and new is not None and sum(found.size for found in new.values()) <= _CHANGED_MAX:
-            changed = _prefixed(self._read(version, new, 1), _CHANGED).persist() if new else None
+            changed = self._read(version, new, 1) if new else None
+            if new and changed is None:
+                return None
+            changed = None if changed is None else _prefixed(changed, _CHANGED).persist()
             after = _State(version, state.base_version, state.base, changed)
             before = [state.changed]
         else:
             whole = {number: OffsetRange(mark.start, mark.end) for number, mark in version.marks.items()}
             tasks = min(-(-version.records // _RECORDS_PER_TASK), self._shuffle_partitions()) or 1
-            base = self._read(version, whole, tasks).where(sf.col("value").isNotNull())
+            rows = self._read(version, whole, tasks)
+            if rows is None:
+                return None
+            base = rows.where(sf.col("value").isNotNull())
             base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
             base.count()  # now: joins are planned by its size, and need not shuffle and sort it again
             after = _State(version, version, base, None)
             before = [] if state is None else [state.base, state.changed]
-        if look(self._log, self.topic, version)[1] != version:
-            self._forget(after.changed, None if state is not None and after.base is state.base else after.base)
-            return None
         self._forget(*before)
         return after
 
-    def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame:
-        """`last_values` of the ranges: the plan is of now, and may know segments that go on beyond them."""
-        plan = self._log.plan({TopicPartition(self.topic, number): found for number, found in ranges.items()})
+    def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
+        """`last_values` of the ranges, None if records of the version are gone. The plan's segments may go on beyond
+        the ranges.
+        """
+        plan = plan_at(self._log, self.topic, version, ranges)
+        if plan is None:
+            return None
         records = read_plan(self._spark, self.topic, plan)
         ends = sf.array(*(sf.lit(version.marks[number].end) for number in sorted(version.marks)))
         records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))

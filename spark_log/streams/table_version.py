@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
+
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log import plan as planner
 from spark_log.log.gaps import count_gaps
 from spark_log.log.lineage import Truncation, read_truncations
 from spark_log.log.log import Log
+from spark_log.log.reader import ReadPlan, Wanted
 
 
 @dataclass(frozen=True)
@@ -97,16 +100,41 @@ def look(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, Ta
 
     Equal to `at` if all records of that version are still there.
     """
-    with log.cluster.store.snapshot() as connection:
-        topic = find_topic(connection, name)
-        positions = planner.positions(connection, [topic])
-        ranges: dict[int, OffsetRange] = {}
-        for partition in range(topic.partition_count) if at is None else at.marks:
-            start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
-            end = watermark if at is None else min(watermark, at.marks[partition].end)
-            ranges[partition] = OffsetRange(start, max(start, end))
-        gaps = count_gaps(connection, topic, ranges)
-        truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
+    return log.cluster.store.read(lambda connection: _look(connection, name, at))
+
+
+class _GoneError(Exception):
+    """Records of the version are not there any more."""
+
+
+def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
+    """The plan of ranges of the topic at `version`, None if records of that version are gone: one snapshot for both.
+
+    UnknownTopicOrPartitionError.
+    """
+
+    def wanted(connection: sa.Connection) -> Wanted:
+        topic, now = _look(connection, name, version)
+        if now != version:
+            raise _GoneError
+        return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
+
+    try:
+        return log.plan_found(wanted)
+    except _GoneError:
+        return None
+
+
+def _look(connection: sa.Connection, name: str, at: TableVersion | None) -> tuple[Topic, TableVersion]:
+    topic = find_topic(connection, name)
+    positions = planner.positions(connection, [topic])
+    ranges: dict[int, OffsetRange] = {}
+    for partition in range(topic.partition_count) if at is None else at.marks:
+        start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
+        end = watermark if at is None else min(watermark, at.marks[partition].end)
+        ranges[partition] = OffsetRange(start, max(start, end))
+    gaps = count_gaps(connection, topic, ranges)
+    truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
     marks: dict[int, Mark] = {}
     for partition, (start, end) in ranges.items():
         # of an older version those below its own end: it may be that the log does not reach it any more
