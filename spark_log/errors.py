@@ -12,7 +12,8 @@ SparkLogError
 │   └── KafkaTimeoutError
 └── FatalError                        trying again changes nothing
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
-    │   StoreChangedError
+    │   StoreChangedError, MetadataStoreError
+    │   └── MetadataConflictError         (a MetadataStoreError)
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
@@ -100,7 +101,17 @@ class UnsupportedVersionError(FatalError):
 
 
 class UnsupportedStoreError(FatalError):
-    """The metadata store cannot give the guarantees that the log needs (network file system, fsync off, a standby)."""
+    """The metadata store cannot give the guarantees that the log needs (network file system, fsync off)."""
+
+
+class MetadataStoreError(FatalError):
+    """The metadata store refused a statement: a privilege or a table is missing, its file is damaged, it cannot hold a
+    value, or spark-log has a defect.
+    """
+
+
+class MetadataConflictError(MetadataStoreError):
+    """A row that may be there once is there already, or a row is still referred to."""
 
 
 class StoreChangedError(FatalError):

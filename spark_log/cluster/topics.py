@@ -19,6 +19,7 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
+    MetadataConflictError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
@@ -140,7 +141,7 @@ def create_topic(
 
     try:
         return cluster.store.transact(create, announce=True)
-    except sa.exc.IntegrityError as error:  # two creators at once on PostgreSQL: the unique key decides
+    except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(f"topic {name!r}: exists already") from error
 
 

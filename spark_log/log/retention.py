@@ -25,6 +25,7 @@ from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import (
     CorruptRecordError,
+    MetadataConflictError,
     OffsetOutOfRangeError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
@@ -120,7 +121,7 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard) 
     while numbers:
         try:
             more, numbers = cluster.store.transact(lambda c, _, n=numbers: _drop_some(c, cluster, topic, n, guard))  # type: ignore[misc]
-        except (UnsafePathError, CorruptRecordError, sa.exc.IntegrityError) as error:
+        except (UnsafePathError, CorruptRecordError, MetadataConflictError) as error:
             if len(numbers) == 1:
                 return dropped + Dropped(failed={numbers[0]: error})
             for number in numbers:

@@ -72,6 +72,8 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
 
 
 def _postgresql_engine(address: Address) -> sa.Engine:
+    import psycopg  # takes its time
+
     engine = sa.create_engine(
         address.url,
         pool_pre_ping=False,  # a lost connection is met and retried where it is used, which costs no round trip
@@ -90,7 +92,8 @@ def _postgresql_engine(address: Address) -> sa.Engine:
             fsync, synchronous_commit, full_page_writes, in_recovery = cursor.fetchone()
         connection.rollback()
         if in_recovery:
-            raise UnsupportedStoreError(f"{address}: this PostgreSQL server is a standby in recovery; name the primary")
+            # in a failover it will be the primary; SQLAlchemy takes this error for one of connecting
+            raise psycopg.OperationalError("this PostgreSQL server is a standby in recovery; name the primary")
         if fsync != "on" or full_page_writes != "on":
             raise UnsupportedStoreError(
                 f"{address}: fsync is {fsync} and full_page_writes is {full_page_writes}; both must be on,"

@@ -13,8 +13,9 @@ from spark_log import clock
 from spark_log.errors import (
     ClusterAlreadyExistsError,
     ClusterNotFoundError,
+    MetadataConflictError,
     MetadataStoreUnavailableError,
-    StorageUnavailableError,
+    RetriableError,
     UnsupportedVersionError,
     redact,
 )
@@ -22,6 +23,7 @@ from spark_log.metadata import commit_tokens, identity, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
+from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.writer_queue import WriterQueue
 
@@ -34,6 +36,9 @@ READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is away."""
 
 _ASK_THE_TIME_MS = 5_000
+
+_DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
+"""What a driver raises, through SQLAlchemy; and that its pool had no connection left."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class Store:
                     )
                 with connection.begin():
                     yield connection
-        except sa.exc.DBAPIError as error:
-            raise _translate(error, self.address) from error
+        except _DATABASE_ERRORS as error:
+            raise translate(error, self.address) from error
 
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
         """`body` in a snapshot, tried again while the store is away."""
@@ -150,11 +155,14 @@ class Store:
                 if announce:
                     self.changes.announce()
                 return result
-            except sa.exc.DBAPIError as error:
-                translated = _translate(error, self.address)
-                if not isinstance(translated, MetadataStoreUnavailableError):
+            except _DATABASE_ERRORS as error:
+                if not is_refusal(error):
+                    in_doubt = committing or in_doubt
+                translated = translate(error, self.address)
+                if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
-                in_doubt = committing or in_doubt
+                if isinstance(error, sa.exc.DBAPIError) and state_of(error) == READ_ONLY:
+                    self.engine.dispose()  # new connections may reach the new primary
                 _back_off(attempt.number, deadline, error)
                 attempt.number += 1
 
@@ -271,7 +279,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
         store.transact(create, timeout_ms=10_000)
     except BaseException as error:
         store.close()
-        if isinstance(error, sa.exc.DBAPIError) and _sqlstate(error) in _TABLE_EXISTS:
+        if isinstance(error, MetadataConflictError):
             raise ClusterAlreadyExistsError(f"somebody else made a cluster at {address} just now") from error
         raise
     return store
@@ -320,40 +328,3 @@ def _back_off(number: int, deadline: float, cause: BaseException | None = None) 
             raise MetadataStoreUnavailableError(redact(f"the metadata store did not answer: {cause}")) from cause
         raise
     clock.sleep_s(min(0.5, 0.001 * 2 ** min(number, 9)) * (0.5 + random.random()))
-
-
-_TABLE_EXISTS = ("23505", "42P07", "42710")
-"""Unique violation (in PostgreSQL's catalogue), duplicate table, duplicate object: two creators at once."""
-
-_IDLE_IN_TRANSACTION = "25P03"
-"""We were stopped inside the transaction for so long that the server has ended it."""
-
-_POSTGRESQL_RETRIABLE = ("40001", "40P01", "55P03", "08", "57P0", "53300")
-"""Serialisation failure, deadlock, lock not available, connection exceptions, shutdown, too many connections."""
-
-
-def _translate(error: sa.exc.DBAPIError, address: Address) -> Exception:
-    """The error of our tree that a database error stands for; what is a bug of ours stays as it is."""
-    message = redact(f"metadata store at {address}: {error.orig}")
-    state = _sqlstate(error)
-    if "disk is full" in str(error.orig) or state == "53100" or "disk I/O error" in str(error.orig):
-        return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
-    if state == _IDLE_IN_TRANSACTION or (
-        isinstance(error, sa.exc.OperationalError)
-        and (
-            error.connection_invalidated
-            or (state is None and not _is_sqlite_error(error))
-            or (state is not None and state.startswith(_POSTGRESQL_RETRIABLE))
-            or "database is locked" in str(error.orig)
-        )
-    ):
-        return MetadataStoreUnavailableError(message)
-    return error
-
-
-def _sqlstate(error: sa.exc.DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
-
-
-def _is_sqlite_error(error: sa.exc.DBAPIError) -> bool:
-    return type(error.orig).__module__ == "sqlite3"

@@ -113,6 +113,12 @@ class PostgresServer:
         while self.query("SELECT pg_is_in_recovery()") != "f":
             time.sleep(0.05)
 
+    def demote(self) -> None:
+        """Restart as a standby that takes reads only, until `SELECT pg_promote()`."""
+        self.stop()
+        self._run("touch", f"{self._data}/standby.signal")
+        self.start()
+
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
 

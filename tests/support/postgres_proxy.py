@@ -42,6 +42,7 @@ class PostgresProxy:
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
         self._cut: Cut | None = None
+        self._refusals: list[str] = []
         threading.Thread(target=self._accept, name="postgres-proxy", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -62,6 +63,19 @@ class PostgresProxy:
         with self._lock:
             self._cut = cut
         return cut
+
+    def refuse(self, connections: int, sqlstate: str) -> None:
+        """Answer the next connections with this error instead of the server's answer."""
+        self._refusals = [sqlstate] * connections
+
+    def refusal(self) -> bytes | None:
+        """PostgreSQL's message to a new connection that is to be refused."""
+        with self._lock:
+            if not self._refusals:
+                return None
+            state = self._refusals.pop()
+        fields = f"SFATAL\0VFATAL\0C{state}\0Mrefused with {state}\0\0".encode()
+        return b"E" + (len(fields) + 4).to_bytes(4) + fields
 
     def take(self, statements: list[str]) -> Cut | None:
         """The cut that is due for a transaction of these statements; no other connection gets it."""
@@ -107,9 +121,14 @@ class _Link:
         while True:
             length = self._read(4)
             body = self._read(int.from_bytes(length) - 4)
-            self._server.sendall(length + body)
             if int.from_bytes(body[:4]) not in _STARTUP_WITHOUT_SESSION:
-                return
+                break
+            self._server.sendall(length + body)
+        refusal = self._proxy.refusal()
+        if refusal is not None:
+            self._client.sendall(refusal)
+            raise ConnectionError("refused")
+        self._server.sendall(length + body)
 
     def _pass_on(self) -> None:
         prepared: dict[bytes, str] = {}

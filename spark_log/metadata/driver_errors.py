@@ -1,0 +1,60 @@
+"""What an error of the database means, by PostgreSQL's SQLSTATE or SQLite's error name: always an error of our tree."""
+
+import sqlalchemy as sa
+
+from spark_log.errors import (
+    MetadataConflictError,
+    MetadataStoreError,
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    StorageUnavailableError,
+    redact,
+)
+
+READ_ONLY = "25006"
+"""Read-only transaction: a server in a failover, or one that its operator has made read only."""
+
+_UNAVAILABLE = (
+    "08",  # connection exceptions
+    READ_ONLY,
+    "25P03",  # we were stopped inside the transaction for so long that the server has ended it
+    "25P04",  # transaction timeout
+    "40",  # serialisation failure, deadlock
+    "53",  # out of memory, too many connections
+    "55",  # object in use, lock not available
+    "57",  # statement timeout, shutdown, crash, starting up
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+)
+_STORAGE = ("53100", "58", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+"""Disk full, I/O error."""
+_CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
+"""Integrity constraint violation; duplicate table, duplicate object: two creators at once."""
+
+
+def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -> SparkLogError:
+    """The error of our tree that an error of the database, or of its connection pool, stands for."""
+    if isinstance(error, sa.exc.TimeoutError):  # more threads than connections, each for long
+        return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
+    message = redact(f"metadata store at {address}: {error.orig}")
+    state = state_of(error)
+    if state.startswith(_STORAGE):
+        return StorageUnavailableError(f"{message}; nothing was appended, and writing works again when there is room")
+    if error.connection_invalidated or state.startswith(_UNAVAILABLE):
+        return MetadataStoreUnavailableError(message)
+    if state.startswith(_CONFLICT):
+        return MetadataConflictError(message)
+    if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
+        return MetadataStoreUnavailableError(message)
+    return MetadataStoreError(message)
+
+
+def state_of(error: sa.exc.DBAPIError) -> str:
+    """SQLSTATE, SQLite's error name, or "" where the error has none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None) or ""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether PostgreSQL has said that it does not commit. FATAL does not: it may come after the commit was done."""
+    diagnosis = getattr(getattr(error, "orig", None), "diag", None)
+    return getattr(diagnosis, "severity_nonlocalized", None) == "ERROR"
