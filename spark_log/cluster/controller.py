@@ -51,9 +51,11 @@ def elect_leaders(store: Store, guard: Guard, *, unclean: Collection[Key] = ()) 
 
     For the partitions of `unclean` a replica outside the ISR will do. A thousand partitions are one transaction.
     """
-    with store.snapshot() as connection:
-        alive = alive_log_dirs(connection, store.clock(connection))
-        keys = _in_need(connection, alive, unclean)
+
+    def look(connection: sa.Connection) -> list[Key]:
+        return _in_need(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
+
+    keys = store.read(look)
     done = Elections()
     for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
         chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]

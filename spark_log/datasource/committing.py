@@ -36,22 +36,24 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
     settings = ClusterSettings()
     with Cluster.open(options.cluster) as cluster:
-        with cluster.store.snapshot() as connection:
-            names = None if options.topic is None else [options.topic]
-            found = find_topics(connection, names)
-            if options.topic is not None and options.topic not in found:
-                raise UnknownTopicOrPartitionError(
-                    f"topic {options.topic!r}: unknown topic or partition"
-                    f" (make it with `spark-log topic create {options.topic}`)"
-                )
-            topics = {name: _topic_plan(connection, topic) for name, topic in found.items() if not is_internal(name)}
-            now_ms = cluster.store.clock(connection).wall_ms
+        topics = cluster.store.read(lambda connection: _topic_plans(connection, options.topic))
+        now_ms = cluster.store.now().wall_ms
         write_id = write_ids.register(
             cluster.store, f"spark write on {socket.gethostname()}", settings.spark_write_id_lease_ms
         )
         log_dirs = cluster.log_dirs()
     inline_bytes_max = settings.commit_inline_bytes_per_task_max
     return WritePlan(write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint)
+
+
+def _topic_plans(connection: sa.Connection, name: str | None) -> dict[str, TopicPlan]:
+    """Of the topic of this name, or of all topics that users write to."""
+    found = find_topics(connection, None if name is None else [name])
+    if name is not None and name not in found:
+        raise UnknownTopicOrPartitionError(
+            f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
+        )
+    return {name: _topic_plan(connection, topic) for name, topic in found.items() if not is_internal(name)}
 
 
 def _topic_plan(connection: sa.Connection, topic: Topic) -> TopicPlan:

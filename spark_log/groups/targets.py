@@ -10,7 +10,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
 from spark_log.groups.rows import MemberRow
-from spark_log.groups.rules import Group, depart, notice_topics
+from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -79,6 +79,20 @@ def groups_with_members(store: Store) -> list[str]:
     return store.read(lambda connection: list(connection.execute(query).scalars()))
 
 
+def _read_stale(
+    connection: sa.Connection, group_id: str
+) -> tuple[rows.GroupRow | None, list[rows.MemberRow], dict[str, TopicFacts], dict[TopicPartition, str]]:
+    """A group whose targets are stale, its members, the facts of the topics that they subscribe, and the owners of
+    partitions; no group where none is stale.
+    """
+    row = rows.read_group(connection, group_id)
+    if row is None or not row.group.stale:
+        return None, [], {}, {}
+    members = rows.read_members(connection, group_id)
+    facts = rows.topic_facts(connection, {topic for member in members for topic in member.subscription.topics})
+    return row, members, facts, rows.owners(connection, group_id)
+
+
 def refresh_targets(
     store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: Guard = nobody_forbids
 ) -> bool:
@@ -87,14 +101,10 @@ def refresh_targets(
     Whether they are fresh now. False: somebody else must do it, who has the group's assignor or made the later change.
     Raises AssignorFailedError, InconsistentGroupProtocolError; then the members keep what they have.
     """
-    with store.snapshot() as connection:
-        row = rows.read_group(connection, group_id)
-        if row is None or not row.group.stale:
-            return True
-        generation = row.group.generation
-        members = rows.read_members(connection, group_id)
-        facts = rows.topic_facts(connection, {topic for member in members for topic in member.subscription.topics})
-        owners = rows.owners(connection, group_id)
+    row, members, facts, owners = store.read(lambda connection: _read_stale(connection, group_id))
+    if row is None:
+        return True
+    generation = row.group.generation
     if not members:
         return False
     name = choose_assignor([member.subscription.names() for member in members])

@@ -10,6 +10,7 @@ files nothing is left over; in the worst case the sizes that stay are each large
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -82,8 +83,7 @@ def merge(
     while True:
         found = cluster.store.read(lambda connection: _runs_of(connection, topic, partition))
         for run in found:
-            with cluster.store.snapshot() as connection:
-                rewriting = plan_rewriting(connection, topic, partition, run)
+            rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
             if rewriting is None:
                 return
             write_id, name = writer.file_name()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -56,8 +57,7 @@ def sealing(
     if end_offset is not None:
         tail = [piece for piece in tail if piece.end_offset <= end_offset]
     for run in runs(tail, topic.config.segment_bytes):
-        with cluster.store.snapshot() as connection:
-            rewriting = plan_rewriting(connection, topic, partition, run)
+        rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
         if rewriting is None:
             continue
         write_id, name = writer.file_name()

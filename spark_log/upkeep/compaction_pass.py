@@ -104,8 +104,7 @@ def candidates(work: Work, topic: Topic, *, force: bool = False) -> Sequence[int
 def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Whether a pass over the partition is due; with `force` whenever it could change anything."""
     now_ms = work.cluster.store.now().wall_ms
-    with work.cluster.store.snapshot() as connection:
-        found, first_dirty, passes = _cleanable(connection, topic, partition, now_ms)
+    found, first_dirty, passes = work.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
     if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in found)
@@ -118,7 +117,8 @@ def plan_pass(work: Work, due: Due) -> CompactionPass | None:
     if due.inline:
         for _ in sealing(cluster, work.writer, topic, partition, work.guard, due.end_offset):
             pass
-    with cluster.store.snapshot() as connection:
+
+    def plan(connection: sa.Connection) -> CompactionPass | None:
         found, _, passes = _cleanable(connection, topic, partition, due.now_ms)
         files = list(takewhile(lambda each: not each.inline, found))
         state = read_partition(connection, (topic.topic_id, partition))
@@ -142,8 +142,10 @@ def plan_pass(work: Work, due: Due) -> CompactionPass | None:
                     dirty=rewriting.end_offset > end_passed,
                 )
             )
-    carried = left if horizon < end_passed else 0
-    return CompactionPass(topic, partition, tuple(units), files[-1].end_offset, state.partition_epoch, carried)
+        carried = left if horizon < end_passed else 0
+        return CompactionPass(topic, partition, tuple(units), files[-1].end_offset, state.partition_epoch, carried)
+
+    return cluster.store.read(plan)
 
 
 def _cleanable(

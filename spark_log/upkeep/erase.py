@@ -11,6 +11,7 @@ where older Delta versions and lagging readers still see it; with `purge` it goe
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -200,21 +201,23 @@ class _Run:
         """Segments that may hold a record to erase, and where their files lie."""
         found: list[tuple[Segment, Slice]] = []
         for partition, end in self.ends.items():
-            with self.cluster.store.snapshot() as connection:
-                files = [
-                    each
-                    for each in segments(connection, self.topic, partition, inline=False)
-                    if each.base_offset < end and each.record_count and each.name not in self.clean
-                ]
-                if not files:
-                    continue
-                where = OffsetRange(files[0].base_offset, files[-1].end_offset)
-                slices = planner.plan(
-                    connection, {self.topic.name: self.topic}, {TopicPartition(self.topic.name, partition): where}
-                )
-            by_name = {piece.name: piece for piece in slices}
-            found += [(each, by_name[each.name]) for each in files]
+            found += self.cluster.store.read(partial(self._suspects_of, partition=partition, end=end))
         return found
+
+    def _suspects_of(self, connection: sa.Connection, partition: int, end: int) -> list[tuple[Segment, Slice]]:
+        files = [
+            each
+            for each in segments(connection, self.topic, partition, inline=False)
+            if each.base_offset < end and each.record_count and each.name not in self.clean
+        ]
+        if not files:
+            return []
+        where = OffsetRange(files[0].base_offset, files[-1].end_offset)
+        slices = planner.plan(
+            connection, {self.topic.name: self.topic}, {TopicPartition(self.topic.name, partition): where}
+        )
+        by_name = {piece.name: piece for piece in slices}
+        return [(each, by_name[each.name]) for each in files]
 
     def _holding(self, suspects: Sequence[tuple[Segment, Slice]]) -> list[tuple[Segment, int]]:
         """Those that hold one, with their partitions; the others are clean."""
@@ -241,8 +244,8 @@ class _Run:
         writes: list[Write] = []
         write_ids: list[WriteId] = []
         for segment, partition in holding:
-            with self.cluster.store.snapshot() as connection:
-                rewriting = plan_rewriting(connection, self.topic, partition, [segment])
+            plan = partial(plan_rewriting, topic=self.topic, partition=partition, inputs=[segment])
+            rewriting = self.cluster.store.read(plan)
             if rewriting is not None:
                 write_id, name = self.writer.file_name()
                 write_ids.append(write_id)

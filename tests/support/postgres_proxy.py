@@ -20,12 +20,14 @@ _READY_FOR_QUERY = b"Z\0\0\0\x05"
 
 @dataclass
 class Cut:
-    """One cut: of the next connection that commits a transaction in which `statement` was a part of some statement."""
+    """One cut: of the connection that commits a transaction in which `statement` was a part of some statement."""
 
     moment: Moment
     statement: str
     meanwhile: Callable[[], None]
     """Runs before the client notices that its connection is lost."""
+    passed: int
+    """How many such transactions are not cut before."""
     done: threading.Event = field(default_factory=threading.Event)
     _deliver: Callable[[], bytes] | None = None
 
@@ -57,9 +59,11 @@ class PostgresProxy:
         """The URL of a database of that server, through this proxy."""
         return url.replace(f":{self._server_port}/", f":{self.port}/")
 
-    def cut(self, moment: Moment, statement: str, meanwhile: Callable[[], None] = lambda: None) -> Cut:
-        """Cut one connection, the next time that this happens on it."""
-        cut = Cut(moment, statement, meanwhile)
+    def cut(
+        self, moment: Moment, statement: str, meanwhile: Callable[[], None] = lambda: None, *, passed: int = 0
+    ) -> Cut:
+        """Cut one connection, once: at the next such transaction, or after `passed` of them."""
+        cut = Cut(moment, statement, meanwhile, passed)
         with self._lock:
             self._cut = cut
         return cut
@@ -82,6 +86,9 @@ class PostgresProxy:
         with self._lock:
             cut = self._cut
             if cut is None or not any(cut.statement in each for each in statements):
+                return None
+            if cut.passed > 0:
+                cut.passed -= 1
                 return None
             self._cut = None
             return cut
