@@ -560,12 +560,10 @@ def test_a_store_of_the_first_revision_is_brought_up(cluster_address, tmp_path):
     columns = "group_id, generation, assignor, commit_count, empty_since_ms"
     old_group = f"INSERT INTO consumer_group ({columns}) VALUES ('q', 0, '', 3, 5)"
 
-    def make(connection, _attempt):
+    with store.engine.begin() as connection:
         command.upgrade(migrations._config(connection), "0001")
         connection.execute(t.cluster.insert(), {"singleton": 1, "cluster_id": "c", "created_ms": 1})
         connection.exec_driver_sql(old_group)
-
-    store.transact(make)
     store.close()
     with Cluster.open(cluster_address) as cluster:
         assert [(group.group_id, group.state) for group in list_groups(cluster.store)] == [("q", "Empty")]
