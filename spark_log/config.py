@@ -8,10 +8,12 @@ are only the overrides, as text; `TopicConfig.from_overrides` is the one place w
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_log.config_values import INT32_MAX, INT64_MAX, Boolean, Choice, Decimal, Integer, ValueType, WordSet
 from spark_log.errors import InvalidConfigurationError
+
+V = TypeVar("V")
 
 DAY_MS = 24 * 60 * 60 * 1000
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -218,13 +220,14 @@ class TopicConfig:
         "fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
-    retired_file_retention_ms: int = _config(
-        "retired.file.retention.ms",
+    file_delete_delay_ms: int = _config(
+        "file.delete.delay.ms",
         7 * DAY_MS,
         Integer(0),
-        "Ours. How long a file stays on disk after retention, merge or compaction has taken it out of the log: Spark "
-        "jobs and Delta readers that started before may still be on it.",
+        "How long a file stays on disk after retention, merge or compaction has taken it out of the log: Spark jobs "
+        "and Delta readers that started before may still be on it. retired.file.retention.ms is accepted as well.",
         "ms",
+        "60000",
     )
 
     @classmethod
@@ -233,7 +236,8 @@ class TopicConfig:
 
         Raises InvalidConfigurationError that names the config, the value and what is expected.
         """
-        config = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in overrides.items()})
+        named = canonical(overrides)
+        config = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
         if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
             raise InvalidConfigurationError(
                 f"min.compaction.lag.ms ({config.min_compaction_lag_ms}) must not be greater than "
@@ -258,9 +262,23 @@ class TopicConfig:
 
 _FIELDS_BY_NAME = {entry.metadata["definition"].name: entry for entry in fields(TopicConfig)}
 
+_OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
+"""Names that are accepted, and may be stored, for configs that have another one."""
+
+
+def canonical(values: Mapping[str, V]) -> dict[str, V]:
+    """`values` under the names that `definitions` has. InvalidConfigurationError if a config is there by two names."""
+    named: dict[str, V] = {}
+    for name, value in values.items():
+        its_name = _OTHER_NAMES.get(name, name)
+        if its_name in named:
+            raise InvalidConfigurationError(f"config {its_name!r} is given twice, as {name!r} too")
+        named[its_name] = value
+    return named
+
+
 _WITHOUT_MEANING = {
     "compression.lz4.level": "lz4 is used at its fastest level",
-    "file.delete.delay.ms": "see retired.file.retention.ms",
     "follower.replication.throttled.replicas": "a reassignment takes its throttle as an argument",
     "index.interval.bytes": "the metadata store is the index",
     "leader.replication.throttled.replicas": "a reassignment takes its throttle as an argument",

@@ -1,6 +1,6 @@
 """The coordinator: the periodic duties of a cluster, each done by exactly one process at a time.
 
-    with Coordinator(cluster):          on a Spark driver, or in any process; as many as you like
+    with Coordinator("/data/log"):      on a Spark driver, or in any process; as many as you like
         ...
 
 It stands for two leases. The holder of `controller` decides about replicas: which log dirs and brokers are dead, who
@@ -173,12 +173,22 @@ def controller_status(cluster: Cluster) -> LeaseStatus:
 
 
 class Coordinator:
-    """Stands for coordinator and for controller of the cluster while it is entered."""
+    """Stands for coordinator and for controller of the cluster while it is entered.
+
+    `cluster` is an address, as for Producer and Consumer, or an open Cluster, which stays open.
+    """
 
     def __init__(
-        self, cluster: Cluster, *, settings: ClusterSettings | None = None, duties: Sequence[Duty] | None = None
+        self,
+        cluster: str | Cluster,
+        *,
+        settings: ClusterSettings | None = None,
+        duties: Sequence[Duty] | None = None,
     ) -> None:
         settings = settings or ClusterSettings()
+        self._opened = Cluster.open(cluster) if isinstance(cluster, str) else None
+        cluster = self._opened or cluster
+        assert isinstance(cluster, Cluster)
         self._cluster = cluster
         self._followers = Followers(cluster)
         self._stop = threading.Event()
@@ -212,6 +222,8 @@ class Coordinator:
         self._followers.close()
         for standing in (self.coordinator, self.controller):
             standing.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _keep_up(self) -> None:
         """Bring the replicas of embedded brokers up to date; those of served ones are for their own processes.

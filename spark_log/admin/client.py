@@ -222,7 +222,11 @@ class Admin:
 
     @kafka_errors()
     def describe_cluster(self) -> dict[str, Any]:
-        """Cluster id, controller (-1 if it is no broker) and brokers; embedded brokers have no host and port."""
+        """Cluster id, controller and brokers; embedded brokers have no host and port.
+
+        The controller is the served broker that holds the lease, else the first live embedded broker, for which clients
+        and coordinators do the work; -1 without either.
+        """
         return partitions.describe_cluster(self._cluster)
 
     @kafka_errors()

@@ -8,7 +8,7 @@ from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigR
 from spark_log.admin.outcomes import outcome_of
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import TopicConfig, definitions
+from spark_log.config import TopicConfig, canonical, definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 
 
@@ -20,7 +20,7 @@ def describe_configs(
     result: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
         topic = _topic_of(cluster, resource)
-        names = list(resource.configs) if resource.configs is not None else None
+        names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
         entries = entries_of(topic.overrides, everything=True)
         result.setdefault("topic", {})[topic.name] = {
             name: entry
@@ -69,7 +69,8 @@ def alter_configs(
 
     def alter(resource: ConfigResource) -> None:
         topic = _topic_of(cluster, resource)
-        wanted = {name: _new_value(topic, name, given) for name, given in changes[id(resource)].items()}
+        changed = canonical(changes[id(resource)])
+        wanted = {name: _new_value(topic, name, given) for name, given in changed.items()}
         if incremental is False:
             wanted = {**dict.fromkeys(topic.overrides), **wanted}
         engine.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
@@ -111,7 +112,7 @@ def _topic_of(cluster: Cluster, resource: ConfigResource) -> engine.Topic:
 
 def _raise_unknown(named: Iterable[Iterable[str]]) -> None:
     known = {definition.name for definition in definitions()}
-    unknown = {name for names in named for name in names} - known
+    unknown = {name for names in named for name in canonical(dict.fromkeys(names))} - known
     if unknown:
         raise ValueError(f"Unrecognized configs: {unknown}")
 

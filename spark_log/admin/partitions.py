@@ -124,11 +124,14 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
-    """The served broker whose process holds the controller's lease; -1: no broker's, or nobody."""
+    """The served broker whose process holds the controller's lease, else the first live embedded broker: its clients do
+    the controller's work, or a coordinator does. -1 without either.
+    """
     lease = lease_status(cluster.store, LEASE)
     process = (lease.holder or "").rpartition("-")[0]  # host-process-random
-    held = (broker.broker_id for broker in brokers if broker.lease_left_ms and broker.holder == process)
-    return next(held, -1) if lease.left_ms else -1
+    held = [b.broker_id for b in brokers if lease.left_ms and b.lease_left_ms and b.holder == process]
+    embedded = [b.broker_id for b in brokers if not b.served and b.alive]
+    return next(iter([*held, *embedded]), -1)
 
 
 def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def erase(
         ),
     ] = None,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Delete the old files at once, instead of retired.file.retention.ms later.")
+        bool, typer.Option("--purge", help="Delete the old files at once, instead of file.delete.delay.ms later.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,

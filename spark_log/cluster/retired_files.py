@@ -1,5 +1,5 @@
 """Files that the metadata does not name any more: readers may still be on them, so they stay for
-retired.file.retention.ms.
+file.delete.delay.ms.
 """
 
 from collections.abc import Iterable, Sequence

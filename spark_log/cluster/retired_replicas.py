@@ -65,7 +65,7 @@ def note_moves(
 
 
 def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
-    """Delete the files of replicas retired longer than the topic's retired.file.retention.ms; how many replicas.
+    """Delete the files of replicas retired longer than the topic's file.delete.delay.ms; how many replicas.
 
     A log dir that fails keeps its rows, and the others are gone on with.
     """
@@ -101,7 +101,7 @@ def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
         return [
             row
             for row in rows
-            if row.deleting or row.retired_ms + topic_config(row.configs).retired_file_retention_ms <= now_ms
+            if row.deleting or row.retired_ms + topic_config(row.configs).file_delete_delay_ms <= now_ms
         ]
 
     rows = store.read(due)

@@ -14,7 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import topic_folder
 from spark_log.cluster.names import collision_key, is_legal, validate_user_topic
 from spark_log.cluster.placement import BrokerLoad, place_replicas
-from spark_log.config import TopicConfig, validate_overrides
+from spark_log.config import TopicConfig, canonical, validate_overrides
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
@@ -79,7 +79,7 @@ def _topic_of(row: Any) -> Topic:
         row.name,
         row.partition_count,
         row.replication_factor,
-        json.loads(row.configs),
+        canonical(json.loads(row.configs)),
         row.created_ms,
     )
 
@@ -120,7 +120,7 @@ def create_topic(
     """
     validate_user_topic(name, "create")
     _check_partition_count(partitions, minimum=1)
-    overrides = dict(configs or {})
+    overrides = canonical(configs or {})
     validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
@@ -184,6 +184,7 @@ def alter_configs(
 
     With `validate_only` they stay as they are; what would be refused is refused.
     """
+    changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
@@ -228,7 +229,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
 
 
 def delete_topic(cluster: Cluster, name: str) -> None:
-    """Delete a topic. Its metadata goes now, its files after retired.file.retention.ms; a new one never meets them."""
+    """Delete a topic. Its metadata goes now, its files after file.delete.delay.ms; a new one never meets them."""
     validate_user_topic(name, "delete")
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:

@@ -1,6 +1,6 @@
 """Clean-up of what the metadata has let go: retired files, and the folders of deleted topics.
 
-A retired file is deleted when readers have had their time (retired.file.retention.ms of its topic), and no Delta table
+A retired file is deleted when readers have had their time (file.delete.delay.ms of its topic), and no Delta table
 lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. For a log dir that is
 away a row of `retired_copy` remains: when it is back, its Delta table is compared as a whole, and the file deleted. A
 deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and says that what
@@ -126,7 +126,7 @@ def delete_retired_files(
     cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
 ) -> Deleted:
     """Delete the topic's retired files that have had their time, and then their rows."""
-    store, kept_ms = cluster.store, topic.config.retired_file_retention_ms
+    store, kept_ms = cluster.store, topic.config.file_delete_delay_ms
 
     def due(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
         before_ms = store.clock(connection).wall_ms - kept_ms
@@ -230,11 +230,11 @@ def delete_left_copies(
 
 
 def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: Guard = nobody_forbids) -> Deleted:
-    """Delete the folders of topics that were deleted as long ago as retired.file.retention.ms is by default."""
+    """Delete the folders of topics that were deleted as long ago as file.delete.delay.ms is by default."""
     store = cluster.store
 
     def due(connection: sa.Connection) -> tuple[list[str], set[str]]:
-        before_ms = store.clock(connection).wall_ms - TopicConfig().retired_file_retention_ms
+        before_ms = store.clock(connection).wall_ms - TopicConfig().file_delete_delay_ms
         query = sa.select(_F.path).where(_F.partition.is_(None), _F.retired_ms <= before_ms).order_by(_F.path)
         return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
 

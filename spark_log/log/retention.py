@@ -6,7 +6,7 @@ where.
 One transaction moves the log start offset and takes the rows of the segments below it, with their blobs; their files
 are retired. So an election of a replica that lacks records below the log start (its log end offset may lie there) finds
 no segment that names them, and who catches up goes over them as over blobs. Read plans that were made before still have
-their files for retired.file.retention.ms; the inline ones travel with them.
+their files for file.delete.delay.ms; the inline ones travel with them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@
 The other records keep their offsets; offsets of those that went are gaps, as after compaction. It is done for the
 records below the high watermarks of the moment when it began (`Erased.ends`): of what is appended meanwhile, nothing is
 erased. Tails are sealed first; then each segment that holds such a record is replaced (`log.rewriting`), until a look
-at all segments finds none. Readers and writers go on. What was replaced stays on disk for retired.file.retention.ms,
+at all segments finds none. Readers and writers go on. What was replaced stays on disk for file.delete.delay.ms,
 where older Delta versions and lagging readers still see it; with `purge` it goes at once (`upkeep.purge`).
 """
 

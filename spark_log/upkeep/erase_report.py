@@ -43,7 +43,7 @@ class Erased:
             shown.append(f"Purged {self.purged.files:,} old files ({self.purged.bytes:,} bytes){moved}.")
         elif self.before:
             shown.append(
-                "The replaced files stay for retired.file.retention.ms, where older Delta versions still show the"
+                "The replaced files stay for file.delete.delay.ms, where older Delta versions still show the"
                 " records; with --purge they go at once."
             )
         shown.append("Records appended since it began were not looked at.")

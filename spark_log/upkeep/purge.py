@@ -1,5 +1,5 @@
 """Purging: files that have left the log and hold records of erased keys go at once, instead of
-retired.file.retention.ms later.
+file.delete.delay.ms later.
 
 They are marked in the metadata as if they had been retired for ever, and then clean-up is run for the topic: retired
 files, replicas that a reassignment left behind (whole), and orphans. Files of deleted topics of the same name go too.
@@ -34,7 +34,7 @@ from spark_log.upkeep.leftovers import after_purge, previous_folders
 _F = t.retired_file.c
 
 FOR_EVER_MS = -INT64_MAX
-"""retired_file.retired_ms of what is to go now, whatever retired.file.retention.ms is."""
+"""retired_file.retired_ms of what is to go now, whatever file.delete.delay.ms is."""
 
 
 @dataclass(frozen=True)

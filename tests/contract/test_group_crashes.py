@@ -313,10 +313,10 @@ def test_whose_term_is_over_changes_nothing(cluster):
     assert old.take_or_renew()
 
 
-def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster):
+def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster, cluster_address):
     create_topic(cluster, "t", 2)
     settle(Reader(cluster, session_ms=300), Reader(cluster))
-    with Coordinator(cluster):
+    with Coordinator(cluster_address):
 
         def one_left():
             (found,) = describe_groups(cluster.store, ["g"])

@@ -23,6 +23,7 @@ def test_defaults_are_kafkas_or_say_what_kafkas_is() -> None:
         "compression.zstd.level": ("1", "3"),
         "compression.gzip.level": ("6", "-1"),
         "flush.messages": ("1", str(INT64_MAX)),
+        "file.delete.delay.ms": ("604800000", "60000"),
     }
 
 
@@ -113,7 +114,6 @@ def test_values_are_text(value: object) -> None:
         ("retention.msec", "Did you mean retention.ms"),
         ("retention_ms", "Did you mean retention.ms"),
         ("Retention.MS", "Did you mean retention.ms"),
-        ("file.delete.delay.ms", "has no meaning here (see retired.file.retention.ms)"),
         ("zzz", "Known are retention.ms, "),
     ],
 )
@@ -138,3 +138,15 @@ def test_cluster_settings_are_positive_whole_numbers(value: object) -> None:
     assert ClusterSettings(plan_tasks_max=1).plan_tasks_max == 1
     with pytest.raises(InvalidConfigurationError, match="plan_tasks_max"):
         ClusterSettings(plan_tasks_max=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["file.delete.delay.ms", "retired.file.retention.ms"])
+def test_the_delay_of_deleting_files_has_kafkas_name_and_an_older_one(name: str) -> None:
+    config = TopicConfig.from_overrides({name: "5"})
+    assert config.file_delete_delay_ms == 5
+    assert config.as_text()["file.delete.delay.ms"] == "5"
+
+
+def test_a_config_is_not_given_by_both_of_its_names() -> None:
+    with pytest.raises(InvalidConfigurationError, match="given twice"):
+        TopicConfig.from_overrides({"file.delete.delay.ms": "5", "retired.file.retention.ms": "6"})
