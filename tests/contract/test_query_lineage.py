@@ -39,7 +39,7 @@ class Stream:
             self.planned = self.query.plan()
             if self.planned == self.query.checkpoint:
                 self.planned = None
-        if self.planned is None or self.chance.random() < 0.3:
+        if self.planned is None or self.chance.random() < 0.6:
             return
         self.caplog.clear()
         rows = self.query.run(self.planned)
