@@ -21,7 +21,7 @@ from spark_log.datasource.tasks import ReadTask
 from spark_log.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.log import plan as planner
-from spark_log.log.lineage import Truncation, read_truncations
+from spark_log.log.lineage import UNKNOWN_EPOCH, Truncation, read_truncations
 from spark_log.log.reader import LogReader, ReadPlan
 from spark_log.log.slices import Slice
 
@@ -95,7 +95,25 @@ class ReadPlanner:
             {keys[key]: those for key, those in truncations.items()},
         )
 
-    def offsets(self, position: Position, available: Available, *, starting: bool) -> dict[TopicPartition, int]:
+    def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """The offsets where the query starts, and their leader epochs: of a group's committed offsets those that were
+        committed with them, if they are known. Errors as for `offsets`.
+        """
+        position = self.options.starting
+        commits = self._commits(available) if isinstance(position, CommittedOffsets) else {}
+        committed = {tp: commit.offset for tp, commit in commits.items()}
+        epochs = {**available.epochs, **{tp: commit.leader_epoch for tp, commit in commits.items()}}
+        known = {tp: epoch for tp, epoch in epochs.items() if epoch != UNKNOWN_EPOCH}
+        return self.offsets(position, available, starting=True, committed=committed), known
+
+    def offsets(
+        self,
+        position: Position,
+        available: Available,
+        *,
+        starting: bool,
+        committed: Mapping[TopicPartition, int] | None = None,
+    ) -> dict[TopicPartition, int]:
         """The offsets that a position stands for now. UnknownTopicOrPartitionError if, for a position by timestamp, a
         topic has been deleted or made again since `available` was looked up.
         """
@@ -113,9 +131,6 @@ class ReadPlanner:
                 for number, offset in offsets.items()
                 if offset is not None and offset < available.ranges[tp := TopicPartition(name, number)].end
             )
-        committed: dict[TopicPartition, int] = {}
-        if isinstance(position, CommittedOffsets):
-            committed = {tp: commit.offset for tp, commit in self._commits(available).items()}
         strategy = self.options.starting_timestamp_strategy
         return resolve(
             position, available.ranges, starting=starting, strategy=strategy, found=found, committed=committed
@@ -130,12 +145,6 @@ class ReadPlanner:
         topic_ids = available.topic_ids
         return {tp: commit for tp, commit in commits.items() if commit.topic_id == topic_ids.get(tp.topic)}
 
-    def epochs(self, position: Position, available: Available) -> dict[TopicPartition, int]:
-        """The leader epochs of `offsets`: of a group's committed offsets those that were committed with them."""
-        if not isinstance(position, CommittedOffsets):
-            return available.epochs
-        return {**available.epochs, **{tp: commit.leader_epoch for tp, commit in self._commits(available).items()}}
-
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
         """The ranges of a batch query.
 
@@ -145,7 +154,7 @@ class ReadPlanner:
         while True:
             available = self.available()
             try:
-                start = self.offsets(self.options.starting, available, starting=True)
+                start, epochs = self.starting(available)
                 end = self.offsets(self.options.ending, available, starting=False)
                 break
             except UnknownTopicOrPartitionError:
@@ -158,7 +167,7 @@ class ReadPlanner:
             end,
             available.ranges,
             fail_on_data_loss=self.options.fail_on_data_loss,
-            start_epochs=self.epochs(self.options.starting, available),
+            start_epochs=epochs,
             truncations=available.truncations,
             group_id=self.options.group_id,
         )

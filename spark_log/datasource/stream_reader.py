@@ -41,8 +41,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query starts (startingOffsets and its kin). Spark asks again when it replays batch 0."""
         planner = self._driver()
         available = planner.available()
-        start = planner.offsets(planner.options.starting, available, starting=True)
-        positions = Positions(start, available.topic_ids, planner.epochs(planner.options.starting, available))
+        start, epochs = planner.starting(available)
+        positions = Positions(start, available.topic_ids, epochs)
         return StreamOffset(positions, initial=True, cluster_id=planner.cluster.cluster_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:

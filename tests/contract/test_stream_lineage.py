@@ -3,10 +3,13 @@
 import pytest
 
 from spark_log.cluster.topics import delete_topic
+from spark_log.datasource.options import ReadOptions
+from spark_log.datasource.planning import ReadPlanner
 from spark_log.errors import DataLossError
-from spark_log.groups.offsets import committed, committed_offsets
-from spark_log.ids import TopicPartition
+from spark_log.groups.offsets import Commit, commit_offsets, committed, committed_offsets
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.retention import delete_records
+from tests.support.spark_sink import address_of
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
@@ -195,3 +198,26 @@ def test_a_checkpoint_of_an_older_version_goes_on(cluster, log, query):
     more(log, *NEW)
     with pytest.raises(DataLossError, match="t-0 offset was changed from 6 to 4"):
         reading.trigger()
+
+
+@pytest.mark.parametrize(("epoch", "read"), [(0, ["new", "new", "5"]), (-1, ["5"])], ids=["known", "unknown"])
+def test_a_query_that_starts_where_a_group_has_got_to_before_a_truncation(cluster, log, query, epoch, read):
+    commit_offsets(cluster.store, "g", {T0: Commit(5, "", epoch)})
+    truncate(cluster, "t", 3)
+    more(log, "new", "new", "5")
+    given = {"group__id": "g", "startingOffsets": "committed"}
+    if epoch == 0:
+        with pytest.raises(DataLossError, match="t-0 offset was changed from 5 to 3"):
+            StreamQuery(cluster, **given).trigger()
+    starting = StreamQuery(cluster, failOnDataLoss=False, **given)
+    assert values(starting.trigger()) == read
+    options = {"cluster": address_of(cluster), "subscribe": "t", "group.id": "g", "startingOffsets": "committed"}
+    for fail in ("true", "false"):
+        parsed = ReadOptions.parse({**options, "failOnDataLoss": fail}, streaming=False, environ={})
+        planner = ReadPlanner(parsed)
+        if fail == "true" and epoch == 0:
+            with pytest.raises(DataLossError, match="t-0 offset was changed from 5 to 3"):
+                planner.batch_ranges()
+        else:
+            assert planner.batch_ranges()[1] == {T0: OffsetRange(6 - len(read), 6)}
+        planner.close()
