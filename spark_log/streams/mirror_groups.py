@@ -25,10 +25,12 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
     """
     moved: dict[TopicPartition, Commit] = {}
     for partition, commit in source.items():
-        known = target.get(partition)
-        offset = min(commit.offset, ends[partition])
+        known, end = target.get(partition), ends.get(partition)
+        if end is None:
+            continue  # the topic has been deleted
+        offset = min(commit.offset, end)
         if known is None or known.offset < offset:
-            moved[partition] = Commit(offset, commit.metadata)
+            moved[partition] = commit._replace(offset=offset)
     return moved
 
 
@@ -48,7 +50,9 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     )
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
-        groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = Commit(offset, metadata)
+        # without the leader epoch, which is another one in the target
+        commit = Commit(offset, metadata, topic_id=topics[topic].topic_id)
+        groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
     known, limits = target.store.read(
         lambda connection: (
             {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()},

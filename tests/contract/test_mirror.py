@@ -23,12 +23,14 @@ from spark_log.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.groups.offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.streams.mirror import Mirror, MirrorSettings
+from spark_log.streams.mirror_groups import copy_groups
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.records import read_all, table
@@ -318,6 +320,25 @@ def test_a_source_topic_made_again_while_no_mirror_ran(source, target, mirrors, 
     with pytest.raises(DataLossError, match="t-0: the source's topic was deleted and created again"):
         mirrors(source, target).step(without_spark)
     assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
+
+
+def test_groups_of_topics_made_again_meanwhile_are_not_copied(source, target, mirrors, copied):
+    partition = TopicPartition("t", 3)
+    commit_offsets(source.store, "g", {partition: 4})
+    pairs = copied.pairs()
+    delete_topic(source, "t")
+    create_topic(source, "t", 4)
+    commit_offsets(source.store, "g", {partition: 5})
+    assert copy_groups(source, target, pairs) == {}, "of the source"
+    commit_offsets(source.store, "g", {partition: 1})
+    create_topic(source, "u", 4)
+    new = mirrors(source, target, SubscribeTopics(("u",))).pairs()
+    commit_offsets(source.store, "g", {TopicPartition("u", 3): 0})
+    delete_topic(target, "u")
+    assert copy_groups(source, target, new) == {}, "deleted"
+    create_topic(target, "u", 4)
+    assert copy_groups(source, target, new) == {}, "of the target"
+    assert committed_offsets(target.store, "g") == {}
 
 
 @pytest.mark.parametrize("point", ["mirror.files-written:2", "append.committed:2"])

@@ -50,3 +50,4 @@ def test_groups_go_forward_and_not_beyond_what_is_there():
     target = {b: Commit(6), d: Commit(4)}
     assert advanced(source, target, ends) == {a: Commit(5, "text"), c: Commit(10), d: Commit(5)}
     assert advanced(source, advanced(source, target, ends) | {b: Commit(6)}, ends) == {}
+    assert advanced(source, target, {}) == {}

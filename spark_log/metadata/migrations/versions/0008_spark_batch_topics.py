@@ -7,6 +7,12 @@ revision = "0008"
 down_revision = "0007"
 
 
+UPDATE = """
+    UPDATE spark_batch SET newest_topic_id = coalesce(
+        (SELECT max(topic_id) FROM topic WHERE topic.created_ms <= spark_batch.committed_ms), 0)
+"""
+
+
 def upgrade() -> None:
     op.add_column(
         "spark_batch",
@@ -18,5 +24,4 @@ def upgrade() -> None:
             comment="highest topic.topic_id at that time: a topic with a higher one was created later and has no row of the batch",
         ),
     )
-    newest = "SELECT max(topic_id) FROM topic WHERE created_ms <= committed_ms"
-    op.execute(sa.text(f"UPDATE spark_batch SET newest_topic_id = coalesce(({newest}), 0)"))
+    op.execute(sa.text(UPDATE))
