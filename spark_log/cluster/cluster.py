@@ -16,6 +16,7 @@ from spark_log.cluster.log_dir import (
     refuse_overlap,
     refuse_percent_sign,
 )
+from spark_log.cluster.new_file import make_root
 from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
@@ -54,6 +55,8 @@ class Cluster:
         else:
             uri = normalise_uri(log_dir)
         refuse_percent_sign(_absolute(uri, parsed))
+        if parsed.folder is not None:
+            make_root(parsed.folder)
         directory = LogDir(_absolute(uri, parsed))
         cluster_id, log_dir_uuid = str(uuid.uuid4()), str(uuid.uuid4())
 

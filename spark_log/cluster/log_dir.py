@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from spark_log.cluster.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, fsync, make_folders
+from spark_log.cluster.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, fsync, make_folders, make_root
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -191,8 +191,7 @@ class LogDir:
         """Make a folder and force its entry to disk; object stores have none."""
         if self.local:
             with self._storage_errors(relative):
-                for folder in make_folders(Path(self._resolve(relative)), Path(self._root)):
-                    fsync(folder)
+                make_folders(Path(self._resolve(relative)), Path(self._root))
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
         """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already.
@@ -224,7 +223,7 @@ class LogDir:
     def write_marker(self, marker: Marker) -> None:
         with self._storage_errors(MARKER):
             if self.local:
-                os.makedirs(self._root, exist_ok=True)
+                make_root(Path(self._root))
                 Path(self._root, _MARKER_TEMPORARY).unlink(missing_ok=True)  # of an init that was killed
         file = self.create(MARKER)
         with self._storage_errors(MARKER):

@@ -25,11 +25,11 @@ class NewFile(Protocol):
 
 
 class LocalFile:
-    """temp file -> fsync -> rename -> fsync the folder and every ancestor made on the way."""
+    """durable folders -> temp file -> fsync -> rename -> fsync the folder."""
 
     def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
         self._path = path
-        self._made = make_folders(path.parent, root)
+        make_folders(path.parent, root)
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
         self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
         _unfinished.add(self)
@@ -52,8 +52,7 @@ class LocalFile:
             os.fsync(self._file.fileno())
             self._file.close()
             os.rename(self._temporary, self._path)
-            for folder in (self._path.parent, *self._made):
-                fsync(folder)
+            fsync(self._path.parent)
         except OSError as error:
             self.abort()
             raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
@@ -139,17 +138,40 @@ class RemoteCopy:
         self._gathered.close()
 
 
-def make_folders(folder: Path, root: Path) -> list[Path]:
-    """Make `folder` below an existing `root`; the parents whose entries changed, deepest first."""
-    changed: list[Path] = []
-    missing = folder
-    while missing != root and not missing.exists():
-        changed.append(missing.parent)
-        missing = missing.parent
-    if changed and not root.exists():
+def make_folders(folder: Path, root: Path) -> None:
+    """Make `folder` below an existing `root`, durably: the entries of the folders on the way are forced to disk.
+
+    Also where they are there already, by each process once: the writer that has made them may not have come to it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if _folder_key(folder) in _durable:
+            return
+    if not root.exists():
         raise FileNotFoundError(f"log dir {root} does not exist on this host")
     folder.mkdir(parents=True, exist_ok=True)
-    return changed
+    if folder != root:
+        for parent in folder.parents:
+            fsync(parent)
+            if parent == root:
+                break
+    _durable.add(_folder_key(folder))
+
+
+def make_root(root: Path) -> None:
+    """Make a log dir's or a cluster's own folder, and force the entries of the folders that are new to disk."""
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        fsync(folder.parent)
+
+
+_durable: set[tuple[Path, int, int]] = set()
+
+
+def _folder_key(folder: Path) -> tuple[Path, int, int]:
+    """With device and inode: clean-up may delete a folder, and another writer make it again."""
+    status = os.stat(folder)
+    return folder, status.st_dev, status.st_ino
 
 
 def fsync(path: Path) -> None:

@@ -27,6 +27,7 @@ from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailab
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log import publication, publication_intent
+from spark_log.log.delta_repair import repair
 from spark_log.log.publication import Cursor, PublishedFile
 from spark_log.metadata.identity import accepted_at_ms, check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
@@ -120,6 +121,9 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
         except BaseException as error:
             if not (isinstance(error, DeltaError) or type(error).__name__ == "PanicException"):
                 raise
+            if isinstance(error, DeltaError) and repair(log_dir, topic):
+                logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, redact(info.uri))
+                continue
             # it panics, in a class of its own, in the child of a process that has used it before the fork
             raise StorageUnavailableError(
                 redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")

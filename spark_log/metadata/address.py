@@ -51,8 +51,11 @@ class Address:
 
 
 _NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afs beegfs ceph cifs fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre nfs nfs4 smb3 smbfs".split()
+    "9p afs beegfs ceph cifs glusterfs gpfs lustre nfs nfs4 smb3 smbfs vboxsf virtiofs"
+    " fuse.ceph-fuse fuse.gcsfuse fuse.geesefs fuse.glusterfs fuse.goofys fuse.juicefs fuse.mount-s3 fuse.rclone"
+    " fuse.s3fs fuse.sshfs fuse.vmhgfs-fuse".split()
 )
+"""And those that share a host's folder with its virtual machines."""
 
 
 def refuse_network_file_system(folder: Path, mounts: str) -> None:

@@ -15,8 +15,9 @@ from spark_log.errors import ClusterNotFoundError, SparkLogError, UnsupportedSto
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
 from spark_log.metadata.identity import ask_server
+from spark_log.metadata.write_ahead_log import BYTES_MAX
 
-_BUSY_TIMEOUT_MS = 60_000
+BUSY_TIMEOUT_MS = 60_000
 _WRITES = "spark_log_writes"
 
 _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
@@ -45,7 +46,7 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
         raise ClusterNotFoundError(f"no cluster at {folder}: make one with `spark-log init {folder}`")
 
     def connect() -> sqlite3.Connection:  # not through a URL of SQLAlchemy's, which takes % and ? in a path for its own
-        return sqlite_connections.connect(path, "rwc" if create else "rw", _BUSY_TIMEOUT_MS / 1000)
+        return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=sqlite_connections.Pool)
     sqlite_connections.close_before_fork(engine)
@@ -58,6 +59,7 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.execute("PRAGMA cache_size=-16384")
+        cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # a log that was long once is cut when it starts again
         cursor.close()
 
     @event.listens_for(engine, "handle_error", retval=True)

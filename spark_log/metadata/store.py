@@ -5,7 +5,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +25,7 @@ from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
+from spark_log.metadata.write_ahead_log import WriteAheadLog
 from spark_log.metadata.writer_queue import WriterQueue
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class Store:
         self.changes = changes_of(address)
         self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
         self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
+        self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
@@ -152,6 +154,8 @@ class Store:
                         with contextlib.suppress(sa.exc.DBAPIError):
                             transaction.rollback()
                         raise
+                    if self._wal is not None:
+                        self._wal.keep_short(_driver_connection(connection))
                 if announce:
                     self.changes.announce()
                 return result
@@ -190,8 +194,7 @@ class Store:
             if durable or not self.sqlite:
                 yield connection
                 return
-            driver = connection.connection.driver_connection
-            assert driver is not None
+            driver = _driver_connection(connection)
             driver.execute("PRAGMA synchronous=NORMAL")
             try:
                 yield connection
@@ -247,6 +250,12 @@ class Store:
         self.engine.dispose()
         if self._queue is not None:
             self._queue.close()
+
+
+def _driver_connection(connection: sa.Connection) -> Any:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    return driver
 
 
 def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:

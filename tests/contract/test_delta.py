@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.log import publication_intent
 from spark_log.log.delta import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish, publish_all
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
@@ -205,6 +206,43 @@ def test_vacuum_takes_no_file_that_is_not_published_yet(topic):
 def test_a_table_that_was_lost_is_made_again(topic):
     shutil.rmtree(Path(topic.location, "_delta_log"))
     topic.publish()
+    topic.is_whole()
+
+
+def cut_off(content):
+    return content[: len(content) // 2]
+
+
+def zeros(content):
+    return bytes(len(content))
+
+
+def nothing(_):
+    return b""
+
+
+@pytest.mark.parametrize("tear", [cut_off, zeros, nothing])
+@pytest.mark.parametrize("file", ["last commit", "first commit", "foreign commit", "checkpoint", "_last_checkpoint"])
+def test_what_a_power_loss_tears_in_the_delta_log_heals(topic, file, tear, monkeypatch):
+    names = {"first commit": f"{0:020d}.json", "_last_checkpoint": "_last_checkpoint"}
+    if file == "foreign commit":
+        names[file] = f"{topic.delta.version() + 1:020d}.json"
+        foreign_insert(topic)
+        topic.append("after it")
+    elif "checkpoint" in file:
+        names["checkpoint"] = f"{topic.delta.version():020d}.checkpoint.parquet"
+        topic.delta.create_checkpoint()
+        topic.append("after it")
+    else:
+        with monkeypatch.context() as patch:  # the power fails before the commit is forced to disk, and recorded
+            patch.setattr(publication_intent, "settle", lambda *_: None)
+            topic.append("last")
+        names["last commit"] = f"{topic.delta.version():020d}.json"
+    path = Path(topic.location, "_delta_log", names[file])
+    path.write_bytes(tear(path.read_bytes()))
+    topic.publish()
+    topic.is_whole()
+    topic.append("later")
     topic.is_whole()
 
 

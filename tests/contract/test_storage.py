@@ -486,7 +486,10 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
 
 
 def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append(local, monkeypatch):
-    """temporary file -> fsync -> rename -> fsync of its folder and of every folder made for it -> COMMIT."""
+    """fsync of every folder above -> temporary file -> fsync -> rename -> fsync of its folder -> COMMIT.
+
+    The folders above by each process once: another writer may have made them a moment ago, and be dead.
+    """
     cluster, folder = local
     steps, opened = [], {}
     real_fsync, real_rename = os.fsync, os.rename
@@ -502,6 +505,7 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
 
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
+    Path(folder, topic.folder, "_segments", "0").mkdir(parents=True)  # by another writer, killed before it forced them
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     commit = cluster.store.engine.dialect.do_commit
@@ -511,20 +515,18 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
         commit(connection)
 
     monkeypatch.setattr(cluster.store.engine.dialect, "do_commit", do_commit)
-    for new_folders in ([topic.folder, ""], None):
+    for first in (True, False):
         steps.clear()
         log.append(topic, [Records(0, table("a"))])
         (target,) = opened
         segments = f"{folder}/{topic.folder}/_segments"
-        folders = [f"{segments}/0"]
-        if new_folders is not None:
-            folders += [segments, f"{folder}/{topic.folder}", str(folder)]
         begin = steps.index(("rename", target))
+        above = [("fsync", path) for path in (segments, f"{folder}/{topic.folder}", str(folder))]
+        assert steps[: begin - 1].count(above[0]) == first
+        assert [step for step in steps[: begin - 1] if step in above] == (above if first else [])
         assert steps[begin - 1] == ("fsync", opened.pop(target))
-        after = steps[begin + 1 : begin + 1 + len(folders)]
-        assert after == [("fsync", path) for path in folders]
-        last_commit_of_the_append = begin + 1 + len(folders)
-        assert steps[last_commit_of_the_append] == ("commit", "")
+        assert steps[begin + 1] == ("fsync", f"{segments}/0")
+        assert steps[begin + 2] == ("commit", "")
     log.close()
 
 

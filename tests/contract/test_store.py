@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -43,6 +44,7 @@ from spark_log.errors import (
     TopicAlreadyExistsError,
     UnknownProducerIdError,
     UnknownTopicOrPartitionError,
+    UnsupportedStoreError,
     UnsupportedVersionError,
     WriteIdExpiredError,
     redact,
@@ -55,9 +57,9 @@ from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
 from spark_log.log.spark_batches import once
 from spark_log.log.write_ids import register, release, renew
-from spark_log.metadata import migrations
+from spark_log.metadata import migrations, write_ahead_log
 from spark_log.metadata import tables as t
-from spark_log.metadata.address import Address
+from spark_log.metadata.address import Address, refuse_network_file_system
 from spark_log.metadata.store import Store
 from tests.support.records import read_all, table
 from tests.support.subprocess_python import run_python
@@ -649,6 +651,42 @@ def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(
             thread.join(timeout=60)
         cluster.store.transact(lambda connection, _: connection.execute(name, {"name": "two"}), timeout_ms=10_000)
         one.store.transact(lambda connection, _: connection.execute(name, {"name": "three"}), timeout_ms=10_000)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "9p", "virtiofs", "vboxsf", "fuse.juicefs", "fuse.gcsfuse"])
+def test_sqlite_is_refused_on_a_file_system_that_several_machines_share(kind, tmp_path):
+    mounts = f"/dev/root / ext4 rw 0 0\nshare {tmp_path} {kind} rw 0 0\n"
+    with pytest.raises(UnsupportedStoreError, match=f"network file system .{kind} at"):
+        refuse_network_file_system(tmp_path / "cluster", mounts)
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_readers_that_overlap_do_not_keep_the_write_ahead_log_growing(cluster, cluster_address, monkeypatch):
+    monkeypatch.setattr(write_ahead_log, "BYTES_MAX", 500_000)
+    log, done = Path(f"{cluster_address}/metadata.sqlite-wal"), threading.Event()
+    cluster.store.transact(lambda c, _: c.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(50000) AS data"))
+
+    def read():
+        while not done.is_set():
+            with cluster.store.snapshot() as connection:
+                connection.exec_driver_sql("SELECT count(*) FROM filler").all()
+                done.wait(0.01)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    longest = 0
+    try:
+        for _ in range(1_000):
+            cluster.store.transact(lambda c, _: c.exec_driver_sql("UPDATE filler SET data = ?", (os.urandom(50_000),)))
+            longest = max(longest, log.stat().st_size)
+            if log.stat().st_size < longest:
+                break
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(timeout=60)
+    assert log.stat().st_size < longest, "it was never cut"
 
 
 FORK_IN_THE_MIDST = """

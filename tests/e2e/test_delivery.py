@@ -12,9 +12,11 @@ import pytest
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.log.delta import publish
 from spark_log.metadata import tables as t
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
 from tests.e2e.test_readme import python_of
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_cut import Disk, Unforced, needs_a_disk
 from tests.support.topics import make, stored
 
@@ -128,3 +130,18 @@ def test_a_power_cut_takes_what_was_not_forced_from_postgresql(own_postgres_serv
             assert producer.send(topic, b"order").get(timeout=60).offset == 0, "acknowledged"
         machine.cut_the_power()
         check_what_is_left(url)
+
+
+def test_a_power_cut_takes_no_segment_that_a_delta_table_lists(own_postgres_server, tmp_path):  # noqa: F811
+    """Although its append was not forced to disk: publication forces it before its Delta commit."""
+    url = own_postgres_server.create_database()
+    with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        topic = make(cluster, "unforced", flush_messages="1000", inline_max_bytes="0")
+    machine = Unforced(own_postgres_server)
+    with Producer(cluster=url) as producer:
+        producer.send("unforced", b"order").get(timeout=60)
+        machine.cut_the_power()
+    with Cluster.open(url) as cluster:
+        publish(cluster, topic)
+        assert_delta_is_the_log(cluster)
+        assert stored(cluster, "unforced") == {0: ["order"]}
