@@ -1,6 +1,7 @@
 """One background thread of a consumer: it says that the consumer is alive, and commits what need not be waited for.
 
-Tasks run one after the other, in the order in which they were handed in, so that no commit overtakes another.
+Tasks run one after the other, in the order in which they were handed in, so that no commit overtakes another. A
+heartbeat that is due comes before the next task, so that a backlog does not end the session.
 """
 
 import logging
@@ -85,12 +86,13 @@ class Background:
     def _run(self) -> None:
         due_s = clock.monotonic_s() + self._interval_s
         while True:
+            if self._beat is not None and clock.monotonic_s() >= due_s:
+                self._do_beat()
+                due_s = clock.monotonic_s() + self._interval_s
             wait_s = max(0.0, due_s - clock.monotonic_s()) if self._beat is not None else None
             try:
                 item = self._tasks.get(timeout=wait_s)
             except queue.Empty:
-                self._do_beat()
-                due_s = clock.monotonic_s() + self._interval_s
                 continue
             if item is not None:
                 _do(*item)

@@ -446,3 +446,19 @@ consumer.close()
 print("fine")
 """
     assert run_python(program, str(tmp_path / "cluster"), timeout_s=60) == "fine\n"
+
+
+def test_a_backlog_of_commits_does_not_end_the_session(cluster, log, consume, monkeypatch):
+    fill(log, make(cluster, "t", 1), [3])
+    consumer = consume("t", session_timeout_ms=1500, enable_auto_commit=False)
+    settle(consumer, share=[1])
+    write = consumer._polling.commits._write
+
+    def write_slowly(offsets):
+        time.sleep(0.1)  # a store that is slow: what is tested is a backlog longer than a session
+        write(offsets)
+
+    monkeypatch.setattr(consumer._polling.commits, "_write", write_slowly)
+    commits = [consumer.commit_async() for _ in range(25)]
+    consumer.commit()
+    assert all(commit.succeeded() for commit in commits)
