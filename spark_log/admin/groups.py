@@ -6,12 +6,13 @@ from typing import Any
 
 from kafka.admin import GroupState, GroupType, OffsetSpec
 from kafka.admin._partitions import OffsetTimestamp
-from kafka.errors import NoError, UnknownTopicOrPartitionError
+from kafka.errors import GroupIdNotFoundError, NoError, UnknownMemberIdError, UnknownTopicOrPartitionError
 from kafka.structs import OffsetAndMetadata
 
 from spark_log.admin.outcomes import outcome_of
 from spark_log.admin.topics import list_partition_offsets
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import NonEmptyGroupError
 from spark_log.groups import inspect, operate
 from spark_log.groups.offsets import commit_offsets, committed
 from spark_log.groups.rules import Partitions
@@ -36,7 +37,7 @@ def list_groups(
 
 
 def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A group that does not exist has state Dead, as a broker answers."""
+    """A group that does not exist has state Dead and the text of a GroupIdNotFoundError, as a broker answers."""
     return {
         group.group_id: {
             "group_id": group.group_id,
@@ -56,7 +57,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
                 }
                 for member in group.members
             ],
-            "error": None,
+            "error": str(GroupIdNotFoundError(f"Group {group.group_id} not found.")) if group.state == "Dead" else None,
         }
         for group in inspect.describe_groups(cluster.store, list(group_ids))
     }
@@ -97,11 +98,17 @@ def alter_group_offsets(
 
 
 def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
+    """Where the group has live members, every partition has UnknownMemberIdError: only they commit its offsets."""
     targets = {}
     for partition, spec in offset_specs.items():
         targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)
-    new = operate.reset_offsets(cluster, group_id, targets)
-    return {tp: {"error": NoError, "offset": new[TopicPartition(*tp)]} for tp in offset_specs}
+    error = NoError
+    try:
+        new = operate.reset_offsets(cluster, group_id, targets)
+    except NonEmptyGroupError:
+        error = UnknownMemberIdError
+        new = operate.resolve_reset(cluster, group_id, targets)
+    return {tp: {"error": error, "offset": new[TopicPartition(*tp)]} for tp in offset_specs}
 
 
 def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> operate.ResetTo:

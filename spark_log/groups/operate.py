@@ -1,13 +1,14 @@
 """What an operator does to a group: reset, delete, remove. Each is one transaction, under the lock of the group."""
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_legal
 from spark_log.config_values import INT64_MAX
 from spark_log.errors import (
     AssignorFailedError,
@@ -31,8 +32,9 @@ from spark_log.groups.offsets import (
     write_commits,
 )
 from spark_log.groups.targets import refresh_targets, remove_members
-from spark_log.ids import TopicId, TopicPartition
+from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
+from spark_log.log.plan import find_positions
 from spark_log.log.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
@@ -103,43 +105,60 @@ def reset_offsets(
     Returns the new offsets; with `dry_run` nothing is written. Raises NonEmptyGroupError, IllegalArgumentError,
     UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written either.
     """
-    check_group_id(group_id)
-    log = Log(cluster)
-    topic_ids: dict[str, TopicId] = {}
-    limits: dict[TopicPartition, Positions] = {}
-    times: dict[TopicPartition, int | None] = {}
-    for name in sorted({partition.topic for partition in targets}):
-        topic = log.find_topic(name)
-        topic_ids[name] = topic.topic_id
-        limits.update(log.positions(topic))
-        asked = {
-            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
-        }
-        for number in asked:
-            _check_partition(limits, TopicPartition(name, number))
-        found = log.offsets_for_times(topic, asked) if asked else {}
-        times.update({TopicPartition(name, number): offset for number, offset in found.items()})
+    resolve = _resolution(cluster, group_id, targets)
 
-    def reset(connection: sa.Connection) -> dict[TopicPartition, Commit]:
+    def check(connection: sa.Connection) -> dict[TopicPartition, Commit]:
         _refuse_live(cluster.store, connection, group_id)
-        before = read_commits(connection, group_id, targets.keys())
-        new = {partition: Commit(0, topic_id=topic_ids[partition.topic]) for partition in targets}
-        refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
-        for partition, to in targets.items():
-            _check_partition(limits, partition)
-            known = before[partition].offset if partition in before else None
-            offset = reset_offset(to, limits[partition], known, times.get(partition))
-            new[partition] = new[partition]._replace(offset=offset)
-        return new
+        return resolve(connection)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, Commit]:
         rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
-        new = reset(connection)
+        new = check(connection)
         write_commits(connection, cluster.store.clock(connection), group_id, new)
         return new
 
-    new = cluster.store.read(reset) if dry_run else cluster.store.transact(write)
+    new = cluster.store.read(check) if dry_run else cluster.store.transact(write)
     return {partition: commit.offset for partition, commit in new.items()}
+
+
+def resolve_reset(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+) -> dict[TopicPartition, int]:
+    """The offsets that `reset_offsets` would commit if the group had no live members."""
+    found = cluster.store.read(_resolution(cluster, group_id, targets))
+    return {partition: commit.offset for partition, commit in found.items()}
+
+
+def _resolution(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+) -> Callable[[sa.Connection], dict[TopicPartition, Commit]]:
+    """What finds the commits of a reset in the transaction that is to write them, for the topics that there are now."""
+    check_group_id(group_id)
+    legal = [partition for partition in targets if is_legal(partition.topic)]
+    found = cluster.store.read(lambda connection: find_positions(connection, legal))
+    for partition in targets:
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: unknown topic or partition")
+    log = Log(cluster)
+    times: dict[TopicPartition, int | None] = {}
+    for name in sorted({partition.topic for partition in targets}):
+        asked = {
+            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
+        }
+        at_times = log.offsets_for_times(log.find_topic(name), asked) if asked else {}
+        times.update({TopicPartition(name, number): offset for number, offset in at_times.items()})
+
+    def resolve(connection: sa.Connection) -> dict[TopicPartition, Commit]:
+        new = {p: Commit(0, "", found[p].leader_epoch, found[p].topic_id) for p in targets}
+        refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
+        before = read_commits(connection, group_id, targets.keys())
+        for partition, to in targets.items():
+            known = before[partition].offset if partition in before else None
+            offset = reset_offset(to, found[partition].positions, known, times.get(partition))
+            new[partition] = new[partition]._replace(offset=offset)
+        return new
+
+    return resolve
 
 
 def delete_group(store: Store, group_id: str) -> None:
@@ -207,8 +226,3 @@ def _refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
     if live:
         raise NonEmptyGroupError(f"group {group_id!r} has {live} live members")
-
-
-def _check_partition(limits: Mapping[TopicPartition, Positions], partition: TopicPartition) -> None:
-    if partition not in limits:
-        raise UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: unknown topic or partition")

@@ -219,7 +219,8 @@ def test_groups_are_described(admin, consuming):
     assert listed == {"g": "Stable", "by-hand": "Empty"}
     assert [group["group_id"] for group in admin.list_groups(states_filter=["empty"])] == ["by-hand"]
     described = admin.describe_groups(["g", "nope"])
-    assert described["nope"]["group_state"] == "Dead"
+    assert (described["nope"]["group_state"], described["g"]["error"]) == ("Dead", None)
+    assert "GroupIdNotFoundError" in described["nope"]["error"]
     [member] = described["g"]["members"]
     assert member["client_id"] == "me"
     assert member["member_assignment"]["assigned_partitions"] == [{"topic": "a", "partitions": [0, 1]}]
@@ -236,8 +237,10 @@ def test_offsets_are_altered_reset_and_deleted(admin, consuming):
     zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
     [refused] = admin.alter_group_offsets("g", {zero: OffsetAndMetadata(1, "", -1)}).values()
     assert issubclass(refused, kafka.errors.UnknownMemberIdError)
-    with pytest.raises(kafka.errors.NonEmptyGroupError):
-        admin.reset_group_offsets("g", {zero: OffsetSpec.EARLIEST})
+    assert admin.reset_group_offsets("g", {zero: OffsetSpec.LATEST, one: 99}) == {
+        zero: {"error": kafka.errors.UnknownMemberIdError, "offset": 3},
+        one: {"error": kafka.errors.UnknownMemberIdError, "offset": 3},
+    }
     assert admin.delete_groups(["g", "nope"]) == {"g": "NonEmptyGroupError", "nope": "GroupIdNotFoundError"}
     [member] = admin.describe_groups(["g"])["g"]["members"]
     with pytest.raises(kafka.errors.UnknownMemberIdError):

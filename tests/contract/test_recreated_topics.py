@@ -176,15 +176,15 @@ def test_transactional_loop_reads_a_recreated_topic_from_its_start(cluster, log,
 
 def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, log, recreate, monkeypatch):
     fill(log, make(cluster, "t"), [5])
-    find = operate.Log.positions
+    find = cluster.store.read
 
-    def recreate_after_the_look(log, topic):
-        found = find(log, topic)
+    def recreate_after_the_look(query):
+        found = find(query)
         monkeypatch.undo()
         recreate()
         return found
 
-    monkeypatch.setattr(operate.Log, "positions", recreate_after_the_look)
+    monkeypatch.setattr(cluster.store, "read", recreate_after_the_look)
     refused(lambda: operate.reset_offsets(cluster, "g", {P0: operate.Latest()}))
     assert committed_offsets(cluster.store, "g") == {}
 
