@@ -100,11 +100,11 @@ class Accumulator:
     def add_chunk(self, queue: Queue, chunk: Chunk) -> None:
         """Take a chunk that is complete, behind every record that came before. KafkaTimeoutError as in `add`.
 
-        It may be larger than the buffer: two such are let in, one to be written and one to be next.
+        One that is larger than the buffer is let in alone.
         """
         with self._lock:
             if self._used + chunk.bytes > self._limit:
-                self._wait_for_room(chunk.bytes, at_least=2 * chunk.bytes)
+                self._wait_for_room(chunk.bytes)
             if self._closing:
                 raise IllegalStateError("the producer is closed")
             self._close(queue)
@@ -187,11 +187,10 @@ class Accumulator:
                 queue.closed.clear()
         return chunks, next_s
 
-    def _wait_for_room(self, size: int, at_least: int = 0) -> None:
+    def _wait_for_room(self, size: int) -> None:
         if threading.current_thread() is self.sender:
             return  # a callback that sends: only this thread can make room
-        limit = max(self._limit, at_least)
-        fits: Callable[[], bool] = lambda: self._used + size <= limit or not self._used or self._closing  # noqa: E731
+        fits: Callable[[], bool] = lambda: self._used + size <= self._limit or not self._used or self._closing  # noqa: E731
         for queue in self._queues.values():
             self._close(queue)
         if not self._room.wait_for(fits, self._max_block_s):

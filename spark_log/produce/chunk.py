@@ -23,6 +23,7 @@ from kafka.structs import TopicPartition
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
+from spark_log.records.segment_write import own
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Piece:
 
     __slots__ = (
         "alone", "attempts", "base_offset", "bytes", "chunk", "count", "deadline_s", "done", "error", "in_doubt",
-        "last_error", "number", "partition", "position", "retry_at_s", "table", "topic",
+        "last_error", "number", "owned", "partition", "position", "retry_at_s", "table", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -47,12 +48,18 @@ class Piece:
         self.last_error: Exception | None = None
         self.error: Exception | None = None
         self.done, self.base_offset = False, -1
+        self.owned = False
         self.position = -1
         """Its place among the pieces of its transaction."""
 
     @property
     def key(self) -> tuple[str, int]:
         return self.topic.name, self.partition
+
+    def own_table(self) -> None:
+        """Copy the records out of buffers that they share with other pieces, so that those can be freed."""
+        if not self.owned:
+            self.table, self.owned = own([self.table]), True
 
 
 class Chunk:
@@ -63,9 +70,9 @@ class Chunk:
     """
 
     __slots__ = (
-        "bytes", "callbacks", "condition", "error", "faults", "header_rows", "headers", "key_sizes", "keys", "listener",
-        "made_s", "open_pieces", "partitions", "piece_of", "pieces", "row_of", "times_ms", "timestamps", "topic",
-        "unsettled", "value_sizes", "values",
+        "bytes", "callbacks", "condition", "error", "faults", "header_sizes", "headers", "key_sizes", "keys",
+        "listener", "made_s", "open_pieces", "partitions", "piece_of", "pieces", "row_of", "times_ms", "timestamps",
+        "topic", "unsettled", "value_sizes", "values",
     )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
@@ -83,7 +90,7 @@ class Chunk:
         self.unsettled = 0
         self.error: Exception | None = None
         self.faults: dict[int, Exception] = {}
-        self.header_rows: dict[int, Headers] = {}
+        self.header_sizes: dict[int, int] = {}
         self.piece_of: npt.NDArray[Any] = _NONE
         self.row_of: npt.NDArray[Any] = _NONE
         self.times_ms: npt.NDArray[Any] = _NONE
@@ -116,9 +123,7 @@ class Chunk:
             return None
         piece = self.pieces[self.piece_of[row]]
         offset = -1 if piece.base_offset < 0 else piece.base_offset + int(self.row_of[row])
-        headers = self.header_rows.get(row)
-        header_bytes = sum(len(key.encode()) + len(value) for key, value in headers) if headers else -1
-        sizes = int(self.key_sizes[row]), int(self.value_sizes[row]), header_bytes
+        sizes = int(self.key_sizes[row]), int(self.value_sizes[row]), self.header_sizes.get(row, -1)
         where = TopicPartition(self.topic, piece.partition)
         return RecordMetadata(*where, where, offset, int(self.times_ms[row]), None, *sizes)
 

@@ -29,7 +29,7 @@ from spark_log.produce.partitioning import ClusterView, choose_with
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
 from spark_log.produce.settings import parse, serialize_with
-from spark_log.produce.tables import chunks, slices
+from spark_log.produce.tables import checked, chunks
 from spark_log.produce.transaction import ProducerTransaction, committer, of_topics_read
 
 logger = logging.getLogger(__name__)
@@ -158,15 +158,20 @@ class Producer:
         with self._transaction.erring() if self._transaction is not None else nullcontext():
             known = self._topics.find(topic)
             now_ms = self._cluster.store.now().wall_ms
-            records, explicit, per_slice = slices(table, known.topic, now_ms, self._settings.max_request_size)
+            records, explicit = checked(table, known.topic, now_ms, self._settings.max_request_size)
             if explicit is not None:
                 self._check_partitions(known.topic.partition_count, explicit)
             future = TableFuture()
             run_bytes = self._settings.batch_size
-            for chunk in chunks(known.topic, records, explicit, per_slice, known.first_run, run_bytes):
+            bytes_max = max(1, self._settings.buffer_memory // 2)  # one is written while the next one waits
+            for chunk in chunks(known.topic, records, explicit, bytes_max, known.first_run, run_bytes):
                 known.first_run += 1
                 future.add(chunk)
-                self._accumulator.add_chunk(known.queue, chunk)
+                try:
+                    self._accumulator.add_chunk(known.queue, chunk)
+                except BaseException:
+                    chunk.take_parts()  # the future, which knows the chunk, may live on in others' listeners
+                    raise
         future.part_done()
         return future
 

@@ -42,6 +42,22 @@ _FORGOTTEN = (UnknownProducerIdError, OutOfOrderSequenceNumberError, ProducerFen
 """The store and this producer no longer agree who it is: it goes on as somebody else. Nothing was appended."""
 
 
+def _drop_traceback(error: BaseException | None) -> None:
+    """Futures keep the error, a traceback its frames and their callers', and those would keep the records."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _own_what_is_left(tried: Sequence[Piece]) -> None:
+    """The pieces of a chunk share its buffers: what must wait longer than others keeps its own records only."""
+    for chunk in {piece.chunk for piece in tried}:
+        left = [piece for piece in chunk.pieces or () if piece.table is not None]
+        if len(left) < len(chunk.pieces or ()):
+            for piece in left:
+                piece.own_table()
+
+
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -77,6 +93,7 @@ class Sender(threading.Thread):
                 pieces = self._due()
                 if pieces:
                     self._append(pieces)
+                    _own_what_is_left(pieces)
         except BaseException as error:  # a bug: nobody may wait for ever
             logger.exception("the producer's sender failed")
             self._accumulator.close()
@@ -111,14 +128,17 @@ class Sender(threading.Thread):
             topic, now_ms = known.topic, self._cluster.store.now().wall_ms
             deadline_s = chunk.made_s + self._settings.delivery_timeout_ms / 1000
             if isinstance(chunk, TableChunk):
-                parts, piece_of, faults = chunk.parts, chunk.piece_of, _NO_FAULTS
+                parts, piece_of, faults = chunk.take_parts(), chunk.piece_of, _NO_FAULTS
             else:
                 found = assemble(chunk, topic, known.encoding, now_ms, known.first_run, self._settings.batch_size)
                 known.first_run += found.runs
                 parts, piece_of, faults = found.parts, found.piece_of, found.faults
                 chunk.row_of, chunk.times_ms = found.row_of, found.times_ms
                 chunk.key_sizes, chunk.value_sizes = found.key_sizes, found.value_sizes
-                chunk.header_rows = chunk.headers
+                chunk.header_sizes = {
+                    row: sum(len(key.encode()) + len(value) for key, value in headers)
+                    for row, headers in chunk.headers.items()
+                }
             total = sum(table.num_rows for _, table in parts) + len(faults)
             share = chunk.bytes // max(1, total)
             pieces = [
@@ -134,6 +154,7 @@ class Sender(threading.Thread):
                 self._fail_transaction(error)
         except Exception as error:
             logger.exception("%s: records could not be assembled", chunk.topic)
+            _drop_traceback(error)
             self._fail_transaction(error)
             chunk.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
             self._accumulator.release(chunk.bytes)
@@ -265,6 +286,8 @@ class Sender(threading.Thread):
                 self._finish(piece, -1, error)
 
     def _again(self, piece: Piece, error: Exception) -> None:
+        logger.debug("%s-%s: tried again", piece.topic.name, piece.partition, exc_info=error)
+        _drop_traceback(error)
         piece.last_error = error
         if piece.attempts > self._settings.retries:
             self._finish(piece, -1, error)
@@ -275,6 +298,8 @@ class Sender(threading.Thread):
     def _finish(self, piece: Piece, base_offset: int, error: Exception | None) -> None:
         """The fate of a piece: the first one of its partition, or in a transaction any."""
         if error is not None:
+            logger.debug("%s-%s: given up", piece.topic.name, piece.partition, exc_info=error)
+            _drop_traceback(error)
             self._fail_transaction(error)
         if error is not None and piece.in_doubt and self._settings.enable_idempotence:
             # it may have been appended: its sequences must not be given to other records

@@ -1,5 +1,10 @@
 """The resource oracle: what a cluster has on disk and in memory is what its metadata names, and little more."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
@@ -38,3 +43,14 @@ def _named(connection: sa.Connection) -> set[str]:
         named |= {f"{folders.get(topic_id)}/_segments/{n}/{name}" for topic_id, n, name in connection.execute(query)}
     named |= set(connection.execute(sa.select(t.retired_file.c.path)).scalars())
     return named | set(connection.execute(sa.select(t.retired_copy.c.path)).scalars())
+
+
+@contextmanager
+def arrow_memory(bytes_max: int) -> Iterator[None]:
+    """Arrow holds at most so many bytes more at the end than at the beginning."""
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    yield
+    gc.collect()
+    held = pa.total_allocated_bytes() - before
+    assert held <= bytes_max, f"{held:,} bytes of Arrow are held, {bytes_max:,} are allowed"

@@ -22,7 +22,7 @@ def assembled(rows=3):
     chunk = Chunk("t")
     chunk.row_of, chunk.times_ms = np.arange(rows) // 2, np.arange(rows) + 100
     chunk.key_sizes, chunk.value_sizes = np.full(rows, -1), np.full(rows, 7)
-    chunk.header_rows = {0: [("é", b"abc")]}
+    chunk.header_sizes = {0: 5}
     tables = [pa.table({"n": [0] * ((rows + 1 - p) // 2)}) for p in range(2)]
     pieces = [Piece(chunk, p, TOPIC, p, tables[p], 10, 0.0) for p in range(2)]
     return chunk, pieces, np.arange(rows) % 2
