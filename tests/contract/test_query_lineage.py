@@ -148,6 +148,8 @@ def test_each_sees_one_lineage_or_reports_where_it_ends(tmp_path, caplog, seed):
                     log.append()
                 else:
                     chance.choice([log.cut, log.cut, log.join])()
+                    if chance.random() < 0.7:
+                        log.append(chance.randint(2, 8))
             elif step == "query":
                 chance.choice(queries).act()
             elif chance.random() < 0.3:
