@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaConfigurationError
 
+from spark_log.config_values import can_be_stored
+
 T = TypeVar("T")
 
 _NO_SOCKET = "spark-log has no connection to a broker"
@@ -84,6 +86,12 @@ def _address(given: Mapping[str, Any]) -> str:
             f"cluster: expected a folder or a database URL (or environment variable SPARK_LOG_CLUSTER), got {address!r}"
         )
     return address.strip()
+
+
+def check_text(name: str, value: object) -> None:
+    """KafkaConfigurationError unless `value` is text that the metadata store can keep."""
+    if not isinstance(value, str) or not can_be_stored(value):
+        raise KafkaConfigurationError(f"{name}: expected text without NUL and lone surrogates, got {value!r}")
 
 
 def check_number(name: str, value: object, least: float, *, whole: bool = True) -> None:

@@ -17,6 +17,11 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?|\.[0-9]{1,20}")
 
 
+def can_be_stored(text: str) -> bool:
+    """Whether the metadata store can keep the text: PostgreSQL knows neither NUL nor a lone surrogate."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class ValueType(ABC):
     """What a config accepts. `kind` is Kafka's name of the type (long, int, double, boolean, string, list)."""
 

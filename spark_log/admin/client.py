@@ -13,7 +13,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 from spark_log import clock
 from spark_log.admin import configs, groups, partitions, transactions
 from spark_log.admin import topics as on_topics
-from spark_log.client_settings import check_number, parse_settings
+from spark_log.client_settings import check_number, check_text, parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
 from spark_log.ids import TopicPartition
@@ -45,8 +45,7 @@ class AdminSettings:
     """Accepted; nothing is cached: every call asks the store."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.client_id, str):
-            raise KafkaConfigurationError(f"client_id: expected text, got {self.client_id!r}")
+        check_text("client_id", self.client_id)
         check_number("request_timeout_ms", self.request_timeout_ms, 1)
         check_number("metadata_max_age_ms", self.metadata_max_age_ms, 0)
 

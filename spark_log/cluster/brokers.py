@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import normalise_uri
+from spark_log.config_values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
@@ -60,8 +61,10 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
     Raises InvalidConfigurationError, LogDirMismatchError, DuplicateBrokerRegistrationError.
     """
     _check_id(broker_id)
-    if rack is not None and not 1 <= len(rack) <= RACK_CHARACTERS_MAX:
-        raise InvalidConfigurationError(f"rack: expected 1 to {RACK_CHARACTERS_MAX} characters, got {rack!r}")
+    if rack is not None and not (1 <= len(rack) <= RACK_CHARACTERS_MAX and can_be_stored(rack)):
+        raise InvalidConfigurationError(
+            f"rack: expected 1 to {RACK_CHARACTERS_MAX} characters without NUL and lone surrogates, got {rack!r}"
+        )
     if not log_dirs:
         raise InvalidConfigurationError("log_dirs: a broker needs at least one log dir")
     uris = [normalise_uri(location) for location in log_dirs]

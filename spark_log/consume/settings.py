@@ -14,7 +14,8 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 from kafka.errors import KafkaConfigurationError
 from kafka.protocol.consumer import IsolationLevel
 
-from spark_log.client_settings import check_number
+from spark_log.client_settings import check_number, check_text
+from spark_log.config_values import can_be_stored
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class ConsumerSettings:
         for name in ("enable_auto_commit", "allow_auto_create_topics", "metrics_enabled", "exclude_internal_topics"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         for name in ("client_id", "client_rack"):
-            _check(name, getattr(self, name), isinstance(getattr(self, name), str), "a string")
+            check_text(name, getattr(self, name))
         object.__setattr__(self, "auto_offset_reset", _reset_policy(self.auto_offset_reset))
         self._check_group()
         self._check_functions()
@@ -144,7 +145,8 @@ class ConsumerSettings:
 
     def _check_group(self) -> None:
         group, instance = self.group_id, self.group_instance_id
-        _check("group_id", group, group is None or (isinstance(group, str) and 0 < len(group) <= 249), "a name or None")
+        named = isinstance(group, str) and 0 < len(group) <= 249 and can_be_stored(group)
+        _check("group_id", group, group is None or named, "a name of 249 characters at most, or None")
         if instance is not None:
             legal = isinstance(instance, str) and _NAME.fullmatch(instance) and instance not in (".", "..")
             _check("group_instance_id", instance, bool(legal), "1 to 249 of the characters a-z A-Z 0-9 . _ -")

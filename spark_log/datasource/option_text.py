@@ -10,7 +10,7 @@ INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 """What Java's parseLong accepts, up to the range."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class OptionText:
@@ -27,7 +27,9 @@ class OptionText:
             raise InvalidOptionError(message)
 
     def word(self, name: str, alias: str | None = None) -> str | None:
-        """A trimmed text that is not empty and has no control characters; by `name`, or by `alias` which must agree."""
+        """A trimmed text that is not empty and has no control characters or lone surrogates; by `name`, or by `alias`
+        which must agree.
+        """
         found: dict[str, str] = {}
         for key in (name, alias) if alias else (name,):
             text = self.text(key)

@@ -37,6 +37,9 @@ READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "ti
 """Fields of every row read, in order; `headers` follows them with includeHeaders."""
 HEADERS_COLUMN = "headers"
 
+TXN_APP_ID_LENGTH_MAX = 508
+"""What column `spark_batch.application` keeps, behind "txn:"."""
+
 _REFUSED_IN_READS = {
     "kafka.auto.offset.reset": "Kafka option 'auto.offset.reset' is not supported. Instead set the source option "
     "'startingoffsets' to 'earliest' or 'latest' to specify where to start. Structured Streaming manages which offsets "
@@ -304,6 +307,11 @@ def _txn(given: OptionText, streaming: bool) -> TxnVersion | None:
     if app_id is None or version is None:
         missing, there = ("txnAppId", "txnVersion") if app_id is None else ("txnVersion", "txnAppId")
         raise InvalidOptionError(f"Option '{missing}' must be specified too where '{there}' is ({given.text(there)!r})")
+    if len(app_id) > TXN_APP_ID_LENGTH_MAX:
+        raise InvalidOptionError(
+            f"Option 'txnAppId' must have at most {TXN_APP_ID_LENGTH_MAX} characters, got {len(app_id)}:"
+            f" {app_id[:50]!r}…"
+        )
     if version < 0:
         raise InvalidOptionError(f"Option 'txnVersion' must not be negative, got {version}")
     if streaming:

@@ -2,6 +2,7 @@
 
 from spark_log.cluster.names import is_legal
 from spark_log.config import ClusterSettings
+from spark_log.config_values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
 GROUP_ID_LENGTH_MAX = 249
@@ -16,7 +17,7 @@ def check_group_id(group_id: object) -> str:
         raise InvalidGroupIdError(
             f"group_id: {group_id[:50]!r}… has {len(group_id)} characters, more than {GROUP_ID_LENGTH_MAX}"
         )
-    if "\0" in group_id or any(0xD800 <= ord(character) <= 0xDFFF for character in group_id):
+    if not can_be_stored(group_id):
         raise InvalidGroupIdError(f"group_id: {group_id!r} has characters that cannot be stored")
     return group_id
 

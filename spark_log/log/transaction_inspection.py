@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
+from spark_log.config_values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.log.transacting import read_pending
@@ -98,7 +99,7 @@ def describe_transactions(store: Store, transactional_ids: Collection[str]) -> l
     """In the order asked for. TransactionalIdNotFoundError for one that there is not."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
-        wanted = [name for name in transactional_ids if _can_be_stored(name)]
+        wanted = [name for name in transactional_ids if can_be_stored(name)]
         listings = _listings(connection, store.clock(connection), _P.transactional_id.in_(wanted))
         known = {each.transactional_id: each for each in listings}
         for name in transactional_ids:
@@ -239,7 +240,3 @@ def _transacting(connection: sa.Connection, topic_id: int, tp: TopicPartition) -
 
 def _names(connection: sa.Connection) -> dict[int, str]:
     return {topic.topic_id: topic.name for topic in find_topics(connection).values()}
-
-
-def _can_be_stored(name: str) -> bool:
-    return "\0" not in name and not any(0xD800 <= ord(character) <= 0xDFFF for character in name)

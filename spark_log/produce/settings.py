@@ -11,7 +11,7 @@ from kafka.errors import KafkaConfigurationError
 from kafka.partitioner import DefaultPartitioner
 from kafka.producer import KafkaProducer
 
-from spark_log.client_settings import check_number, parse_settings
+from spark_log.client_settings import check_number, check_text, parse_settings
 from spark_log.log.append import Acks
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class ProducerSettings:
                 "transactional_id: expected text of 1 to 249 characters that can be stored (no NUL, no surrogates),"
                 f" got {name!r}"
             )
-        if self.client_id is not None and not isinstance(self.client_id, str):
-            raise KafkaConfigurationError(f"client_id: expected text, got {self.client_id!r}")
+        if self.client_id is not None:
+            check_text("client_id", self.client_id)
         for name in ("allow_auto_create_topics", "metrics_enabled"):
             if not isinstance(getattr(self, name), bool):
                 raise KafkaConfigurationError(f"{name}: expected True or False, got {getattr(self, name)!r}")
