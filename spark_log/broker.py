@@ -17,6 +17,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
 from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
+from spark_log.exit_hooks import stop_at_exit
 from spark_log.failpoints import failpoint
 from spark_log.log.followers import Followers
 
@@ -71,6 +72,12 @@ class Broker:
             self._threads.append(thread)
             thread.start()
         self.coordinator.start()
+        stop_at_exit(self)
+
+    def request_stop(self) -> list[threading.Thread]:
+        """End without giving the lease back; the coordinator's and the followers' threads are theirs."""
+        self._stop.set()
+        return list(self._threads)
 
     def close(self) -> None:
         """Give the lease back, so that others lead at once. What was being copied is left half-way, unseen."""

@@ -25,6 +25,7 @@ from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
 from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+from spark_log.exit_hooks import stop_at_exit
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
@@ -214,6 +215,7 @@ class Coordinator:
         for standing in (self.controller, self.coordinator):
             standing.start()
         self._thread.start()
+        stop_at_exit(self)
 
     def close(self) -> None:
         """Finish the duties at hand and give the leases back."""
@@ -224,6 +226,11 @@ class Coordinator:
             standing.close()
         if self._opened is not None:
             self._opened.close()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """End without finishing more than the duties at hand; the leases run out."""
+        self._stop.set()
+        return [self._thread, *self.coordinator.request_stop(), *self.controller.request_stop()]
 
     def _keep_up(self) -> None:
         """Bring the replicas of embedded brokers up to date; those of served ones are for their own processes.
@@ -274,14 +281,18 @@ class Standing:
 
     def close(self) -> None:
         """Finish the duties at hand and give the lease back."""
-        self._stop.set()
-        self._wake()
-        for thread in self._threads:
+        for thread in self.request_stop():
             thread.join()
         try:
             self._lease.give_back()
         except SparkLogError as error:
             logger.warning("%s: the lease was not given back, and runs out: %s", self._name, redact(str(error)))
+
+    def request_stop(self) -> list[threading.Thread]:
+        """As close, without waiting and with the lease."""
+        self._stop.set()
+        self._wake()
+        return list(self._threads)
 
     def _wake(self) -> None:
         with self._term_began:

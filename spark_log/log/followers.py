@@ -9,6 +9,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.exit_hooks import stop_at_exit
 from spark_log.log.catch_up import Copying
 from spark_log.log.delta import try_publish
 from spark_log.log.lagging import Lagging, lagging
@@ -98,6 +99,7 @@ class Followers:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+                stop_at_exit(self)
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
@@ -113,12 +115,15 @@ class Followers:
     def close(self, timeout_s: float = 10.0) -> None:
         """Give up what is under way, between two blocks; wait for that at most so long."""
         deadline_s = clock.monotonic_s() + timeout_s
+        for thread in self.request_stop():
+            thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+
+    def request_stop(self) -> list[threading.Thread]:
+        """As close, without waiting."""
         with self._changed:
             self._stop.set()
             self._changed.notify_all()
-            threads = [thread for thread in (self._thread, *self._copies) if thread is not None]
-        for thread in threads:
-            thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+            return [thread for thread in (self._thread, *self._copies) if thread is not None]
 
     @property
     def _busy(self) -> bool:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from spark_log.cluster.topics import Topic
+from spark_log.exit_hooks import stop_at_exit
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +33,23 @@ class Sealer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
                 self._thread.start()
+                stop_at_exit(self)
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
         """Seal what is due, for so long at most: what is left is sealed by whoever appends next, or the coordinator."""
         with self._changed:
             self._changed.wait_for(lambda: not self._due and not self._busy, timeout_s)
+        for thread in self.request_stop():
+            thread.join(timeout_s)
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Seal nothing more than what is being sealed."""
+        with self._changed:
             self._closed = True
             self._due.clear()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        return [] if self._thread is None else [self._thread]
 
     def _run(self) -> None:
         while True:

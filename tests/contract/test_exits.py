@@ -1,0 +1,53 @@
+"""Programs that end without closing what they opened: no thread is in native code while the interpreter ends."""
+
+import pytest
+
+from tests.support.subprocess_python import run_python
+
+PROGRAMS = {
+    "sealing": """
+import io, threading
+import pyarrow as pa, pyarrow.parquet as pq
+from spark_log.log.sealer import Sealer
+
+table = pa.table({"v": [str(n) for n in range(100_000)]})
+began = threading.Event()
+
+def seal(topic, partitions):
+    began.set()
+    for _ in range(20):
+        pq.write_table(table, io.BytesIO())
+    print("sealed")
+
+class Topic:
+    topic_id, name = 1, "t"
+
+sealer = Sealer(seal)
+sealer.add(Topic, 0)
+began.wait()
+""",
+    "a duty": """
+import io, sys, threading
+import pyarrow as pa, pyarrow.parquet as pq
+from spark_log import Cluster
+from spark_log.coordinator import Coordinator, Duty
+
+table = pa.table({"v": [str(n) for n in range(100_000)]})
+began = threading.Event()
+
+def work(*_):
+    began.set()
+    for _ in range(20):
+        pq.write_table(table, io.BytesIO())
+    print("sealed")
+
+coordinator = Coordinator(Cluster.init(sys.argv[1]), duties=[Duty("encode", 1, work)])
+coordinator.start()
+began.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_under_way_when_a_program_ends_is_finished(tmp_path, name):
+    assert run_python(PROGRAMS[name], str(tmp_path / "cluster")) == "sealed\n"
