@@ -34,15 +34,19 @@ class Broker:
 
     def __init__(self, cluster: Cluster, broker_id: int, *, settings: ClusterSettings | None = None) -> None:
         self._cluster = cluster
-        self._settings = settings or ClusterSettings()
+        self._given = settings
         self._session = BrokerSession(cluster.store, broker_id, self._settings.broker_session_timeout_ms)
         self._followers = Followers(cluster, broker_id)
-        self.coordinator = Coordinator(cluster, settings=self._settings)
+        self.coordinator = Coordinator(cluster, settings=settings)
         self.failure: SparkLogError | None = None
         """Why it serves no longer: another process serves the broker, or the broker was removed."""
         self._told = False
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+
+    @property
+    def _settings(self) -> ClusterSettings:
+        return self._given or self._cluster.store.settings
 
     @property
     def broker_id(self) -> int:
@@ -105,8 +109,8 @@ class Broker:
                 self._stop.wait(0.1)
 
     def _keep_lease(self) -> None:
-        every_s = self._settings.broker_session_timeout_ms / 3000
-        while not self._stop.wait(every_s):
+        while not self._stop.wait(self._settings.broker_session_timeout_ms / 3000):
+            self._session.duration_ms = self._settings.broker_session_timeout_ms
             try:
                 if not self._session.renew():
                     self._session.register()  # we were stopped for too long: the replicas have to come back in

@@ -335,7 +335,11 @@ def _hint(name: object) -> str:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Limits and leases that hold for the whole cluster, not for one topic. Values are positive whole numbers."""
+    """Limits and leases that hold for the whole cluster, not for one topic. Values are positive whole numbers.
+
+    What differs from the defaults is stored with the cluster (`cluster/settings.py`). Clients and coordinators read it
+    when they need it, and again after some seconds (`Store.settings`).
+    """
 
     plan_tasks_max: int = 200
     """Tasks of one Spark read, unless the user asks for more with minPartitions or maxRecordsPerPartition. A task costs
@@ -455,6 +459,16 @@ class ClusterSettings:
             digits = text.isascii() and text.isdigit()
             values[name] = words.get(text.lower(), int(text) if digits and not words else text)
         return cls(**values)
+
+    @classmethod
+    def from_stored(cls, overrides: Mapping[str, str]) -> "ClusterSettings":
+        """As `parse`, but what a newer spark-log has set and this one does not know is left out."""
+        known = cls().as_text()
+        return cls.parse({name: text for name, text in overrides.items() if name in known})
+
+    def as_text(self) -> dict[str, str]:
+        """Every setting's dotted name and value as text; `parse` of it gives equal settings."""
+        return {entry.name.replace("_", "."): str(getattr(self, entry.name)).lower() for entry in fields(self)}
 
     def __post_init__(self) -> None:
         for entry in fields(self):

@@ -64,8 +64,13 @@ class Duty:
     """Something that is done every so often. It may raise: it is logged, and done again at its next time."""
 
     name: str
-    every_ms: int
+    every_ms: int | Callable[[ClusterSettings], int]
+    """A function of the settings where they say how often."""
     run: Callable[[Term], None]
+
+    def pause_s(self, settings: ClusterSettings) -> float:
+        """How long to wait from the end of one run to the next."""
+        return (self.every_ms if isinstance(self.every_ms, int) else self.every_ms(settings)) / 1000
 
 
 def _tend(term: Term, group_ids: Sequence[str]) -> None:
@@ -96,7 +101,7 @@ GROUP_DUTIES: tuple[Duty, ...] = (
 )
 
 
-def _upkeep_duty(task: Task, settings: ClusterSettings) -> Duty:
+def _upkeep_duty(task: Task) -> Duty:
     def run(term: Term) -> None:
         writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
         try:
@@ -106,12 +111,12 @@ def _upkeep_duty(task: Task, settings: ClusterSettings) -> Duty:
         finally:
             writer.close()
 
-    return Duty(f"upkeep: {task.name}", task.every_ms(settings), run)
+    return Duty(f"upkeep: {task.name}", task.every_ms, run)
 
 
-def coordinator_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
+def coordinator_duties() -> tuple[Duty, ...]:
     """What the holder of `coordinator` does."""
-    return (*GROUP_DUTIES, *(_upkeep_duty(task, settings) for task in TASKS))
+    return (*GROUP_DUTIES, *(_upkeep_duty(task) for task in TASKS))
 
 
 def _elect(term: Term) -> None:
@@ -132,8 +137,13 @@ class _Inspection:
 
 
 def _shrink(watch: LagWatch, term: Term) -> None:
-    late = watch.late(clock.monotonic_s(), term.cluster.store.read(members_behind))
+    lag_max_s = term.settings.replica_lag_time_max_ms / 1000
+    late = watch.late(clock.monotonic_s(), term.cluster.store.read(members_behind), lag_max_s)
     controller.shrink_isrs(term.cluster.store, term.guard, late)
+
+
+def _lag_look_ms(settings: ClusterSettings) -> int:
+    return min(1_000, max(10, settings.replica_lag_time_max_ms // 4))
 
 
 def _finish_reassignments(term: Term) -> None:
@@ -149,16 +159,15 @@ def _rebalance(term: Term) -> None:
         auto_rebalance(term.cluster.store, term.guard, term.settings.leader_imbalance_per_broker_percentage)
 
 
-def controller_duties(settings: ClusterSettings) -> tuple[Duty, ...]:
+def controller_duties() -> tuple[Duty, ...]:
     """What the holder of `controller` does."""
-    watch = LagWatch(settings.replica_lag_time_max_ms / 1000)
-    lag_every_ms = min(1_000, max(10, settings.replica_lag_time_max_ms // 4))
+    watch = LagWatch()
     return (
         Duty("elect leaders and take the dead out of ISRs", 200, _elect),
         Duty("look at the log dirs", 200, _Inspection()),
-        Duty("take replicas that lag out of ISRs", lag_every_ms, lambda term: _shrink(watch, term)),
+        Duty("take replicas that lag out of ISRs", _lag_look_ms, lambda term: _shrink(watch, term)),
         Duty("finish reassignments", 500, _finish_reassignments),
-        Duty("give leadership back", settings.leader_imbalance_check_interval_ms, _rebalance),
+        Duty("give leadership back", lambda settings: settings.leader_imbalance_check_interval_ms, _rebalance),
         Duty("delete what reassignments left behind", 600_000, _delete_retired_replicas),
     )
 
@@ -176,7 +185,8 @@ def controller_status(cluster: Cluster) -> LeaseStatus:
 class Coordinator:
     """Stands for coordinator and for controller of the cluster while it is entered.
 
-    `cluster` is an address, as for Producer and Consumer, or an open Cluster, which stays open.
+    `cluster` is an address, as for Producer and Consumer, or an open Cluster, which stays open. `settings` hold instead
+    of the cluster's, which are followed when they change.
     """
 
     def __init__(
@@ -186,7 +196,6 @@ class Coordinator:
         settings: ClusterSettings | None = None,
         duties: Sequence[Duty] | None = None,
     ) -> None:
-        settings = settings or ClusterSettings()
         self._opened = Cluster.open(cluster) if isinstance(cluster, str) else None
         cluster = self._opened or cluster
         assert isinstance(cluster, Cluster)
@@ -194,10 +203,8 @@ class Coordinator:
         self._followers = Followers(cluster)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="spark-log-embedded-replicas", daemon=True)
-        self.controller = Standing(cluster, controller.LEASE, settings, controller_duties(settings))
-        self.coordinator = Standing(
-            cluster, LEASE, settings, coordinator_duties(settings) if duties is None else duties
-        )
+        self.controller = Standing(cluster, controller.LEASE, settings, controller_duties())
+        self.coordinator = Standing(cluster, LEASE, settings, coordinator_duties() if duties is None else duties)
 
     @property
     def acting(self) -> bool:
@@ -253,17 +260,20 @@ class Standing:
     keeps neither the lease nor another duty waiting.
     """
 
-    def __init__(self, cluster: Cluster, lease: str, settings: ClusterSettings, duties: Sequence[Duty]) -> None:
+    def __init__(self, cluster: Cluster, lease: str, settings: ClusterSettings | None, duties: Sequence[Duty]) -> None:
         self._cluster = cluster
-        self._settings = settings
+        self._given = settings
         self._duties = tuple(duties)
         self._name = lease
-        self._lease = Lease(cluster.store, lease, settings.controller_lease_ms)
-        self._renew_s = settings.controller_lease_ms / 3000
+        self._lease = Lease(cluster.store, lease, self._settings.controller_lease_ms)
         self._stop = threading.Event()
         self._term_began = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._failures: dict[str, str] = {}
+
+    @property
+    def _settings(self) -> ClusterSettings:
+        return self._given or self._cluster.store.settings
 
     @property
     def acting(self) -> bool:
@@ -301,20 +311,22 @@ class Standing:
     def _keep_lease(self) -> None:
         while not self._stop.is_set():
             before = self._lease.epoch
+            self._lease.duration_ms = self._settings.controller_lease_ms
+            renew_s = self._lease.duration_ms / 3000
             try:
                 if self._lease.take_or_renew() and self._lease.epoch != before:
                     failpoint(f"{self._name}.lease-taken")
                     logger.info("%s: term %s begins", self._name, self._lease.epoch)
                     self._wake()
-                pause_s = self._renew_s if self.acting else self._until_free_s()
+                pause_s = renew_s if self.acting else min(self._until_free_s(), renew_s)
             except SparkLogError as error:
                 logger.warning("%s: the lease was not renewed: %s", self._name, redact(str(error)))
-                pause_s = self._renew_s
+                pause_s = renew_s
             self._stop.wait(pause_s)
 
     def _until_free_s(self) -> float:
         left_ms = lease_status(self._cluster.store, self._name).left_ms
-        return min(max(left_ms, 10) / 1000, self._renew_s)
+        return max(left_ms, 10) / 1000
 
     def _do_again_and_again(self, duty: Duty) -> None:
         while not self._stop.is_set():
@@ -323,7 +335,7 @@ class Standing:
             epoch = self._lease.epoch
             while self.acting and self._lease.epoch == epoch and not self._stop.is_set():
                 self._do(duty)
-                self._stop.wait(duty.every_ms / 1000)
+                self._stop.wait(duty.pause_s(self._settings))
 
     def _do(self, duty: Duty) -> None:
         try:

@@ -179,7 +179,10 @@ class Admin:
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError."""
+        """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError.
+
+        A resource of type BROKER, with any name, is the whole cluster: {'broker': {name: …}}.
+        """
         return configs.describe_configs(self._cluster, config_resources, config_filter)
 
     @kafka_errors()
@@ -190,7 +193,7 @@ class Admin:
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """{'topic': {name: 'OK' or the error}}."""
+        """{'topic' or 'broker': {name: 'OK' or the error}}. BROKER, with any name, is the whole cluster."""
         return configs.alter_configs(
             self._cluster,
             config_resources,

@@ -1,4 +1,8 @@
-"""Topic configs, in kafka-python's arguments and results. Every config of ours is dynamic; brokers have none yet."""
+"""Configs of topics and of the cluster, in kafka-python's arguments and results. All are dynamic.
+
+A resource of type BROKER, of any name, is the cluster: its settings are Kafka's cluster-wide defaults of brokers, and
+no broker has settings of its own.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,26 +12,51 @@ from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigR
 from spark_log.admin.outcomes import outcome_of
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import TopicConfig, canonical, definitions
+from spark_log.cluster.settings import alter_settings, read_settings
+from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 
 
 def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """{'topic': {name: {config: facts}}}; by default what differs from the default."""
+    """{'topic' or 'broker': {name: {config: facts}}}; by default what differs from the default."""
     wanted = ConfigFilterType.build_from(config_filter)
     result: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
-        topic = _topic_of(cluster, resource)
+        if _is_cluster(resource):
+            entries = _cluster_entries(read_settings(cluster))
+        else:
+            entries = entries_of(_topic_of(cluster, resource).overrides, everything=True)
         names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
-        entries = entries_of(topic.overrides, everything=True)
-        result.setdefault("topic", {})[topic.name] = {
+        result.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
             name: entry
             for name, entry in entries.items()
-            if (names is None or name in names) and not wanted.should_skip(ConfigSourceType[entry["config_source"]])
+            if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
         }
     return result
+
+
+def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
+    """As kafka-python, but what is set for the whole cluster counts as modified: there is no other place to set it."""
+    if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
+        return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
+    return bool(wanted.should_skip(source))
+
+
+def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    set_, default = ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG, ConfigSourceType.DEFAULT_CONFIG
+    return {
+        name: {
+            "value": overrides.get(name, text),
+            "read_only": False,
+            "is_sensitive": False,
+            "config_source": (set_ if name in overrides else default).name,
+            "config_type": "BOOLEAN" if text in ("true", "false") else "LONG",
+            "documentation": "",
+        }
+        for name, text in ClusterSettings().as_text().items()
+    }
 
 
 def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dict[str, dict[str, Any]]:
@@ -59,15 +88,20 @@ def alter_configs(
     raise_on_unknown: bool,
     incremental: bool | None,
 ) -> dict[str, dict[str, str]]:
-    """'OK' or the error for each topic. A config's value, or (AlterConfigOp, value); APPEND and SUBTRACT for lists.
+    """'OK' or the error for each resource. A config's value, or (AlterConfigOp, value); APPEND and SUBTRACT for lists.
 
     With `incremental=False` configs that are not named go back to their defaults.
     """
     changes = {id(resource): dict(resource.configs or {}) for resource in resources}
     if raise_on_unknown:
-        _raise_unknown(changes.values())
+        _raise_unknown(resources)
 
     def alter(resource: ConfigResource) -> None:
+        if _is_cluster(resource):
+            given = {name: _new_setting(name, value) for name, value in changes[id(resource)].items()}
+            others = dict.fromkeys(read_settings(cluster)) if incremental is False else {}
+            alter_settings(cluster, {**others, **given}, validate_only=validate_only)
+            return
         topic = _topic_of(cluster, resource)
         changed = canonical(changes[id(resource)])
         wanted = {name: _new_value(topic, name, given) for name, given in changed.items()}
@@ -83,9 +117,13 @@ def reset_configs(
 ) -> dict[str, dict[str, str]]:
     """Put the named configs, or all for none, back to their defaults."""
     if raise_on_unknown:
-        _raise_unknown(resource.configs or () for resource in resources)
+        _raise_unknown(resources)
 
     def reset(resource: ConfigResource) -> None:
+        if _is_cluster(resource):
+            settings = resource.configs or read_settings(cluster)
+            alter_settings(cluster, dict.fromkeys(settings), validate_only=validate_only)
+            return
         topic = _topic_of(cluster, resource)
         names = list(resource.configs) if resource.configs else list(topic.overrides)
         engine.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
@@ -104,17 +142,35 @@ def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[st
 
 def _topic_of(cluster: Cluster, resource: ConfigResource) -> engine.Topic:
     if resource.resource_type is not ConfigResourceType.TOPIC:
-        raise InvalidConfigurationError(f"{resource.resource_type.name} {resource.name!r}: only topics have configs")
+        raise InvalidConfigurationError(
+            f"{resource.resource_type.name} {resource.name!r}: only topics and the cluster (BROKER) have configs"
+        )
     if not isinstance(resource.name, str):
         raise InvalidTopicError(f"topic: expected a name, got {resource.name!r}")
     return cluster.store.read(lambda connection: engine.find_topic(connection, resource.name))
 
 
-def _raise_unknown(named: Iterable[Iterable[str]]) -> None:
-    known = {definition.name for definition in definitions()}
-    unknown = {name for names in named for name in canonical(dict.fromkeys(names))} - known
+def _is_cluster(resource: ConfigResource) -> bool:
+    return resource.resource_type is ConfigResourceType.BROKER
+
+
+def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
+    of_topics = {definition.name for definition in definitions()}
+    of_the_cluster = ClusterSettings().as_text().keys()
+    unknown: set[str] = set()
+    for resource in resources:
+        names = dict.fromkeys(resource.configs or ())
+        unknown |= names.keys() - of_the_cluster if _is_cluster(resource) else canonical(names).keys() - of_topics
     if unknown:
         raise ValueError(f"Unrecognized configs: {unknown}")
+
+
+def _new_setting(name: str, given: Any) -> str | None:
+    op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
+    op = AlterConfigOp.build_from(op)
+    if op not in (AlterConfigOp.SET, AlterConfigOp.DELETE):
+        raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists")
+    return None if op is AlterConfigOp.DELETE or value is None else str(value).lower()
 
 
 def _new_value(topic: engine.Topic, name: str, given: Any) -> str | None:

@@ -111,12 +111,17 @@ def start(
     """
     from spark_log.broker import Broker
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.stopping import Stop
 
-    settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
+    given = parse_pairs(setting or (), "--setting")
+    ClusterSettings.parse(given)
     stop = Stop()
-    with Cluster.open(cluster) as opened, Broker(opened, broker_id, settings=settings) as broker:
+    with (
+        Cluster.open(cluster) as opened,
+        Broker(opened, broker_id, settings=with_settings(opened, given) if given else None) as broker,
+    ):
         stop.on_signals()  # until now they may end the wait for a predecessor's lease
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
         acting = False

@@ -1,12 +1,59 @@
-"""`spark-log init` and `spark-log status`."""
+"""`spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
 from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json
+from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json, parse_pairs
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
 from spark_log.errors import SparkLogError, redact
+
+app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
+
+
+@app.callback()
+def _group() -> None:
+    """Show and change the settings of the cluster."""
+
+
+@app.command()
+def config(
+    cluster: Cluster_,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting, as transaction.max.timeout.ms=60000; repeatable."),
+    ] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to its default; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the settings that hold for the whole cluster, or change them. Running clients obey after some seconds.
+
+    **Examples**
+
+    - `spark-log cluster config`
+    - `spark-log cluster config --set group.max.session.timeout.ms=60000 --unset plan.tasks.max`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.settings import alter_settings, read_settings
+    from spark_log.config import ClusterSettings
+
+    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
+    for name in unset or ():
+        if name in changes:
+            raise typer.BadParameter(f"{name} is set as well", param_hint="--unset")
+        changes[name] = None
+    with Cluster.open(cluster) as opened:
+        stored = alter_settings(opened, changes) if changes else read_settings(opened)
+    defaults = ClusterSettings().as_text()
+    rows = {name: (stored.get(name, default), default) for name, default in defaults.items()}
+    if as_json:
+        print_json({name: {"value": value, "default": default} for name, (value, default) in rows.items()})
+        return
+    print_table(
+        None, ("setting", "value", "default"), [(name, value, default) for name, (value, default) in rows.items()]
+    )
 
 
 def init(

@@ -16,7 +16,8 @@ def coordinator(
         typer.Option(
             "--setting",
             metavar="NAME=VALUE",
-            help="A cluster setting for this process, as log.merge.interval.ms=60000; repeatable.",
+            help="A cluster setting for this process alone, as log.merge.interval.ms=60000; repeatable. It "
+            "then keeps to the cluster's settings as they are when it starts.",
         ),
     ] = None,
     as_json: Json = False,
@@ -27,11 +28,13 @@ def coordinator(
     SIGTERM or Ctrl-C gives the lease back.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.coordinator import Coordinator, coordinator_status
     from spark_log.stopping import Stop
 
-    settings = ClusterSettings.parse(parse_pairs(setting or (), "--setting"))
+    given = parse_pairs(setting or (), "--setting")
+    ClusterSettings.parse(given)
     with Cluster.open(cluster) as opened:
         if status or as_json:
             found = coordinator_status(opened)
@@ -39,6 +42,7 @@ def coordinator(
             print_json(facts) if as_json else print_facts(facts)
             return
         stop = Stop().on_signals()
+        settings = with_settings(opened, given) if given else None
         with Coordinator(opened, settings=settings) as standing:
             say(f"Standing for coordinator of {opened.store.address}. Ctrl-C stops.")
             acting = False

@@ -46,6 +46,7 @@ app = typer.Typer(
 )
 app.command("init")(cluster.init)
 app.command("status")(cluster.status)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

@@ -116,10 +116,11 @@ def produce(
 def _producer(cluster: str, transactional_id: str) -> Any:
     from kafka.errors import KafkaConfigurationError
 
-    from spark_log.config import ClusterSettings
+    from spark_log.cluster.cluster import Cluster
     from spark_log.produce.producer import Producer
 
-    longest_ms = ClusterSettings().transaction_max_timeout_ms
+    with Cluster.open(cluster) as opened:
+        longest_ms = opened.store.settings.transaction_max_timeout_ms
     try:
         return Producer(
             cluster=cluster,

@@ -133,7 +133,6 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from spark_log.config import ClusterSettings
     from spark_log.log.moving import UnderWay, carry_out
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -148,7 +147,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
             bar.update(task, total=total, completed=total - bytes_left, description=description)
 
         try:
-            carry_out(cluster, ClusterSettings(), partitions, tell)
+            carry_out(cluster, cluster.store.settings, partitions, tell)
         except KeyboardInterrupt:
             note("Stopped copying. To go on: spark-log partition reassign; to go back, with --cancel.")
             raise typer.Exit(130) from None

@@ -27,7 +27,7 @@ def any_offline(connection: sa.Connection) -> bool:
 class AtHand:
     """Looks at the log dirs and elects leaders, not more often than needed. Safe to share between threads."""
 
-    def __init__(self, cluster: Cluster, settings: ClusterSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
         self._cluster, self._settings = cluster, settings
         self._lock = threading.Lock()
         self._next_s = 0.0
@@ -50,7 +50,7 @@ class AtHand:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
     def _do(self) -> bool:
-        with at_hand(self._cluster.store, self._settings) as guard:
+        with at_hand(self._cluster.store, self._settings or self._cluster.store.settings) as guard:
             if guard is None:
                 return False
             inspect_log_dirs(self._cluster, guard)

@@ -192,7 +192,7 @@ class BrokerSession:
         self.holder = f"{socket.gethostname()}-{os.getpid()}"
         self.epoch: int | None = None
         self._store = store
-        self._duration_ms = duration_ms
+        self.duration_ms = duration_ms
 
     def register(self) -> None:
         """Begin to serve the broker. DuplicateBrokerRegistrationError while another process does."""
@@ -207,7 +207,7 @@ class BrokerSession:
                 )
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
-            lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_era": now.era}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
             connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values({**values, **lease}))
             return epoch
 
@@ -223,7 +223,7 @@ class BrokerSession:
                 row.lease_until_ms or 0, row.lease_era or ""
             ):
                 return False
-            lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_era": now.era}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
             connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values(lease))
             return True
 

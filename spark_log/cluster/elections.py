@@ -12,7 +12,6 @@ from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.partition_rows import Key, load_partitions
 from spark_log.cluster.replication import PartitionState
 from spark_log.cluster.topics import find_topics
-from spark_log.config import ClusterSettings
 from spark_log.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -32,7 +31,7 @@ def elect(
     UnknownTopicOrPartitionError. An unclean one elects only where there is no leader, and may lose records, which are
     recorded and logged. The term of a controller is not needed: each transaction sees who is alive, and decides alone.
     """
-    AtHand(cluster, ClusterSettings()).look()  # a log dir that has gone must not be elected
+    AtHand(cluster).look()  # a log dir that has gone must not be elected
     before = cluster.store.read(lambda connection: _look(connection, cluster, partitions))
     keys = {tp: key for tp, (key, _, _) in before.items()}
     if unclean:

@@ -34,11 +34,10 @@ class LagWatch:
     By a monotonic clock, and only while watched: whoever begins to watch gives everybody the whole time.
     """
 
-    def __init__(self, lag_max_s: float) -> None:
-        self._lag_max_s = lag_max_s
+    def __init__(self) -> None:
         self._goals: dict[Member, _Goal] = {}
 
-    def late(self, now_s: float, behind: Mapping[Member, Ends]) -> set[Member]:
+    def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
         """The members that are late now. `behind` is every member that does not have all that its leader has."""
         goals: dict[Member, _Goal] = {}
         for member, ends in behind.items():
@@ -47,7 +46,7 @@ class LagWatch:
                 goal = _Goal(ends.leader, now_s)
             goals[member] = goal
         self._goals = goals
-        return {member for member, goal in goals.items() if now_s - goal.since_s > self._lag_max_s}
+        return {member for member, goal in goals.items() if now_s - goal.since_s > lag_max_s}
 
 
 def members_behind(connection: sa.Connection) -> dict[Member, Ends]:

@@ -44,7 +44,8 @@ class Lease:
         """Of the term that we hold; None while we do not."""
         self._store = store
         self._name = name
-        self._duration_ms = duration_ms
+        self.duration_ms = duration_ms
+        """Of the next term or renewal."""
 
     def take_or_renew(self) -> bool:
         """Hold the lease for another duration, if it is ours or free. Whether it is ours now."""
@@ -62,7 +63,7 @@ class Lease:
             if not ours and not free:
                 return None
             epoch = int(row.epoch) if ours and not free else int(row.epoch) + 1
-            until_ms = now.lease_ms + self._duration_ms
+            until_ms = now.lease_ms + self.duration_ms
             values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "era": now.era}
             connection.execute(t.lease.update().where(here).values(values))
             return epoch

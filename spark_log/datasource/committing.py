@@ -11,7 +11,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.config import ClusterSettings
 from spark_log.datasource.batch_ends import BatchEnds
 from spark_log.datasource.options import PendingWrite, WriteOptions
 from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
@@ -34,15 +33,14 @@ WRITE_BATCHES_MAX = 2**32
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
-    settings = ClusterSettings()
     with Cluster.open(options.cluster) as cluster:
         topics = cluster.store.read(lambda connection: _topic_plans(connection, options.topic))
         now_ms = cluster.store.now().wall_ms
         write_id = write_ids.register(
-            cluster.store, f"spark write on {socket.gethostname()}", settings.spark_write_id_lease_ms
+            cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
         )
         log_dirs = cluster.log_dirs()
-    inline_bytes_max = settings.commit_inline_bytes_per_task_max
+        inline_bytes_max = cluster.store.settings.commit_inline_bytes_per_task_max
     return WritePlan(write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint)
 
 

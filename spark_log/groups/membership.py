@@ -80,8 +80,8 @@ class GroupMember:
         """Empty while it is not joined."""
         self.generation = -1
         """The one that it was told last; -1 while it is not joined."""
-        self._limits = limits or ClusterSettings()
-        check_session_timeout(settings.session_timeout_ms, self._limits)
+        self._limits = limits
+        check_session_timeout(settings.session_timeout_ms, limits or cluster.store.settings)
         check_instance_id(settings.instance_id)
         self._store = cluster.store
         self._assignors = resolve_assignors(settings.assignors)
@@ -129,7 +129,7 @@ class GroupMember:
         UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError; then nothing is
         committed. UnknownTopicOrPartitionError names partitions that do not exist; all others are committed.
         """
-        commits = check_commits(offsets, self._limits)
+        commits = check_commits(offsets, self._limits or self._store.settings)
         with self._turn, self._session(lost=False):
             me, generation = self._identity(), self.generation
 

@@ -97,7 +97,7 @@ def commit_offsets(
     UnknownMemberIdError while the group has live members (only they commit), and the errors of `check_commits`; then
     nothing is committed.
     """
-    commits = check_commits(offsets, settings or ClusterSettings(), metadata)
+    commits = check_commits(offsets, settings or store.settings, metadata)
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         rows.lock_or_make_group(connection, group_id, store.clock(connection))
@@ -227,7 +227,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, guard:
     """Forget groups' offsets that are older than offsets.retention.minutes, counted from the last commit and from when
     the group became empty; and groups of which nothing is left. Returns how many offsets.
     """
-    retention_ms = (settings or ClusterSettings()).offsets_retention_ms
+    retention_ms = (settings or store.settings).offsets_retention_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         guard(connection)

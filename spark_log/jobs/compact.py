@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import ClusterSettings
 from spark_log.jobs.arguments import Parser
 from spark_log.jobs.failures import guarded
 from spark_log.jobs.session import start_session
@@ -74,7 +73,7 @@ def run(arguments: CompactArguments) -> int:
 
 def check(cluster: Cluster, arguments: CompactArguments) -> None:
     """All that can be checked without Spark: the topics are there, and compacted."""
-    work = Work(cluster, ClusterSettings(), Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics)
+    work = Work(cluster, cluster.store.settings, Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics)
     compacted_topics(work, arguments.topics)
 
 

@@ -95,7 +95,7 @@ class Log(LogReader):
         """
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(self._seal_and_publish) if seal_beside else None
-        self._at_hand = AtHand(cluster, self.settings)
+        self._at_hand = AtHand(cluster, settings)
         self._followers = Followers(cluster)
         self._left_behind = False
         self._doubts: list[InDoubt] = []

@@ -20,7 +20,7 @@ def expire_producers(
     Returns how many producers are gone; does a part at a time, with a transaction each. `guard` raises inside them if
     the caller may not act any more.
     """
-    expiration_ms = (settings or ClusterSettings()).producer_id_expiration_ms
+    expiration_ms = (settings or store.settings).producer_id_expiration_ms
     p, b = t.producer.c, t.producer_batch.c
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:

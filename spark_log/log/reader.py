@@ -66,11 +66,16 @@ class LogReader:
 
     def __init__(self, cluster: Cluster, *, settings: ClusterSettings | None = None, holder: str = "log") -> None:
         self.cluster = cluster
-        self.settings = settings or ClusterSettings()
+        self._given = settings
         self._writer = Writer(cluster.store, holder, self.settings.producer_write_id_lease_ms)
 
     def close(self) -> None:
         self._writer.close()
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """The cluster's, if none were given."""
+        return self._given or self.cluster.store.settings
 
     def find_topic(self, name: str) -> Topic:
         """The topic, or UnknownTopicOrPartitionError."""

@@ -95,7 +95,7 @@ def init_producer(
     Producers that had the id before are fenced, and the transaction that one had open is aborted.
     InvalidTransactionTimeoutError above transaction.max.timeout.ms.
     """
-    limit = (settings or ClusterSettings()).transaction_max_timeout_ms
+    limit = (settings or store.settings).transaction_max_timeout_ms
     if transaction_timeout_ms > limit:
         raise InvalidTransactionTimeoutError(
             f"transaction_timeout_ms={transaction_timeout_ms} is above transaction.max.timeout.ms ({limit})"
@@ -234,7 +234,7 @@ def _time_out(
 
 def expire_ids(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
     """Forget the transactional ids that have had no transaction for transactional.id.expiration.ms; how many."""
-    expiration_ms = (settings or ClusterSettings()).transactional_id_expiration_ms
+    expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         guard(connection)

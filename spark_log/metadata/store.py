@@ -1,6 +1,7 @@
 """The metadata store as the rest sees it: snapshots to read, transactions to write, one place that retries."""
 
 import contextlib
+import json
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.config import ClusterSettings
 from spark_log.errors import (
     ClusterAlreadyExistsError,
     ClusterNotFoundError,
     MetadataConflictError,
     MetadataStoreUnavailableError,
     RetriableError,
+    SparkLogError,
     UnsupportedVersionError,
     redact,
 )
@@ -37,6 +40,9 @@ READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is away."""
 
 _ASK_THE_TIME_MS = 5_000
+
+SETTINGS_AGE_S_MAX = 5.0
+"""How old the cluster's settings may be in a client that is open."""
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 """What a driver raises, through SQLAlchemy; and that its pool had no connection left."""
@@ -84,8 +90,28 @@ class Store:
         self.sqlite = address.folder is not None
         self.changes = changes_of(address)
         self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
+        self._settings: tuple[float, ClusterSettings] | None = None
         self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
         self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """The cluster's settings as of SETTINGS_AGE_S_MAX ago or later; the last known while the store is away."""
+        now_s, known = clock.monotonic_s(), self._settings
+        if known is None or now_s - known[0] >= SETTINGS_AGE_S_MAX:
+            try:
+                overrides = self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if known is None else 1_000)
+                known = (now_s, ClusterSettings.from_stored(overrides))
+            except SparkLogError:
+                if known is None:
+                    raise
+                known = (now_s, known[1])
+            self._settings = known
+        return known[1]
+
+    def forget_settings(self) -> None:
+        """The next one who asks for `settings` reads them."""
+        self._settings = None
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
@@ -292,6 +318,15 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
             raise ClusterAlreadyExistsError(f"somebody else made a cluster at {address} just now") from error
         raise
     return store
+
+
+def read_overrides(connection: sa.Connection) -> dict[str, str]:
+    """The cluster settings that are stored: dotted name to text."""
+    overrides: dict[str, str] = json.loads(connection.execute(_SETTINGS).scalar_one())
+    return overrides
+
+
+_SETTINGS = sa.select(tables.cluster.c.settings)
 
 
 def open_store(address: Address) -> Store:

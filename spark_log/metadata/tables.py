@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0013"
 """Alembic revision that this code reads and writes: the head of `migrations/versions`."""
 
 metadata = MetaData(
@@ -86,6 +86,12 @@ cluster = Table(
         BigInteger,
         "store clock; when an operator accepted another server or timeline",
         nullable=True,
+    ),
+    _column(
+        "settings",
+        Text,
+        "cluster settings that differ from the defaults: JSON, dotted name to text",
+        server_default="{}",
     ),
     comment="The cluster that this store describes.",
 )

@@ -21,7 +21,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
-from spark_log.config import ClusterSettings
 from spark_log.datasource.ranges import rate_limit
 from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
 from spark_log.errors import (
@@ -302,7 +301,7 @@ class Mirror:
         starts = {tp: found.start for tp, found in lacking.items()}
         ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in lacking.items()})
         taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
-        settings = ClusterSettings()
+        settings = self.target.store.settings
         write_id = write_ids.register(self.target.store, "mirror", settings.spark_write_id_lease_ms)
         try:
             positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}

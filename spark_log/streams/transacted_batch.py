@@ -23,7 +23,6 @@ from pyspark.sql import DataFrame
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import find_topics
-from spark_log.config import ClusterSettings
 from spark_log.datasource.batch_ends import BatchEnds
 from spark_log.datasource.committing import append_whole
 from spark_log.datasource.offset_log import fingerprint_of_batch
@@ -65,7 +64,7 @@ _producers: dict[tuple[str, str], _Producer] = {}
 class BatchTransaction:
     """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
 
-    def __init__(self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int) -> None:
+    def __init__(self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None) -> None:
         self._batch, spark = batch, batch.sparkSession
         current = this_batch(spark)
         checkpoint = Checkpoint(spark, current)
@@ -159,7 +158,9 @@ class BatchTransaction:
         return True
 
     def _initialized(self) -> Claim:
-        return transacting.init_producer(self._cluster.store, self._transactional_id, self._timeout_ms)
+        store = self._cluster.store
+        timeout_ms = self._timeout_ms or store.settings.transaction_max_timeout_ms
+        return transacting.init_producer(store, self._transactional_id, timeout_ms)
 
     def _end(self, *, failed: bool) -> None:
         committed = False
@@ -225,8 +226,6 @@ def batch_transaction(
     for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end
     TransactionAbortableError if its time is over.
     """
-    limit_ms = ClusterSettings().transaction_max_timeout_ms
-    timeout_ms = limit_ms if transaction_timeout_ms is None else transaction_timeout_ms
-    if timeout_ms <= 0:
-        raise InvalidOptionError(f"transaction_timeout_ms {timeout_ms}: expected more than 0")
-    return BatchTransaction(batch, cluster, group_id, timeout_ms)
+    if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
+        raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")
+    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms)

@@ -63,7 +63,7 @@ def compact_on_spark(
     is not there; what failed in one unit is raised when all others are done.
     """
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    settings = settings or ClusterSettings()
+    settings = settings or opened.store.settings
     writer = Writer(opened.store, "compact_on_spark", settings.spark_write_id_lease_ms)
     try:
         return _compact(spark, Work(opened, settings, writer, topic_names=topics), force, progress)

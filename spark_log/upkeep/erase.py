@@ -72,7 +72,7 @@ def erase(
     """
     validate_user_topic(topic, "erase from")
     wanted = _distinct(keys)
-    settings = settings or ClusterSettings()
+    settings = settings or cluster.store.settings
     if purge:
         cluster.store.read(check_identity)
     found, limits, above = cluster.store.read(lambda connection: _begin(connection, topic, ends or {}))

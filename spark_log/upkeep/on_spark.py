@@ -35,7 +35,7 @@ def merge_on_spark(
 ) -> Iterator[Report]:
     """Merge small segments, as many partitions at once as Spark has cores. As `upkeep(cluster, ["merge"])` else."""
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    settings = settings or ClusterSettings()
+    settings = settings or opened.store.settings
     # long: nothing renews it while the driver is busy, and a task may wait for a core
     writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
     try:

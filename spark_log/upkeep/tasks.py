@@ -116,7 +116,7 @@ def upkeep(
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
     with ExitStack() as stack:
         opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
-        settings = settings or ClusterSettings()
+        settings = settings or opened.store.settings
         writer = Writer(opened.store, "upkeep", settings.producer_write_id_lease_ms)
         stack.callback(writer.close)
         work = Work(opened, settings, writer, topic_names=topics)

@@ -1,0 +1,47 @@
+"""Cluster settings as they are stored: read and altered. `Store.settings` is what clients obey."""
+
+import json
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, read_overrides
+
+
+def read_settings(cluster: Cluster) -> dict[str, str]:
+    """What is set, by dotted name, as text; all else has its default."""
+    return cluster.store.read(read_overrides)
+
+
+def alter_settings(
+    cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False
+) -> dict[str, str]:
+    """Set cluster settings, by dotted name, or with None put them back to their defaults; returns what is set then.
+
+    Every client obeys after some seconds at the most, this process at once. InvalidConfigurationError names a setting
+    that there is not, or a value that is not valid; then nothing is changed. With `validate_only` nothing is either.
+    """
+    known = ClusterSettings().as_text()
+    changes = {name.replace("_", "."): value for name, value in changes.items()}
+    ClusterSettings.parse({name: known.get(name, "1") if value is None else value for name, value in changes.items()})
+
+    def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
+        query = sa.select(t.cluster.c.settings).with_for_update()
+        merged = {**json.loads(connection.execute(query).scalar_one()), **changes}
+        overrides = {name: value for name, value in merged.items() if value is not None}
+        ClusterSettings.from_stored(overrides)
+        if not validate_only:
+            connection.execute(t.cluster.update().values(settings=json.dumps(overrides, sort_keys=True)))
+        return overrides
+
+    altered = cluster.store.transact(alter, announce=True)
+    cluster.store.forget_settings()
+    return altered
+
+
+def with_settings(cluster: Cluster, pairs: Mapping[str, str]) -> ClusterSettings:
+    """The cluster's settings now, with those of `pairs` instead: for one process."""
+    return ClusterSettings.parse({**cluster.store.settings.as_text(), **pairs})

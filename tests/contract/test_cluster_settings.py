@@ -1,0 +1,122 @@
+"""Cluster settings are stored with the cluster, and every client obeys them."""
+
+import json
+
+import pytest
+from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
+from kafka.errors import InvalidConfigurationError as KafkaInvalidConfigurationError
+from typer.testing import CliRunner
+
+from spark_log import Admin, Consumer, Producer
+from spark_log.cli.main import app
+from spark_log.cluster import settings as stored
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator, Duty
+from spark_log.errors import InvalidConfigurationError, InvalidSessionTimeoutError, InvalidTransactionTimeoutError
+from spark_log.log.log import Log
+from spark_log.metadata import store as stores
+
+EVERYWHERE = ConfigResource(ConfigResourceType.BROKER, "")
+
+
+def resource(name="", **configs):
+    named = {key.replace("_", "."): value for key, value in configs.items()}
+    return ConfigResource(ConfigResourceType.BROKER, name, named or None)
+
+
+@pytest.fixture
+def admin(cluster, cluster_address):
+    with Admin(cluster=cluster_address) as admin:
+        yield admin
+
+
+def test_defaults_until_something_is_set(cluster):
+    assert cluster.store.settings == ClusterSettings()
+
+
+def test_what_is_set_holds_for_whoever_opens_the_cluster(cluster, cluster_address):
+    alter_settings(cluster, {"transaction.max.timeout.ms": "5000", "auto.leader.rebalance.enable": "false"})
+    assert cluster.store.settings.transaction_max_timeout_ms == 5000, "at once in the process that sets it"
+    with Cluster.open(cluster_address) as other:
+        log = Log(other)
+        expected = ClusterSettings(transaction_max_timeout_ms=5000, auto_leader_rebalance_enable=False)
+        assert log.settings == other.store.settings == expected
+        log.close()
+    alter_settings(cluster, {"transaction.max.timeout.ms": None})
+    assert cluster.store.settings == ClusterSettings(auto_leader_rebalance_enable=False)
+
+
+def test_a_client_that_is_open_learns_of_a_change_in_a_bounded_time(cluster, cluster_address, monkeypatch):
+    with Cluster.open(cluster_address) as other:
+        assert other.store.settings == ClusterSettings()
+        alter_settings(cluster, {"plan.tasks.max": "7"})
+        assert other.store.settings == ClusterSettings(), "it is asked for every few seconds only"
+        later_s = stores.clock.monotonic_s() + stores.SETTINGS_AGE_S_MAX
+        monkeypatch.setattr(stores.clock, "monotonic_s", lambda: later_s)
+        assert other.store.settings.plan_tasks_max == 7
+
+
+@pytest.mark.parametrize("changes", [{"plan.tasks.max": "0"}, {"plan.tasks.max": "many"}, {"plan.task.max": "1"}])
+def test_what_is_not_valid_is_refused_and_changes_nothing(cluster, changes):
+    with pytest.raises(InvalidConfigurationError):
+        alter_settings(cluster, {"controller.lease.ms": "1000", **changes})
+    assert stored.read_settings(cluster) == {}
+
+
+def test_clients_keep_to_the_limits_of_the_cluster(cluster, cluster_address):
+    alter_settings(cluster, {"transaction.max.timeout.ms": "5000", "group.max.session.timeout.ms": "2000"})
+    with (
+        Producer(cluster=cluster_address, transactional_id="x", transaction_timeout_ms=5001) as producer,
+        pytest.raises(InvalidTransactionTimeoutError, match=r"transaction.max.timeout.ms \(5000\)"),
+    ):
+        producer.init_transactions()
+    with pytest.raises(InvalidSessionTimeoutError):
+        Consumer(cluster=cluster_address, group_id="g", session_timeout_ms=2001, heartbeat_interval_ms=500)
+
+
+def test_a_coordinator_at_work_follows_a_change(cluster, monkeypatch):
+    monkeypatch.setattr(stores, "SETTINGS_AGE_S_MAX", 0.01)
+    seen = []
+    look = Duty("look", lambda settings: settings.log_seal_interval_ms, lambda term: seen.append(term.settings))
+    alter_settings(cluster, {"log.seal.interval.ms": "5"})
+    with Coordinator(cluster, duties=[look]):
+        alter_settings(cluster, {"log.seal.interval.ms": "6"})
+        while not seen or seen[-1].log_seal_interval_ms != 6:
+            cluster.store.changes.wait(cluster.store.changes.current(), 0.01)
+
+
+def test_admin_describes_alters_and_resets_them_as_configs_of_all_brokers(admin):
+    assert admin.describe_configs([EVERYWHERE]) == {"broker": {"": {}}}
+    assert admin.alter_configs([resource(plan_tasks_max=9)]) == {"broker": {"": "OK"}}
+    for name in ("", "1"):
+        (entry,) = admin.describe_configs([resource(name)])["broker"][name].items()
+        assert (entry[0], entry[1]["value"]) == ("plan.tasks.max", "9")
+        assert entry[1]["config_source"] == "DYNAMIC_DEFAULT_BROKER_CONFIG"
+    everything = admin.describe_configs([EVERYWHERE], config_filter=ConfigFilterType.ALL)["broker"][""]
+    assert everything["transaction.max.timeout.ms"]["value"] == "900000"
+    assert len(everything) == len(ClusterSettings().as_text())
+    assert "Invalid value" in admin.alter_configs([resource(plan_tasks_max="x")])["broker"][""]
+    with pytest.raises(ValueError, match="Unrecognized"):
+        admin.alter_configs([resource(no_such=1)])
+    assert admin.alter_configs([resource(plan_tasks_max=1)], validate_only=True) == {"broker": {"": "OK"}}
+    assert admin.reset_configs([resource(plan_tasks_max=None)]) == {"broker": {"": "OK"}}
+    assert admin.describe_configs([EVERYWHERE]) == {"broker": {"": {}}}
+    with pytest.raises(KafkaInvalidConfigurationError):
+        admin.describe_configs([ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")])
+
+
+def test_the_command_line_shows_and_sets_them(cluster, cluster_address):
+    def run(*arguments):
+        return CliRunner().invoke(app, ["cluster", "config", *arguments, "--cluster", cluster_address])
+
+    assert run("--set", "plan.tasks.max=9", "--set", "controller.lease.ms=5000").exit_code == 0
+    assert json.loads(run("--unset", "controller.lease.ms", "--json").stdout)["plan.tasks.max"] == {
+        "value": "9",
+        "default": "200",
+    }
+    shown = run()
+    assert "plan.tasks.max" in shown.stdout
+    assert cluster.store.read(stored.read_overrides) == {"plan.tasks.max": "9"}
+    assert run("--set", "plan.tasks.max=none").exit_code == 1
