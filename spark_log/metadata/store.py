@@ -268,7 +268,7 @@ class Store:
         try:
             with self._writer_turn(deadline), self.engine.connect() as connection:
                 return scrub_sqlite(connection.connection.driver_connection, path)
-        except (sqlite3.Error, sa.exc.DBAPIError, MetadataStoreUnavailableError) as error:
+        except (sqlite3.Error, sa.exc.DBAPIError, SparkLogError) as error:
             return still_there(path, f"it could not be rewritten ({redact(str(error))}): when that has ended")
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import create_topic
-from spark_log.errors import StorageUnavailableError
+from spark_log.errors import SparkLogError, StorageUnavailableError
 from spark_log.log.append import Appended, Rejected
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
@@ -86,7 +86,7 @@ def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log)
     topic = create_topic(cluster, "t", configs=FILES)
     fill_up(cluster, "segment")
     for _ in range(5):
-        with pytest.raises(StorageUnavailableError):
+        with pytest.raises(SparkLogError):
             log.append(topic, [Records(0, table("a"))])
         assert_only_named_files(cluster, in_flight=1)
     make_room(cluster, "segment")
@@ -100,13 +100,13 @@ def test_while_the_store_takes_nothing_at_all_no_further_file_is_written(cluster
     topic = create_topic(cluster, "t", configs=FILES)
     log.append(topic, [Records(0, table("a"))])  # its write id is registered
     fill_up(cluster, "segment")
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(SparkLogError):
         log.append(topic, [Records(0, table("b"))])
     left = files_nobody_names(cluster)
     assert len(left) == 1
     _refuse_to_delete_write_ids(cluster)
     for _ in range(3):
-        with pytest.raises(StorageUnavailableError):
+        with pytest.raises(SparkLogError):
             log.append(topic, [Records(0, table("b"))])
         assert files_nobody_names(cluster) == left
     with cluster.store.engine.begin() as connection:
