@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import is_internal
@@ -35,13 +36,15 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
     with Cluster.open(options.cluster) as cluster:
         topics = cluster.store.read(lambda connection: _topic_plans(connection, options.topic))
-        now_ms = cluster.store.now().wall_ms
+        now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
         write_id = write_ids.register(
             cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
         )
         log_dirs = cluster.log_dirs()
         inline_bytes_max = cluster.store.settings.commit_inline_bytes_per_task_max
-    return WritePlan(write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint)
+    return WritePlan(
+        write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint, clock.boot_id(), boot_ms
+    )
 
 
 def _topic_plans(connection: sa.Connection, name: str | None) -> dict[str, TopicPlan]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log import clock
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, open_log_dir, segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.datasource.write_plan import TaskOutput, TopicPlan, WritePlan
@@ -42,20 +43,22 @@ class TaskWriter:
         self._waiting_bytes = 0
         self._passed_bytes = 0
         self._output = TaskOutput(plan.write_id)
+        self._since_boot_ms = plan.boot_ms if clock.boot_id() == plan.boot_id else clock.boot_ms()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take in a batch of rows as Spark gives them."""
         if batch.num_rows == 0:
             return
         explicit = batch.column("partition") if "partition" in batch.schema.names else None
-        records = normalise(batch, timestamp_ms=self._plan.now_ms)
+        now_ms = self._now_ms()
+        records = normalise(batch, timestamp_ms=now_ms)
         if self._plan.fingerprint:
             topics = self._plan.topic or batch.column("topic").cast(pa.string())
             part = fingerprint(records, topics, explicit)
             self._output.fingerprint = combine(self._output.fingerprint, part)
         self._output.record_count += records.num_rows
         for topic, rows, partitions in self._by_topic(batch, records, explicit):
-            self._write_topic(topic, rows, partitions)
+            self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
         """Close what is open; small outputs become blobs that travel to the driver, up to a cap for the task."""
@@ -112,9 +115,15 @@ class TaskWriter:
             rows = pc.equal(names, name)
             yield topic, records.filter(rows), None if explicit is None else explicit.filter(rows)
 
-    def _write_topic(self, topic: TopicPlan, records: pa.Table, explicit: pa.Array | None) -> None:
+    def _now_ms(self) -> int:
+        """The store's time, never later than it is: what has passed since the plan, or, where the planner's host is
+        another one and no clock of the two can be compared, since this task began.
+        """
+        return self._plan.now_ms + clock.boot_ms() - self._since_boot_ms
+
+    def _write_topic(self, topic: TopicPlan, records: pa.Table, explicit: pa.Array | None, now_ms: int) -> None:
         encoding = topic.encoding
-        records = prepare(records, encoding, self._plan.now_ms)
+        records = prepare(records, encoding, now_ms)
         partitions = partition_of(
             records.column("key"), explicit, topic.partition_count, self._round_robin, _NULL_KEY_RUN_RECORDS
         )

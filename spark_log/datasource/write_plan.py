@@ -27,7 +27,8 @@ class TopicPlan:
 class WritePlan:
     """The plan of one write. `topic` is the option; None: each row names one of `topics`.
 
-    `now_ms` is the store's time when the write began: LogAppendTime of every record, CreateTime of those without.
+    `now_ms` is the store's time when the write was planned, by the host with `boot_id` at its `boot_ms`. A task goes on
+    from there (`TaskWriter`): LogAppendTime of every record, CreateTime of those without.
     """
 
     write_id: WriteId
@@ -37,6 +38,8 @@ class WritePlan:
     now_ms: int
     inline_bytes_max: int
     fingerprint: bool
+    boot_id: str
+    boot_ms: int
 
 
 @dataclass

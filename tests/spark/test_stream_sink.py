@@ -6,12 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.source import SparkLogDataSource
@@ -200,6 +204,43 @@ def test_a_topic_that_is_gone(spark: SparkSession, cluster: Cluster, topics: Non
     options = {"cluster": str(cluster.store.address), "topic": "nowhere", "checkpointLocation": str(checkpoint)}
     with fails("'nowhere': unknown topic or partition"):
         frame.writeStream.format("spark_log").options(**options).start().processAllAvailable()
+
+
+class EmptySource(DataSource):
+    """Three batches without partitions."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "batches_without_partitions"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return EmptyReader()
+
+
+class EmptyReader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"n": min(start["n"] + 1, 3)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[bytes]]:
+        return iter(())
+
+
+def test_a_batch_without_partitions_keeps_no_write_id(spark: SparkSession, cluster: Cluster, checkpoint: Path) -> None:
+    """Spark runs one task for it all the same, whose message names the write id."""
+    make(cluster, "out")
+    spark.dataSource.register(EmptySource)
+    copy(spark.readStream.format(EmptySource.name()).load(), cluster, checkpoint)
+    assert len(list((checkpoint / "commits").glob("[0-9]"))) > 0
+    assert write_ids(cluster) == 0
 
 
 # --- what dies ------------------------------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ class S3Server:
             region_name=REGION,
         )
 
-    def uri(self, prefix: str) -> str:
-        """A pyarrow.fs URI of a folder in the bucket, with the endpoint and the keys in it."""
-        keys = f"{ACCESS_KEY}:{SECRET_KEY}"
-        return f"s3://{keys}@{self.bucket}/{prefix}?region={REGION}&scheme=http&endpoint_override={quote(self.host)}"
+    def uri(self, prefix: str, host: str | None = None) -> str:
+        """A pyarrow.fs URI of a folder in the bucket, with the endpoint (or another `host`) and the keys in it."""
+        keys, endpoint = f"{ACCESS_KEY}:{SECRET_KEY}", quote(host or self.host)
+        return f"s3://{keys}@{self.bucket}/{prefix}?region={REGION}&scheme=http&endpoint_override={endpoint}"
 
     def storage_options(self) -> dict[str, str]:
         """What deltalake needs to reach the same bucket."""

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
 from spark_log.datasource import task_writer
@@ -220,7 +221,8 @@ def test_everything_of_a_record_is_kept(cluster: Cluster, log: Log) -> None:
         None,
     ]
     milliseconds = [round(row["timestamp"].timestamp() * 1000) for row in found]
-    assert milliseconds == [instant // 1000, this.now_ms, 0]
+    assert (milliseconds[0], milliseconds[2]) == (instant // 1000, 0)
+    assert this.now_ms <= milliseconds[1] < this.now_ms + 60_000
 
 
 @pytest.mark.parametrize(
@@ -252,6 +254,32 @@ def test_a_compacted_topic_needs_keys(cluster: Cluster) -> None:
     make(cluster, cleanup_policy="compact")
     with pytest.raises(InvalidRecordError, match="key: null in row 0"):
         write(plan(cluster), rows(["a"]))
+
+
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_rows_are_stamped_with_the_time_at_which_they_are_encoded(
+    cluster: Cluster, log: Log, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with that of the plan: stages before the write may take hours. Another host counts from its task's start."""
+    make(cluster, partitions=1, message_timestamp_type=kind)
+    here = plan(cluster)
+    elsewhere = replace(here, boot_id="of another host", boot_ms=-(10**12))
+    passed_ms = 0
+    real_boot_ms = clock.boot_ms
+    monkeypatch.setattr(clock, "boot_ms", lambda: real_boot_ms() + passed_ms)
+
+    def stamped_after_ms(plan: WritePlan) -> list[float]:
+        nonlocal passed_ms
+        passed_ms += 3_600_000
+        writer = TaskWriter(plan, f"{plan.write_id}-{passed_ms}", 0)
+        for _ in range(2):
+            writer.write(rows([b"x"]))
+            passed_ms += 60_000
+        [batch] = writer.finish().batches
+        return [round((ms - plan.now_ms) / 60_000) for ms in (batch.min_timestamp_ms, batch.max_timestamp_ms)]
+
+    assert stamped_after_ms(here) == [60, 61]
+    assert stamped_after_ms(elsewhere) == [0, 1]
 
 
 def test_no_rows_are_no_batches(cluster: Cluster, log: Log) -> None:
