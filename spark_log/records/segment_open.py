@@ -31,6 +31,10 @@ _TAIL_BYTES = 64 * 1024
 _COPY_BYTES = 1024 * 1024
 
 
+_OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
+"""What Arrow's file systems for S3, GCS and Azure say in each error of theirs."""
+
+
 @dataclass(frozen=True)
 class ExpectedSegment:
     """What the metadata says of the file at `path` (for messages; never opened by this name)."""
@@ -80,8 +84,9 @@ def corrupt_on_bad_bytes(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # pyarrow raises OSError without errno for bytes that it cannot decode or whose checksum is wrong.
-        if error.errno is not None:
+        # pyarrow raises OSError without errno for bytes that it cannot decode or whose checksum is wrong, and for what
+        # an object store answers, which only the text tells apart.
+        if error.errno is not None or any(sign in str(error) for sign in _OBJECT_STORE_SIGNS):
             raise StorageUnavailableError(f"{path}: {error}") from error
         raise CorruptRecordError(f"{path}: {error}") from error
     except (pa.ArrowException, ValueError, OverflowError, MemoryError) as error:

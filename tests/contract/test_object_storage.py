@@ -1,0 +1,133 @@
+"""An object store that refuses, answers late, or not at all: each record once or not, and an error that says why.
+
+(What a log dir must keep in general, and merge, compaction, erase, retention and transactions on it, are in the tests
+with `also_on_s3`.)
+"""
+
+import random
+from uuid import uuid4
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import StorageUnavailableError, StoreChangedError
+from spark_log.log.append import Appended
+from spark_log.log.delta import publish
+from spark_log.log.log import Log, Records
+from spark_log.metadata import tables as t
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change
+from tests.support.records import read_all, table
+from tests.support.s3_proxy import S3Proxy
+
+FILES = {"inline.max.bytes": "0"}
+
+
+@pytest.fixture
+def proxy(s3_server):
+    proxy = S3Proxy(s3_server.host)
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def cluster(s3_server, proxy, tmp_path):
+    """A cluster whose log dir is reached through the proxy."""
+    uri = s3_server.uri(uuid4().hex, proxy.host)
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=uri) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def log(cluster):
+    log = Log(cluster)
+    yield log
+    log.close()
+
+
+def append(log, topic, value):
+    return log.append(topic, [Records(0, table(value))])
+
+
+def segment_files(cluster, topic):
+    [info] = cluster.log_dirs().values()
+    return list(cluster.log_dir(info).list_files(f"{topic.folder}/_segments"))
+
+
+def appended(log, topic, value):
+    [outcome] = append(log, topic, value)
+    assert isinstance(outcome, Appended), outcome
+
+
+def everything_is_right(cluster, log, topic, values):
+    """Each value once, in files that are whole, named and published."""
+    publish(cluster, topic)
+    assert [value for _, _, value in read_all(log, topic)] == values
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+
+
+def test_one_bad_answer_is_made_good(cluster, log, proxy):
+    topic = create_topic(cluster, "t", configs=FILES)
+    faults = [
+        ("refuse", "PUT", "_segments"),
+        ("lose the answer", "PUT", "_segments"),
+        ("lose the answer", "POST", "_segments"),
+        ("late", "POST", "_segments"),
+        ("cut the answer", "GET", "_segments"),
+        ("refuse", "PUT", "_delta_log"),
+        ("lose the answer", "PUT", "_delta_log"),
+        ("cut the answer", "GET", "_delta_log"),
+    ]
+    for number, (fault, method, part) in enumerate(faults):
+        proxy.times(1, fault, method, part)
+        appended(log, topic, f"{number}")
+        assert len(read_all(log, topic)) == number + 1
+        assert len(proxy.seen) == number + 1, (fault, method, part)
+    everything_is_right(cluster, log, topic, [f"{number}" for number in range(len(faults))])
+    assert len(segment_files(cluster, topic)) == len(faults)
+
+
+def test_an_object_store_that_refuses_is_away_and_not_damaged(cluster, log, proxy):
+    topic = create_topic(cluster, "t", configs=FILES)
+    appended(log, topic, "a")
+    proxy.always("refuse", "PUT", "_segments")
+    with pytest.raises(StorageUnavailableError, match="cannot be written"):
+        append(log, topic, "b")
+    proxy.always("refuse", "GET", "_segments")
+    with pytest.raises(StorageUnavailableError, match="SLOW_DOWN"):
+        read_all(log, topic)
+    proxy.rule = lambda _method, _path: None
+    appended(log, topic, "b")
+    everything_is_right(cluster, log, topic, ["a", "b"])
+    assert len(segment_files(cluster, topic)) == 2
+
+
+def test_whatever_goes_wrong_beside_upkeep_each_record_is_there_once(cluster, log, proxy):
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "300", "retention.ms": "-1", "segment.ms": "1"})
+    dice = random.Random(7)
+    proxy.rule = lambda method, _path: dice.choices(
+        [None, "refuse", "lose the answer", "cut the answer" if method == "GET" else None], [85, 5, 5, 5]
+    )[0]
+    values = [f"{n} " + "x" * (n % 2 * 400) for n in range(6)]
+    for n, value in enumerate(values):
+        appended(log, topic, value)
+        if n % 3 == 2:
+            list(upkeep(cluster, ["seal", "merge", "delta"]))
+    proxy.rule = lambda _method, _path: None
+    assert {fault for fault, _ in proxy.seen} == {"refuse", "lose the answer", "cut the answer"}
+    everything_is_right(cluster, log, topic, values)
+
+
+def test_a_restored_store_is_noticed_while_other_threads_run(cluster, log, proxy):
+    """The proxy is a thread of this process: a call that held the GIL while it waited would never get its answer."""
+    topic = create_topic(cluster, "t", configs=FILES)
+    appended(log, topic, "a")
+    change(cluster, t.segment.delete())
+    change(cluster, t.publication.update().values(transaction_version=0, delta_version=0))
+    change(cluster, t.publication_cursor.delete())
+    with pytest.raises(StoreChangedError, match="restored"):
+        publish(cluster, topic)
