@@ -119,7 +119,8 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
         except CommitFailedError:  # somebody else committed first: look at the new state
             continue
         except BaseException as error:
-            if not (isinstance(error, DeltaError) or type(error).__name__ == "PanicException"):
+            # an OSError: an object store that does not go on with an answer
+            if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
                 raise
             if isinstance(error, DeltaError) and repair(log_dir, topic):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, redact(info.uri))

@@ -84,7 +84,7 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
         table.cleanup_metadata()
     except TableNotFoundError:
         return None
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:  # an OSError: an object store that does not go on with an answer
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))

@@ -5,6 +5,7 @@ with `also_on_s3`.)
 """
 
 import random
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
@@ -98,7 +99,7 @@ def test_an_object_store_that_refuses_is_away_and_not_damaged(cluster, log, prox
     with pytest.raises(StorageUnavailableError, match="cannot be written"):
         append(log, topic, "b")
     proxy.always("refuse", "GET", "_segments")
-    with pytest.raises(StorageUnavailableError, match="SLOW_DOWN"):
+    with pytest.raises(StorageUnavailableError, match="AWS Error"):
         read_all(log, topic)
     proxy.rule = lambda _method, _path: None
     appended(log, topic, "b")
@@ -116,7 +117,8 @@ def test_whatever_goes_wrong_beside_upkeep_each_record_is_there_once(cluster, lo
     for n, value in enumerate(values):
         appended(log, topic, value)
         if n % 3 == 2:
-            list(upkeep(cluster, ["seal", "merge", "delta"]))
+            with suppress(StorageUnavailableError):  # the next run goes on
+                list(upkeep(cluster, ["seal", "merge", "delta"]))
     proxy.rule = lambda _method, _path: None
     assert {fault for fault, _ in proxy.seen} == {"refuse", "lose the answer", "cut the answer"}
     everything_is_right(cluster, log, topic, values)
