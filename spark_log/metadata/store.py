@@ -26,6 +26,7 @@ from spark_log.metadata import commit_tokens, identity, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
+from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.write_ahead_log import WriteAheadLog
@@ -91,6 +92,9 @@ class Store:
         self.changes = changes_of(address)
         self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
+        self._clock_watch = ClockWatch()
+        if self.sqlite:
+            self.clock_is_steady()
         self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
         self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
 
@@ -254,6 +258,14 @@ class Store:
                 if asked_ms < 0:  # else the clock goes on counting: an append must outlast a store that is away
                     raise
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
+
+    def clock_is_steady(self) -> bool:
+        """Whether the store's wall clock has not been set lately, as far as this process has seen (`ClockWatch`).
+
+        To be asked before anything is deleted because it is old.
+        """
+        wall_ms = clock.wall_ms() if self.sqlite else self.read(self.clock).wall_ms
+        return self._clock_watch.is_steady(wall_ms, clock.boot_ms())
 
     def scrub(self) -> str | None:
         """Take out of the store's files what deleted rows have left in them. None when that is done, else what is left

@@ -34,6 +34,24 @@ class Task:
     from nothing: it is raised at the end."""
 
 
+def _only_with_a_steady_clock(name: str, run: Callable[[Work], Iterable[Report]]) -> Callable[[Work], Iterable[Report]]:
+    """`run`, put off while the store's clock is not trusted: what it deletes because of its age cannot be had again."""
+
+    def run_or_wait(work: Work) -> Iterator[Report]:
+        if work.cluster.store.clock_is_steady():
+            yield from run(work)
+        else:
+            yield Report(name, notes=(_CLOCK_WAS_SET,))
+
+    return run_or_wait
+
+
+_CLOCK_WAS_SET = (
+    "put off: the clock of the metadata store was set by more than an hour; if it is right now, this is done a day"
+    " later"
+)
+
+
 def _expire(work: Work) -> Iterator[Report]:
     if work.topic_names is None:  # none belongs to a topic
         expire_offsets(work.cluster.store, work.settings, work.guard)
@@ -86,13 +104,13 @@ TASKS: tuple[Task, ...] = (
         "files",
         "delete retired files, deleted topics, and files that nobody names",
         lambda s: s.log_clean_up_interval_ms,
-        clean_up_files,
+        _only_with_a_steady_clock("files", clean_up_files),
     ),
     Task(
         "expire",
         "forget offsets of empty groups, silent producers and transactional ids",
         lambda s: s.offsets_retention_check_interval_ms,
-        _expire,
+        _only_with_a_steady_clock("expire", _expire),
     ),
 )
 """In the order in which `upkeep` runs them: each leaves less to the next."""
