@@ -1,0 +1,82 @@
+"""The power fails before each fsync and each commit: what was acknowledged is there, and log and Delta table go on."""
+
+import os
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.errors import ClusterNotFoundError, UnknownTopicOrPartitionError
+from spark_log.log.append import Appended
+from spark_log.log.delta import publish
+from spark_log.log.log import Log, Records
+from spark_log.upkeep import upkeep
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.power_loss import Recorder
+from tests.support.records import read_all, table
+
+TOPICS = {
+    "forced": {"inline.max.bytes": "1500"},
+    "unforced": {"inline.max.bytes": "0", "flush.messages": "1000"},
+}
+
+
+def work(address, told):
+    """Appends, seals and merges; notes in `told` what has been acknowledged."""
+    with Cluster.init(address) as cluster:
+        told.append("cluster")
+        topics = {name: create_topic(cluster, name, configs=configs) for name, configs in TOPICS.items()}
+        told.append("topics")
+        log = Log(cluster)
+        large = os.urandom(1_000).hex()
+        pairs = [("forced", "a"), ("unforced", "b"), ("forced", large), ("unforced", "c"), ("forced", "d")]
+        for name, value in [*pairs, ("forced", large)]:
+            [outcome] = log.append(topics[name], [Records(0, table(value))])
+            if name == "forced":
+                told.append((name, outcome.base_offset, value))
+        log.seal(topics["forced"], [0])
+        list(upkeep(cluster, ["merge", "delta"]))
+        log.close()
+
+
+def check(left):
+    address = str(left.folder / "cluster")
+    try:
+        cluster = Cluster.open(address)
+    except ClusterNotFoundError:
+        assert not left.told
+        return
+    with cluster:
+        log = Log(cluster)
+        for name in TOPICS:
+            try:
+                topic = log.find_topic(name)
+            except UnknownTopicOrPartitionError:
+                assert "topics" not in left.told
+                continue
+            found = read_all(log, topic)
+            acknowledged = [(0, offset, value) for each, offset, value in left.told[2:] if each == name]
+            assert found[: len(acknowledged)] == acknowledged
+            publish(cluster, topic)
+            end = len(found)
+            assert log.append(topic, [Records(0, table("next"))]) == [Appended(end, end + 1)]
+            assert read_all(log, topic) == [*found, (0, end, "next")]
+        log.close()
+        assert_delta_is_the_log(cluster)
+
+
+def test_power_loss_between_any_two_steps(tmp_path):
+    recorder = Recorder(tmp_path / "disk", tmp_path / "left")
+    recorder.folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        recorder.watch(patch)
+        work(str(recorder.folder / "cluster"), recorder.told)
+        recorder.cut_the_power("the end")
+    assert len(recorder.left) > 50
+    failures = []
+    for left in recorder.left:
+        try:
+            check(left)
+        except Exception as error:
+            failures.append(f"before {left.step} ({left.fate}): {type(error).__name__}: {str(error)[:300]}")
+    assert not failures, f"{len(failures)} of {len(recorder.left)}:\n" + "\n".join(failures[:20])
