@@ -11,10 +11,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
+import sqlalchemy as sa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -134,27 +135,47 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
     )
 
 
+class _Found(NamedTuple):
+    """What the metadata says of a table that is to be changed, in one snapshot."""
+
+    recorded: tuple[int, int] | None
+    in_doubt: bool
+    due: publication.Due
+    cursors: dict[int, Cursor]
+    incremental: bool
+    wanted: list[PublishedFile]
+    gone: list[str]
+
+
+def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
+    """None if nothing is to be done. `left_at`: our transaction's version in the table, and the table's version."""
+    check_identity(connection)
+    in_table = left_at[0]
+    recorded = publication.recorded(connection, topic, info)
+    in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
+    as_we_left_it = left_at == (recorded or (0, 0))
+    due = publication.due(connection, topic, info)
+    if as_we_left_it and due.has_replicas and not due.cursors:
+        return None
+    if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
+        return None  # deleted meanwhile, and with it what is recorded
+    # a table that never had a commit of ours has seen nothing
+    cursors = publication.cursors(connection, topic, info) if in_table else {}
+    if as_we_left_it and not due.fallen:
+        wanted = publication.changed_segments(connection, topic, info)
+        gone = publication.retired_paths(connection, topic, info)
+        return _Found(recorded, in_doubt, due, cursors, True, wanted, gone)
+    return _Found(recorded, in_doubt, due, cursors, False, publication.all_segments(connection, topic, info), [])
+
+
 def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: DeltaTable) -> bool:
     application = f"spark-log/{topic.uuid}/{info.uuid}"
     in_table = table.transaction_version(application) or 0
-    with cluster.store.snapshot() as connection:
-        check_identity(connection)
-        recorded = publication.recorded(connection, topic, info)
-        in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
-        as_we_left_it = (in_table, table.version()) == (recorded or (0, 0))
-        due = publication.due(connection, topic, info)
-        if as_we_left_it and due.has_replicas and not due.cursors:
-            return True
-        if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
-            return True  # deleted meanwhile, and with it what is recorded
-        # a table that never had a commit of ours has seen nothing
-        cursors = publication.cursors(connection, topic, info) if in_table else {}
-        incremental = as_we_left_it and not due.fallen
-        if incremental:
-            wanted = publication.changed_segments(connection, topic, info)
-            gone = publication.retired_paths(connection, topic, info)
-        else:
-            wanted = publication.all_segments(connection, topic, info)
+    left_at = (in_table, table.version())
+    found = cluster.store.read(lambda connection: _look(connection, topic, info, left_at))
+    if found is None:
+        return True
+    recorded, in_doubt, due, cursors, incremental, wanted, gone = found
     if in_doubt:  # a publisher did not come to record its commit
         cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
         return False

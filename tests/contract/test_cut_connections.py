@@ -12,6 +12,7 @@ from spark_log.cluster.lease import nobody_forbids
 from spark_log.datasource.committing import abort_write, commit_write, plan_write
 from spark_log.datasource.options import WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
+from spark_log.log.delta import publish
 from spark_log.log.log import Log
 from spark_log.streams.table_version import look
 from spark_log.upkeep import upkeep
@@ -41,6 +42,16 @@ class Calls:
             append(self.seen, topic, value)
             self.seen.seal(topic, [0])
         list(upkeep(cluster, ["merge"]))
+
+    def publish(self, cluster, log, topic):
+        append(self.seen, topic, "a")
+        log.seal(topic, [0])
+        publish(cluster, topic)
+
+    def read(self, cluster, log, topic):
+        append(self.seen, topic, "a")
+        assert read_all(log, topic) == read_all(self.seen, topic)
+        assert log.offsets_for_times(topic, {0: 0}) == {0: 0}
 
     def compact(self, cluster, log, topic):
         append(log, topic, "a", "b", key=b"k")
