@@ -41,6 +41,8 @@ class Available:
     """Leader epochs."""
     truncations: dict[TopicPartition, Sequence[Truncation]] = field(default_factory=dict)
     """Of those partitions whose logs elections have truncated."""
+    commits: "dict[TopicPartition, Commit]" = field(default_factory=dict)
+    """Of option group.id, where startingOffsets is committed."""
 
     @property
     def topic_ids(self) -> dict[str, TopicId]:
@@ -93,6 +95,7 @@ class ReadPlanner:
             {tp: OffsetRange(*found[tp].positions) for tp in numbers if tp in found},
             {tp: here.leader_epoch for tp, here in found.items()},
             {keys[key]: those for key, those in truncations.items()},
+            self._commits(connection, topics),
         )
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
@@ -100,9 +103,8 @@ class ReadPlanner:
         committed with them, if they are known. Errors as for `offsets`.
         """
         position = self.options.starting
-        commits = self._commits(available) if isinstance(position, CommittedOffsets) else {}
-        committed = {tp: commit.offset for tp, commit in commits.items()}
-        epochs = {**available.epochs, **{tp: commit.leader_epoch for tp, commit in commits.items()}}
+        committed = {tp: commit.offset for tp, commit in available.commits.items()}
+        epochs = {**available.epochs, **{tp: commit.leader_epoch for tp, commit in available.commits.items()}}
         known = {tp: epoch for tp, epoch in epochs.items() if epoch != UNKNOWN_EPOCH}
         return self.offsets(position, available, starting=True, committed=committed), known
 
@@ -136,14 +138,15 @@ class ReadPlanner:
             position, available.ranges, starting=starting, strategy=strategy, found=found, committed=committed
         )
 
-    def _commits(self, available: Available) -> "Mapping[TopicPartition, Commit]":
+    def _commits(self, connection: sa.Connection, topics: Mapping[str, Topic]) -> "dict[TopicPartition, Commit]":
+        """In the snapshot of the high watermarks: a group that goes on meanwhile does not get beyond them."""
+        if not isinstance(self.options.starting, CommittedOffsets):
+            return {}
         from spark_log.groups.offsets import read_commits  # only who asks for it pays for its imports
 
-        group_id = self.options.group_id
-        assert group_id is not None
-        commits = self.cluster.store.read(lambda connection: read_commits(connection, group_id))
-        topic_ids = available.topic_ids
-        return {tp: commit for tp, commit in commits.items() if commit.topic_id == topic_ids.get(tp.topic)}
+        assert self.options.group_id is not None
+        commits = read_commits(connection, self.options.group_id)
+        return {tp: c for tp, c in commits.items() if tp.topic in topics and c.topic_id == topics[tp.topic].topic_id}
 
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
         """The ranges of a batch query.

@@ -1,0 +1,206 @@
+"""A small cluster, what may happen to it between two accesses of a call, and the call run on copies of it."""
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_log import Admin
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import add_partitions, delete_topic
+from spark_log.groups.offsets import commit_offsets
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log
+from spark_log.log.retention import delete_records
+from spark_log.upkeep.erase import erase
+from tests.support.records import NOON_MS
+from tests.support.store_gaps import StoreGaps
+from tests.support.table_topics import compact_now
+from tests.support.topics import append, make
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SECOND = NOON_MS + 1000
+
+
+# What happens in between ---------------------------------------------------------------------------------------------
+
+
+def _delete(log: Log) -> None:
+    delete_topic(log.cluster, "t")
+
+
+def _recreate(log: Log) -> None:
+    """With fewer partitions, and another record."""
+    _delete(log)
+    append(log, _make_topic(log.cluster, 1), "new", key=b"n", timestamp_ms=SECOND)
+
+
+def _recreate_longer(log: Log) -> None:
+    """With as many partitions, the first of which has grown past every offset of the old one."""
+    _delete(log)
+    append(log, _make_topic(log.cluster, 2), *(f"new{n}" for n in range(9)), key=b"n", timestamp_ms=SECOND)
+
+
+def _shorten(log: Log) -> None:
+    """Retention in the middle of a segment."""
+    delete_records(log.cluster, {T0: 1})
+
+
+def _empty(log: Log) -> None:
+    """Retention of everything."""
+    delete_records(log.cluster, {T0: -1, T1: -1})
+
+
+def _compact(log: Log) -> None:
+    compact_now(log.cluster, "t")
+
+
+def _grow(log: Log) -> None:
+    """One more record in the tail, which is sealed: its blobs are gone."""
+    append(log, "t", "more", key=b"m", timestamp_ms=NOON_MS + 9000)
+    log.seal(log.find_topic("t"), [0, 1])
+
+
+def _consume(log: Log) -> None:
+    """The group goes on to the end of what was appended meanwhile."""
+    _grow(log)
+    commit_offsets(log.cluster.store, "g", {T0: 5, T1: 1})
+
+
+def _add_partition(log: Log) -> None:
+    add_partitions(log.cluster, "t", 3)
+
+
+def _erase(log: Log) -> None:
+    erase(log.cluster, "t", [b"a"])
+
+
+DISTURBANCES = {
+    action.__name__.strip("_"): action
+    for action in (
+        _delete,
+        _recreate,
+        _recreate_longer,
+        _shorten,
+        _empty,
+        _compact,
+        _grow,
+        _consume,
+        _add_partition,
+        _erase,
+    )
+}
+
+
+LOSSES = ("delete", "recreate", "recreate_longer", "shorten", "empty")
+"""A call that another change interrupts has no reason to fail, but where it fails after that change too."""
+BESIDE_WRITES = ("delete", "recreate", "empty")
+"""For calls that change the log themselves: what they look up is gone, another, or empty."""
+
+
+@dataclass
+class Open:
+    """A copy of the cluster, as the calls see it."""
+
+    address: str
+    log: Log
+    admin: Admin
+
+
+@dataclass(frozen=True)
+class Call:
+    """`documented`: the functions or classes whose docstrings name the errors."""
+
+    run: Callable[[Open], Any]
+    documented: Any
+    between: Callable[[Any, Any, Any], bool] = lambda result, before, after: False
+    """Whether another result than that before and that after the change is right."""
+    bears_loss: bool = False
+    """What is lost is passed over: the call fails only where it fails after the change too."""
+    writes: bool = False
+    """The call changes the log itself. What it answers is judged by other tests."""
+
+
+def _prepare(folder: Path) -> None:
+    """A cluster with a compacted topic `t`: segments and a tail in partition 0, a tail in partition 1; and `u`."""
+    with Cluster.init(str(folder)) as cluster:
+        log = Log(cluster)
+        topic = _make_topic(cluster, 2)
+        for number, key in enumerate((b"a", b"b", b"a")):
+            append(log, topic, f"{number}", key=key, timestamp_ms=NOON_MS + number)
+        log.seal(topic, [0])
+        append(log, topic, "3", key=b"c", timestamp_ms=NOON_MS + 3)
+        append(log, topic, "other", key=b"a", partition=1, timestamp_ms=NOON_MS)
+        append(log, make(cluster, "u"), "u", timestamp_ms=NOON_MS)
+        commit_offsets(cluster.store, "g", {T0: 2})
+        log.close()
+
+
+def _make_topic(cluster: Cluster, partitions: int) -> Any:
+    return make(cluster, "t", partitions, cleanup_policy="compact,delete", retention_ms="-1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    value: Any = None
+    error: Exception | None = None
+    accesses: int = 0
+
+
+class Matrix:
+    """Runs calls on copies of one small cluster, and knows what each disturbance makes of it."""
+
+    def __init__(self, folder: Path, gaps: StoreGaps) -> None:
+        self._folder, self._gaps = folder, gaps
+        _prepare(folder / "undisturbed")
+        for name, disturbance in DISTURBANCES.items():
+            shutil.copytree(folder / "undisturbed", folder / name)
+            with Cluster.open(str(folder / name)) as cluster:
+                log = Log(cluster)
+                disturbance(log)
+                log.close()
+
+    def alone(self, call: Call, state: str) -> Outcome:
+        """The call on a cluster that nothing disturbs, in its state after the disturbance of this name."""
+        return self._run(call, state, 0, None)
+
+    def disturbed(self, call: Call, name: str, number: int) -> Outcome:
+        """The call with the disturbance of this name before its access `number`."""
+        if call.writes:
+            return self._run(call, "undisturbed", number, lambda copy: self._disturb(copy, DISTURBANCES[name]))
+        return self._run(call, "undisturbed", number, lambda copy: self._put(copy, name))
+
+    def _disturb(self, copy: Path, disturbance: Callable[[Log], None]) -> None:
+        with Cluster.open(str(copy)) as cluster:  # another process: locks that the call holds are none of its own
+            log = Log(cluster)
+            disturbance(log)
+            log.close()
+
+    def _put(self, copy: Path, name: str) -> None:
+        """The files and rows as the disturbance leaves them: in a tenth of the time that it takes."""
+        shutil.copytree(self._folder / name / "broker-1", copy / "broker-1", dirs_exist_ok=True)
+        with (
+            contextlib.closing(sqlite3.connect(self._folder / name / "metadata.sqlite")) as source,
+            contextlib.closing(sqlite3.connect(copy / "metadata.sqlite")) as target,
+        ):
+            source.backup(target)
+
+    def _run(self, call: Call, state: str, number: int, action: Callable[[Path], None] | None) -> Outcome:
+        copy = self._folder / "copy"
+        shutil.copytree(self._folder / state, copy)
+        try:
+            with Cluster.open(str(copy)) as cluster, Admin(cluster=str(copy)) as admin:
+                log = Log(cluster)
+                value, error = None, None
+                with self._gaps.disturb_before(number, None if action is None else lambda: action(copy)):
+                    try:
+                        value = call.run(Open(str(copy), log, admin))
+                    except Exception as raised:
+                        error = raised
+                log.close()
+                return Outcome(value, error, self._gaps.accesses)
+        finally:
+            shutil.rmtree(copy)
