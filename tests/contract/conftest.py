@@ -9,6 +9,7 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
 from tests.support.postgres import PostgresServer
+from tests.support.resources import bounded_resources
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ def log(cluster):
     log = Log(cluster)
     yield log
     log.close()
+
+
+@pytest.fixture
+def resource_oracle(cluster):
+    """After the test, when its producers and logs are closed, no file and no memory is left over."""
+    with bounded_resources(cluster):
+        yield
 
 
 @pytest.fixture

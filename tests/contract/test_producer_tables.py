@@ -10,6 +10,8 @@ from spark_log.produce.future import Written
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
 
+pytestmark = pytest.mark.usefixtures("resource_oracle")
+
 
 def test_send_table(produce, cluster, log):
     create_topic(cluster, "t", 3)

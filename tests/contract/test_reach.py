@@ -15,7 +15,7 @@ from spark_log.cluster.description import describe_topics
 from spark_log.cluster.inspection import inspect_log_dirs
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import create_topic
-from spark_log.datasource.committing import commit_write, plan_write
+from spark_log.datasource.committing import abort_write, commit_write, plan_write
 from spark_log.datasource.options import WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
 from spark_log.errors import NotEnoughReplicasError
@@ -25,6 +25,8 @@ from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole
+
+pytestmark = pytest.mark.usefixtures("resource_oracle")
 
 FILES = {"inline.max.bytes": "0"}
 
@@ -55,6 +57,9 @@ class Write:
         self.output = writer.finish()
         (batch,) = self.output.batches
         assert not batch.inline
+
+    def abort(self):
+        abort_write(self.address, [self.output], self.output.write_id)
 
     def commit(self):
         commit_write(self.address, [self.output], self.output.write_id, None)
@@ -142,6 +147,7 @@ def test_too_few_are_left_in_between_and_nothing_is_appended(cluster, cluster_ad
     look(cluster)
     with pytest.raises(NotEnoughReplicasError, match=r"1 replica.*min\.insync\.replicas is 2"):
         write.commit()
+    write.abort()  # as Spark does
     assert values(log, topic) == []
     with cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(t.segment)).all() == []

@@ -18,6 +18,8 @@ from spark_log.log.moving import switch
 from tests.support.producing import stored
 from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
 
+pytestmark = pytest.mark.usefixtures("resource_oracle")
+
 LARGE = random.Random(0).randbytes(20_000)
 FILE, BLOB = "file", "blob"
 INPUT = TopicPartition(BLOB, 0)

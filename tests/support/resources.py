@@ -12,6 +12,9 @@ from spark_log.cluster.topics import find_topics
 from spark_log.log.clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 
+_ARROW_BYTES_MAX = 2_000_000
+"""For what Arrow keeps for itself."""
+
 
 def files_nobody_names(cluster: Cluster) -> list[str]:
     """Files in the topics' segment folders of the log dirs that answer, whole or unfinished, that no segment, pending
@@ -54,3 +57,14 @@ def arrow_memory(bytes_max: int) -> Iterator[None]:
     gc.collect()
     held = pa.total_allocated_bytes() - before
     assert held <= bytes_max, f"{held:,} bytes of Arrow are held, {bytes_max:,} are allowed"
+
+
+@contextmanager
+def bounded_resources(cluster: Cluster) -> Iterator[None]:
+    """At the end nothing is left on disk that the metadata does not name, and nothing in memory, whatever has failed.
+
+    For what closes its producers and logs inside, and kills none.
+    """
+    with arrow_memory(_ARROW_BYTES_MAX):
+        yield
+    assert_only_named_files(cluster)

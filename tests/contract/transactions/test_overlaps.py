@@ -16,6 +16,8 @@ from spark_log.produce.future import Written
 from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored
 
+pytestmark = pytest.mark.usefixtures("resource_oracle")
+
 
 def test_a_thread_sends_while_another_one_commits(log, topic, begin):
     name = topic(2)

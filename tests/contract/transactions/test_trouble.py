@@ -40,6 +40,8 @@ from tests.contract.transactions.looking import (
 from tests.support.producing import change, stored
 from tests.support.s3 import also_on_s3
 
+pytestmark = pytest.mark.usefixtures("resource_oracle")
+
 # Fencing ------------------------------------------------------------------------------------------------------------
 
 
