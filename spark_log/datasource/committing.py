@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.datasource.batch_ends import BatchEnds
@@ -25,6 +24,7 @@ from spark_log.log.encode import Encoding
 from spark_log.log.log import Log, targets_of
 from spark_log.log.spark_batches import find_last, not_appended, once
 from spark_log.log.transacting import Stored, register
+from spark_log.log.unappended import delete_files
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
 
@@ -154,16 +154,6 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
 
 
 def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
-    """Delete files that no metadata names, nor will."""
-    files = [batch for batch in batches if not batch.inline]
-    if not files:
-        return
-    folders: dict[int, str] = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
-    infos = cluster.log_dirs()
-    for batch in files:
-        if batch.topic_id not in folders:
-            continue
-        path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
-        for info in infos.values():
-            if info.broker_id in batch.written_to:
-                cluster.log_dir(info).delete(path)
+    """Delete files that no metadata names, nor will; where a log dir is away, clean-up does it later."""
+    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])
