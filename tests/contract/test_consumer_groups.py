@@ -1,6 +1,7 @@
 """Consumers in groups: sharing, listeners, commits, lost sessions, and processes killed between work and commit."""
 
 import gc
+import math
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log import Consumer
 from spark_log.cluster.topics import delete_topic
 from spark_log.groups.offsets import committed_offsets
+from spark_log.metadata.tables import group_member
 from tests.support.subprocess_python import run_python
 from tests.support.topics import append, fill, make
 
@@ -267,10 +269,12 @@ def test_a_member_that_does_not_poll_leaves_and_comes_back(cluster, log, consume
 def test_a_session_that_ended_loses_everything(commits, cluster, log, consume):
     make(cluster, "t", 1)
     told = Told()
-    frozen = consume(session_timeout_ms=400, heartbeat_interval_ms=399, enable_auto_commit=False)
+    frozen = consume(enable_auto_commit=False)
     frozen.subscribe(["t"], listener=told)
     settle(frozen, share=[1])
     frozen._background._beat = lambda: None  # a process that is stopped sends nothing
+    cluster.store.transact(lambda connection, _: connection.execute(group_member.update().values(until_ms=0)))
+    frozen._polling.group._alive_s = -math.inf  # and when it goes on, its session is over by its own clock too
     other = consume("t")
     settle(other, share=[1])
     if commits:
