@@ -96,17 +96,26 @@ class LogDir:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         try:
-            self._fs, self._root = fs.FileSystem.from_uri(uri)
+            self._opened, self._root = fs.FileSystem.from_uri(uri)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise InvalidConfigurationError(
                 f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
             ) from error
-        self.local = isinstance(self._fs, fs.LocalFileSystem)
+        self._process = os.getpid()
+        self.local = isinstance(self._opened, fs.LocalFileSystem)
         self._verified: tuple[str, tuple[int, int] | None] | None = None
         """Id that the log dir has shown, and device and inode of the folder that showed it."""
 
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
+
+    @property
+    def _fs(self) -> fs.FileSystem:
+        """A forked child opens connections of its own: on its parent's, each could read the other's answers."""
+        if self._process != os.getpid():
+            self._opened, _ = fs.FileSystem.from_uri(self.uri)
+            self._process = os.getpid()
+        return self._opened
 
     def location(self, relative: str) -> str:
         """Where a part of this log dir is, for a human, Delta or Spark: a local path, or a URI without its query."""

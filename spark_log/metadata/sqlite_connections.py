@@ -72,11 +72,19 @@ def in_use() -> Iterator[None]:
 
 
 class Pool(sa.QueuePool):
-    """A pool whose connections are `in_use` while they are checked out."""
+    """A pool whose connections are `in_use` while they are checked out.
+
+    A pool that was disposed keeps no connection: an engine has another one by then, which is what a fork closes.
+    """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._entered: dict[Any, tuple[_Gate, int]] = {}
+        self._disposed = False
+
+    def dispose(self) -> None:
+        self._disposed = True
+        super().dispose()
 
     def _do_get(self) -> Any:
         gate = _gate
@@ -86,13 +94,20 @@ class Pool(sa.QueuePool):
         except BaseException:
             gate.leave(thread)
             raise
-        self._entered[record] = (gate, thread)
+        if record in self._entered:  # SQLAlchemy has called this method again from within, and it has entered already
+            gate.leave(thread)
+        else:
+            self._entered[record] = (gate, thread)
         return record
 
     def _do_return_conn(self, record: Any) -> None:
         gate, thread = self._entered.pop(record)
         try:
-            super()._do_return_conn(record)
+            if self._disposed:
+                record.close()
+                self._dec_overflow()
+            else:
+                super()._do_return_conn(record)
         finally:
             gate.leave(thread)
 

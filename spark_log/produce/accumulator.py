@@ -142,6 +142,7 @@ class Accumulator:
             for queue in self._queues.values():
                 self._close(queue)
             self._due.notify()
+            self._room.notify_all()
 
     def release(self, size: int) -> None:
         """`size` bytes of records have their fate."""

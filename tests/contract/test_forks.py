@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import threading
 import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.new_file import LocalFile
 from spark_log.cluster.topics import create_topic
 from spark_log.errors import SparkLogError
@@ -116,3 +119,47 @@ def test_a_child_appends_although_it_cannot_publish(cluster, cluster_address, lo
     assert in_child(work) == 0
     publish(cluster, topic)
     assert_delta_is_the_log(cluster)
+
+
+def test_a_child_opens_connections_of_its_own_to_object_storage():
+    ports = []
+    with EmptyBucket(ports) as server:
+        directory = LogDir(server.uri)
+        directory.entries()
+        directory.entries()
+        [of_parent] = set(ports)  # the connection is kept for the next request
+        assert in_child(lambda: len(directory.entries())) == 0
+        assert ports[-1] != of_parent
+        directory.entries()
+        assert ports[-1] == of_parent
+
+
+class EmptyBucket(ThreadingHTTPServer):
+    """Object storage with nothing in it, which keeps connections open and notes the client's port of each request."""
+
+    def __init__(self, ports):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                ports.append(self.client_address[1])
+                body = b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+                self.send_response(200)
+                self.send_header("Content-Type", "application/xml")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.daemon_threads = True
+        self.uri = (
+            f"s3://key:secret@bucket/a?region=us-east-1&scheme=http&endpoint_override=127.0.0.1%3A{self.server_port}"
+        )
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()

@@ -102,6 +102,33 @@ def test_room_is_waited_for():
     assert not thread.is_alive()
 
 
+def test_close_ends_the_wait_for_room():
+    box = accumulator(buffer_memory=250, max_block_ms=HOUR_MS)
+    queue = box.queue("t", 10**6)
+    add(box, queue, size=200)
+    waits, refused = threading.Event(), []
+    wait_for = box._room.wait_for
+
+    def announce(*arguments):
+        waits.set()  # the accumulator's lock is held until it waits
+        return wait_for(*arguments)
+
+    box._room.wait_for = announce
+
+    def send():
+        try:
+            add(box, queue)
+        except IllegalStateError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    assert waits.wait(20)
+    box.close()
+    thread.join(timeout=20)
+    assert refused
+
+
 def test_the_senders_own_thread_never_waits_for_room():
     box = accumulator(buffer_memory=100, max_block_ms=HOUR_MS)
     box.sender = threading.current_thread()
