@@ -235,7 +235,7 @@ class Coordinator:
             self._opened.close()
 
     def request_stop(self) -> list[threading.Thread]:
-        """End without finishing more than the duties at hand; the leases run out."""
+        """Finish the running duties and begin no others; the leases run out."""
         self._stop.set()
         return [self._thread, *self.coordinator.request_stop(), *self.controller.request_stop()]
 

@@ -44,7 +44,7 @@ class Receiver:
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:
-        """What lies below the high watermark now, by partition and offset.
+        """The records below the high watermark now, by partition and offset.
 
         UnknownTopicOrPartitionError, or DataLossError, if the topic has been deleted or made again.
         """

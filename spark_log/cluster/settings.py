@@ -12,7 +12,7 @@ from spark_log.metadata.store import Attempt, read_overrides
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:
-    """What is set, by dotted name, as text; all else has its default."""
+    """The settings that differ from their defaults: value as text, by dotted name."""
     return cluster.store.read(read_overrides)
 
 

@@ -114,7 +114,7 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
-        """Bring the positions up to the snapshot. Streams of what is not the log any more are let go of."""
+        """Bring the positions up to the snapshot. Streams of a deleted topic or a truncated log are closed."""
         self._release(states)
         truncations = self._truncations(connection, states, found)
         for partition, stream in self.buffers.items():
@@ -204,7 +204,7 @@ class Fetching:
             self.buffers.add(TopicPartition(*partition), stream)
 
     def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The batches of the slices with their leader epochs. Inline bytes of a slice are let go of once it is read."""
+        """The batches of the slices with their leader epochs. Inline bytes of a slice are freed once it is read."""
         while pieces:
             leader_epoch = pieces[0].leader_epoch
             for batch in self.fetcher.read(_popped(pieces), _SCHEMA):

@@ -38,7 +38,7 @@ READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "ti
 HEADERS_COLUMN = "headers"
 
 TXN_APP_ID_LENGTH_MAX = 508
-"""What column `spark_batch.application` keeps, behind "txn:"."""
+"""Maximum length: the size of column `spark_batch.application` without the prefix "txn:"."""
 
 _REFUSED_IN_READS = {
     "kafka.auto.offset.reset": "Kafka option 'auto.offset.reset' is not supported. Instead set the source option "

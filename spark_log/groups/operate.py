@@ -132,7 +132,7 @@ def resolve_reset(
 def _resolution(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> Callable[[sa.Connection], dict[TopicPartition, Commit]]:
-    """What finds the commits of a reset in the transaction that is to write them, for the topics that there are now."""
+    """Finds the commits of a reset, in the transaction that writes them and for the topics that exist then."""
     check_group_id(group_id)
     legal = [partition for partition in targets if is_legal(partition.topic)]
     found = cluster.store.read(lambda connection: find_positions(connection, legal))

@@ -4,7 +4,7 @@ A retired file is deleted when readers have had their time (file.delete.delay.ms
 lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. For a log dir that is
 away a row of `retired_copy` remains: when it is back, its Delta table is compared as a whole, and the file deleted. A
 deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and says that what
-lies there is nobody's.
+lies there belongs to no writer.
 
 What a retired replica left behind in its old log dir is for `cluster.retired_replicas`.
 """

@@ -136,7 +136,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
 
 
 class _Found(NamedTuple):
-    """What the metadata says of a table that is to be changed, in one snapshot."""
+    """The metadata of a table that is to be changed, from one snapshot."""
 
     recorded: tuple[int, int] | None
     in_doubt: bool

@@ -188,7 +188,7 @@ class Log(LogReader):
         return Unappended([batch or next(rest) for batch in batches], blobs, write_id)
 
     def failed(self, written: Unappended, topics: Mapping[int, Topic]) -> None:
-        """Nobody knows whether this was appended, or registered: its files are deleted before any other is written,
+        """The outcome of this append or registration is unknown: its files are deleted before any other is written,
         unless it was. The next files are written under another write id.
         """
         if written.write_id is not None:

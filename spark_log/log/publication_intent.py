@@ -1,4 +1,4 @@
-"""What a publication is about to show in a Delta table, noted before its commit.
+"""The intent of a publication: what it will add to a Delta table, noted before its commit.
 
     note      one SQL transaction: up to where each partition's records will have been seen, under a new version number
     commit    of the Delta table, whose app transaction has that version

@@ -44,7 +44,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be planned, as found in the planning's own snapshot: ranges, and the topics that they name."""
+    """The input of a plan, found in the planning's own snapshot: ranges, and the topics that they name."""
 
     topics: Mapping[str, Topic]
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -143,7 +143,7 @@ class LogReader:
         *,
         sealing: bool,
     ) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
-        """What was wanted, the slices, and the tails that are to be sealed first."""
+        """The requested ranges, the slices, and the tails that must be sealed first."""
         wanted = look(connection)
         slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
         too_long = self._too_long(planner.inline_bytes(slices)) if sealing else []

@@ -1,7 +1,7 @@
 """A Spark batch is appended once: the part of its append that finds out, and remembers it.
 
 A sink's batch is known by its rows; a transaction's (`streams.batch_transaction`) by its entry in Spark's offset log.
-What is remembered holds for the topics that there were: ids only grow, so a topic whose id is above `newest_topic_id`
+A remembered batch holds for the topics that existed then: ids only grow, so a topic whose id is above `newest_topic_id`
 was created later and has none of the batch, whatever its name.
 """
 

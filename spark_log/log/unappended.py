@@ -1,8 +1,8 @@
 """Files that were written for an append which did not need them: deleted by their writer.
 
 Clean-up deletes nothing under a write id that is registered, so what a living writer leaves behind stays as long as it
-lives. An append that was *refused* can not name its file later. Of one that *failed* nobody knows: there the write id
-is given back first, after which no append can name the file, and then what the metadata does not name is deleted.
+lives. An append that was *refused* cannot name its file later. The outcome of one that *failed* is unknown: there the
+write id is given back first, after which no append can name the file, and then files without metadata are deleted.
 """
 
 import logging

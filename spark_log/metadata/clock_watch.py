@@ -1,4 +1,4 @@
-"""Noticing that the store's wall clock was set, by comparing it with the host's boot clock, which nobody sets."""
+"""Detects a step of the store's wall clock by comparing it with the host's boot clock, which cannot be set."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What an error of the database means, by PostgreSQL's SQLSTATE or SQLite's error name: always an error of our tree."""
+"""Maps database errors to errors of our tree, by PostgreSQL's SQLSTATE or SQLite's error name."""
 
 import sqlalchemy as sa
 

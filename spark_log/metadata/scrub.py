@@ -36,7 +36,7 @@ def scrub_sqlite(driver: Any, path: Path) -> str | None:
 
 
 def still_there(path: Path, why: str) -> str:
-    """What to tell of a SQLite file that still has what was deleted. `why` ends with when to try again."""
+    """The report of a SQLite file that still contains deleted data. `why` ends with when to try again."""
     return f"{path} and its write-ahead log {path.name}-wal may still hold what was deleted, since {why}, erase again"
 
 

@@ -46,7 +46,7 @@ SETTINGS_AGE_S_MAX = 5.0
 """How old the cluster's settings may be in a client that is open."""
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
-"""What a driver raises, through SQLAlchemy; and that its pool had no connection left."""
+"""Driver errors as SQLAlchemy raises them, and an exhausted connection pool."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _COPY_BYTES = 1024 * 1024
 
 
 _OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
-"""What Arrow's file systems for S3, GCS and Azure say in each error of theirs."""
+"""Text that occurs in every error of Arrow's file systems for S3, GCS and Azure."""
 
 
 @dataclass(frozen=True)

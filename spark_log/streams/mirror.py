@@ -103,7 +103,7 @@ Run = Callable[[Sequence[Transfer]], list[Transferred]]
 
 
 class _Lacking(NamedTuple):
-    """What a partition of the target lacks, and where the mirror will have got to in it then."""
+    """The records that a partition of the target lacks, and the mirror's position after copying them."""
 
     range: OffsetRange
     position: MirrorPosition
@@ -180,7 +180,7 @@ class Mirror:
         return target
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
-        """What each partition of the target lacks, by the source's topics.
+        """The records that each partition of the target lacks, by the source's topics.
 
         Raises the errors of `mirror_positions.judge` and `next_range`; DataLossError also if an unclean election has
         cut off in the source what the target has.

@@ -60,7 +60,7 @@ class TargetPartition:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What of the target is not proven to be the source's.
+    """The part of the target that is not proven to come from the source.
 
     `unproven_from`: records from this offset on are to be compared, None if there is none. `diverged_from`: the target
     has other records than the source from this offset on.

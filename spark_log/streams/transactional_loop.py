@@ -76,7 +76,7 @@ class _Polled:
     starts: Mapping[TopicPartition, int]
     """Offset of the first record of each partition."""
     ends: Mapping[TopicPartition, Commit]
-    """What to commit once they are done."""
+    """The offsets to commit once the records are processed."""
 
 
 class TransactionalLoop:

@@ -3,9 +3,9 @@ file.delete.delay.ms later.
 
 They are marked in the metadata as if they had been retired for ever, and then clean-up is run for the topic: retired
 files, replicas that a reassignment left behind (whole), and orphans. Files of deleted topics of the same name go too.
-What it does not come to is named (`leftovers`), and goes when the same erase is run again; what lies in log dirs that
-are away, clean-up deletes too when they are back. Readers on such a file fail, and Delta versions from before cannot be
-read any more: what a purge is for.
+Places that it cannot reach are named (`leftovers`), and are purged when the same erase is run again; clean-up also
+deletes such files in a log dir that was away, when it is back. Readers of a purged file fail, and earlier versions of
+the Delta table cannot be read any more: that is the purpose of a purge.
 """
 
 from collections.abc import Collection, Sequence

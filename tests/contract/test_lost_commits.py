@@ -110,7 +110,7 @@ def test_tokens_do_not_gather(proxied):
 
 
 def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres_server, tmp_path):
-    """What the server had not flushed is gone, and the ids of those transactions are given out again."""
+    """Unflushed transactions are gone, and their ids are assigned again."""
     server = own_postgres_server
     address = server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:

@@ -1,4 +1,4 @@
-"""What a producer holds is bounded by buffer_memory: records that have their fate are freed, also with futures kept."""
+"""buffer_memory bounds what a producer holds: completed records are freed, also while their futures are kept."""
 
 import time
 

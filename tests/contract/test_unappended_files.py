@@ -96,7 +96,7 @@ def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log)
 
 
 def test_while_the_store_takes_nothing_at_all_no_further_file_is_written(cluster, log):
-    """What was left behind cannot be given up either."""
+    """The leftover files cannot be deleted either."""
     topic = create_topic(cluster, "t", configs=FILES)
     log.append(topic, [Records(0, table("a"))])  # its write id is registered
     fill_up(cluster, "segment")

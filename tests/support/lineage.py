@@ -122,7 +122,7 @@ class TaggedLog:
 
 
 class LineageReader:
-    """What one reader has seen of a TaggedLog, from offset 0 on, and what it has reported."""
+    """The records that one reader has seen of a TaggedLog, from offset 0 on, and the truncations that it reported."""
 
     def __init__(self, log: TaggedLog) -> None:
         self.log = log

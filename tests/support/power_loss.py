@@ -27,7 +27,7 @@ FATES: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Left:
-    """What a power loss left: a copy of the folder, the step before which it came, and what had been told till then."""
+    """The state after a power loss: a copy of the folder, the step that it came before, the acknowledgements so far."""
 
     folder: Path
     step: str

@@ -1,4 +1,4 @@
-"""What a publication is about to show in a Delta table is noted before its commit."""
+"""The intent of a publication is noted before its Delta commit."""
 
 import sqlalchemy as sa
 from alembic import op
