@@ -6,6 +6,13 @@ it records them; what was written and not forced may be found cut off or full of
     a torn checkpoint     is deleted: the commits before it are still there, since none is deleted before it is forced
     a torn commit         becomes an empty one, so that versions stay without a gap; publication adds what it has lost
     what stays unreadable (the first commit is torn, or commits are missing) is deleted as a whole and made again
+
+Torn is only what was read and is bad: a file that cannot be read is a failure of the storage, and nothing is deleted.
+A repair that is cut short leaves a log that opens, or one that the next repair makes readable.
+
+Publication repairs only what does not open. These open, and are left as they are: a torn commit below a whole
+checkpoint (readers of older versions fail on it), a commit of no bytes other than the first (it says nothing, as an
+empty one), and a hint that is not JSON.
 """
 
 import json
@@ -19,15 +26,16 @@ import pyarrow.parquet as pq
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
+from spark_log.errors import CorruptRecordError, StorageUnavailableError
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
 _HINT = "_last_checkpoint"
 
 
 @dataclass(frozen=True)
 class Repair:
-    """Files of a Delta log to delete, and to make empty commits."""
+    """Files of a Delta log to delete, in this order, and then to make empty commits."""
 
     delete: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
@@ -37,43 +45,60 @@ class Repair:
 
 
 def plan_repair(whole: Mapping[str, bool]) -> Repair:
-    """What makes a Delta log readable, given its files, and which of them are whole."""
-    torn = [name for name, good in whole.items() if not good]
-    if not torn:
-        return Repair()
+    """What makes a Delta log readable that does not open, given its files, and which of them are whole.
+
+    In an order in which it may end after any step: a file goes after its checksums, which Spark would hold against the
+    next file of its name, a checkpoint after the hint that names it, and what is torn last.
+    """
+    torn = {name for name, good in whole.items() if not good}
     commits = {int(match[1]) for name in whole if (match := _COMMIT.fullmatch(name))}
-    checkpoints = {int(match[1]) for name, good in whole.items() if good and (match := _CHECKPOINT.fullmatch(name))}
-    if not _readable(commits, checkpoints, first_is_whole=whole.get(f"{0:020d}.json", False)):
-        return Repair(delete=tuple(whole))
-    empty = tuple(name for name in torn if _COMMIT.fullmatch(name))
-    checksums = {f".{name}.crc" for name in empty} | {f"{name[:20]}.crc" for name in empty}
-    delete = {name for name in torn if _CHECKPOINT.fullmatch(name)}
-    if delete:
-        checksums |= {f".{name}.crc" for name in (*delete, _HINT)}
-        delete.add(_HINT)
-    return Repair(tuple(sorted((delete | checksums) & whole.keys())), empty)
-
-
-def _readable(commits: Collection[int], checkpoints: Collection[int], *, first_is_whole: bool) -> bool:
-    """Whether there is a checkpoint, or the first commit, and every commit after it."""
+    checkpoints = {int(match[1]) for name in whole.keys() - torn if (match := _CHECKPOINT.fullmatch(name))}
     start = max(checkpoints, default=-1)
+    if not _readable(commits, start, first_is_whole=whole.get(f"{0:020d}.json", False)):
+        return Repair(delete=_in_order(whole, torn))
+    # what lies below a checkpoint is not read to open the table
+    empty = {name for name in torn if (match := _COMMIT.fullmatch(name)) and int(match[1]) > start}
+    delete = {name for name in torn if _CHECKPOINT.fullmatch(name)}
+    if delete or _HINT in torn:
+        delete.add(_HINT)
+    checksums = {f".{name}.crc" for name in empty | delete} | {f"{name[:20]}.crc" for name in empty}
+    return Repair(_in_order((delete | checksums) & whole.keys(), torn), tuple(sorted(empty)))
+
+
+def _in_order(names: Collection[str], torn: Collection[str]) -> tuple[str, ...]:
+    """Checksums, the hint, what is whole, what is torn."""
+    return tuple(sorted(names, key=lambda name: (not name.endswith(".crc"), name != _HINT, name in torn, name)))
+
+
+def _readable(commits: Collection[int], start: int, *, first_is_whole: bool) -> bool:
+    """Whether there is a checkpoint (of version `start`), or the first commit, and every commit after it."""
     last = max(commits, default=start)
     return (start >= 0 or first_is_whole) and all(version in commits for version in range(start + 1, last + 1))
 
 
 def repair(log_dir: LogDir, topic: Topic) -> bool:
-    """Repair what is torn in the topic's Delta log; False if nothing is. Object stores tear nothing."""
+    """Make the topic's Delta log, which does not open, readable; False if that is not for its files' sake.
+
+    StorageUnavailableError if they cannot be read. Object stores tear nothing.
+    """
     if not log_dir.local:
         return False
     folder = f"{topic.folder}/_delta_log"
-    names = [path[len(folder) + 1 :] for path in log_dir.list_files(folder)]
-    plan = plan_repair({name: _is_whole(log_dir, f"{folder}/{name}") for name in names})
+    files = log_dir.list_files(folder)
+    names = [path[len(folder) + 1 :] for path in files]
+    try:
+        whole = {name: is_whole(name, _content(log_dir, folder, name), names) for name in names}
+    except (MemoryError, CorruptRecordError) as error:
+        raise StorageUnavailableError(f"{folder} cannot be read: {error}") from error
+    if log_dir.list_files(folder) != files:
+        raise StorageUnavailableError(f"{folder} is being written to")
+    plan = plan_repair(whole)
+    for name in plan.delete:
+        log_dir.delete(f"{folder}/{name}")
     for name in plan.empty:
         file = log_dir.replace(f"{folder}/{name}")
         file.write(_empty_commit())
         file.commit()
-    for name in plan.delete:
-        log_dir.delete(f"{folder}/{name}")
     return bool(plan)
 
 
@@ -82,18 +107,52 @@ def _empty_commit() -> bytes:
     return json.dumps({"commitInfo": info}).encode() + b"\n"
 
 
-def _is_whole(log_dir: LogDir, path: str) -> bool:
-    """Whether a commit or a checkpoint can be read to its end; other files are of no account."""
-    name = path.rpartition("/")[2]
-    if _COMMIT.fullmatch(name):
-        content = b"".join(bytes(block) for block in log_dir.read_blocks(path))
-        try:
-            return bool(content) and all(isinstance(json.loads(line), dict) for line in content.splitlines())
-        except ValueError:
-            return False
+def is_whole(name: str, content: bytes, names: Collection[str]) -> bool:
+    """Whether a file of a Delta log can be read to its end, given the names of all; the hint: names one of them."""
+    if name == _HINT:
+        return _names_a_checkpoint(content, names)
+    if _COMMIT.fullmatch(name) or (_CHECKPOINT.fullmatch(name) and name.endswith(".json")):
+        return _is_whole_json(content, first=name == f"{0:020d}.json")
     if _CHECKPOINT.fullmatch(name):
-        try:
-            pq.read_table(log_dir.open(path))
-        except (pa.ArrowException, OSError):
-            return False
+        return _is_whole_parquet(content)
     return True
+
+
+def _names_a_checkpoint(hint: bytes, names: Collection[str]) -> bool:
+    try:
+        version = int(json.loads(hint)["version"])
+    except (ValueError, TypeError, KeyError):
+        return False
+    return any((match := _CHECKPOINT.fullmatch(name)) and int(match[1]) == version for name in names)
+
+
+def _is_whole_json(content: bytes, *, first: bool) -> bool:
+    try:
+        actions = [json.loads(line) for line in content.splitlines()]
+    except ValueError:
+        return False
+    if not actions or not all(isinstance(action, dict) for action in actions):
+        return False
+    return not first or {"protocol", "metaData"} <= set().union(*actions)
+
+
+def _is_whole_parquet(content: bytes) -> bool:
+    try:
+        pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowNotImplementedError, pa.ArrowCapacityError):
+        return True  # others may be able to read it
+    except MemoryError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise StorageUnavailableError(f"a checkpoint cannot be read: {error}") from error
+        return False
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def _content(log_dir: LogDir, folder: str, name: str) -> bytes:
+    """Of the files that are judged by it."""
+    judged = name == _HINT or _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)
+    return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/{name}"))) if judged else b""

@@ -1,0 +1,126 @@
+"""A Delta log that a power loss has torn is repaired, also by halves, and one that cannot be read is left alone."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import StorageUnavailableError
+from spark_log.log import publication_intent
+from tests.contract.test_delta import Topic
+
+
+def three_segments(folder):
+    topic = Topic(folder)
+    topic.append("a")
+    topic.append("b")
+    topic.append("x", partition=1)
+    return topic
+
+
+def without_older_commits(topic):
+    """A checkpoint of the newest version, and of the commits only those after it: what upkeep leaves in the end."""
+    version = topic.delta.version()
+    topic.delta.create_checkpoint()
+    topic.append("after it")
+    for older in range(version + 1):
+        Path(topic.location, "_delta_log", f"{older:020d}.json").unlink()
+    return Path(topic.location, "_delta_log", f"{version:020d}.checkpoint.parquet")
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_a_torn_one():
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as folder:
+        topic = Topic(Path(folder, "cluster"))
+        topic.append("a")
+        checkpoint = without_older_commits(topic)
+        identity, files = topic.delta.metadata().id, sorted(os.listdir(checkpoint.parent))
+        checkpoint.chmod(0)
+        if os.geteuid() == 0:  # root may read every file
+            for path in (Path(folder), *Path(folder).rglob("*")):
+                os.chown(path, nobody, nobody)
+            os.seteuid(nobody)
+        try:
+            with pytest.raises(StorageUnavailableError, match="Permission denied"):
+                topic.publish()
+        finally:
+            if os.getuid() == 0:
+                os.seteuid(0)
+        assert sorted(os.listdir(checkpoint.parent)) == files
+        checkpoint.chmod(0o600)
+        topic.append("later")
+        topic.is_whole()
+        assert topic.delta.metadata().id == identity
+
+
+class Killed(BaseException):
+    """Ends the process in place of the next step."""
+
+
+def kill_at(step, patch):
+    """The process that repairs a Delta log dies at its deletion or replacement of this number."""
+    steps = iter(range(step + 1))
+
+    def counted(real):
+        def do(log_dir, relative):
+            if next(steps) == step:
+                raise Killed
+            return real(log_dir, relative)
+
+        return do
+
+    patch.setattr(LogDir, "delete", counted(LogDir.delete))
+    patch.setattr(LogDir, "replace", counted(LogDir.replace))
+
+
+def torn_first_commit(topic):
+    Path(topic.location, "_delta_log", f"{0:020d}.json").write_bytes(bytes(200))
+
+
+def torn_checkpoint(topic):
+    version = topic.delta.version()
+    topic.delta.create_checkpoint()
+    topic.append("after it")
+    Path(topic.location, "_delta_log", f"{version:020d}.checkpoint.parquet").write_bytes(bytes(4000))
+
+
+def torn_checkpoint_without_older_commits(topic):
+    without_older_commits(topic).write_bytes(bytes(4000))
+
+
+def torn_checkpoint_and_last_commit(topic):
+    version = topic.delta.version()
+    topic.delta.create_checkpoint()
+    with pytest.MonkeyPatch.context() as patch:  # the power failed before the commit was forced to disk, and recorded
+        patch.setattr(publication_intent, "settle", lambda *_: None)
+        topic.append("last")
+    for name in (f"{topic.delta.version():020d}.json", f"{version:020d}.checkpoint.parquet"):
+        Path(topic.location, "_delta_log", name).write_bytes(bytes(4000))
+
+
+@pytest.mark.parametrize(
+    "tear", [torn_first_commit, torn_checkpoint, torn_checkpoint_without_older_commits, torn_checkpoint_and_last_commit]
+)
+def test_a_repair_that_is_killed_at_any_step_is_done_by_the_next_publication(tmp_path, tear):
+    for step in range(100):
+        topic = three_segments(tmp_path / str(step))
+        tear(topic)
+        log = Path(topic.location, "_delta_log")
+        before = {path.name: path.read_bytes() for path in log.iterdir() if path.is_file()}
+        for name in before:
+            (log / f".{name}.crc").touch()  # as Spark leaves them
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(step, patch)
+            try:
+                topic.publish()
+                break  # it had fewer steps
+            except Killed:
+                pass
+        topic.publish()
+        topic.is_whole()
+        for checksum in log.glob(".*.crc"):  # else Spark would refuse the file that has its name now
+            name = checksum.name[1:-4]
+            assert (log / name).read_bytes() == before[name]
+    assert step > 1
