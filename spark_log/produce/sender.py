@@ -44,7 +44,9 @@ _FORGOTTEN = (UnknownProducerIdError, OutOfOrderSequenceNumberError, ProducerFen
 
 def _drop_traceback(error: BaseException | None) -> None:
     """Futures keep the error, a traceback its frames and their callers', and those would keep the records."""
-    while error is not None:
+    seen = set()  # errors may cause each other
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
