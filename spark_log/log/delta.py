@@ -205,7 +205,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
         sync_checkpoint(log_dir, topic, delta_version)
     failpoint("publish.committed")
-    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, version))
+    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, version), durable=False)
     failpoint("publish.recorded")
     return True
 

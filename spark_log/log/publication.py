@@ -199,13 +199,25 @@ def record(
     what: Due,
 ) -> None:
     """Note what was published, unless something else has been noted since `before` was read."""
-    p = t.publication.c
-    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
-    here = (p.topic_id == topic.topic_id) & (p.log_dir_id == info.log_dir_id)
     # the partitions' parent row: a topic deleted meanwhile takes no more notes, two publishers take turns
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
         return
+    replace(connection, topic, info, before, after, what)
+
+
+def replace(
+    connection: sa.Connection,
+    topic: Topic,
+    info: LogDirInfo,
+    before: tuple[int, int] | None,
+    after: tuple[int, int],
+    what: Due,
+) -> None:
+    """As `record`, in a transaction that has locked the topic and found that `before` is what is recorded."""
+    p = t.publication.c
+    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
+    here = (p.topic_id == topic.topic_id) & (p.log_dir_id == info.log_dir_id)
     if not what.has_replicas:
         connection.execute(t.publication.delete().where(here))
     else:

@@ -6,7 +6,8 @@
 
 A publisher that dies after its commit leaves an intent, and the version in the table tells the next one which. Until
 then no file reaches over the offset (`publication.seen_offsets`). A note is always forced to disk, and with it all that
-was committed before: a Delta table never lists a segment that the metadata could still lose.
+was committed before: a Delta table never lists a segment that the metadata could still lose. Settling is not forced:
+lost with the power, it is done again by the next publication, whose own note would have forced it.
 """
 
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: i
             {number: Cursor(*facts) for number, *facts in connection.execute(cursors)}, False, intent.has_replicas
         )
         after = (version, _UNKNOWN if found_unknown else intent.delta_version)
-        publication.record(connection, topic, info, recorded, after, due)
+        publication.replace(connection, topic, info, recorded, after, due)
     for table in (t.publication_intent, t.publication_intent_cursor):
         c = table.c
         here = (c.topic_id == topic.topic_id) & (c.log_dir_id == info.log_dir_id)
