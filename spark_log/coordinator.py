@@ -11,6 +11,7 @@ none; it is prompter, and goes on when no client is at work.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ _LOOK_S = 0.5
 """How often to look for replicas that lag although nothing was committed: a log dir may have come back."""
 _LOOK_S_MIN = 0.02
 """How long to leave between two looks, however much is committed."""
+_TRY_AGAIN_S = 1.0
+"""How long to wait where the settings that say how long can not be read."""
 
 
 @dataclass(frozen=True)
@@ -311,18 +314,17 @@ class Standing:
     def _keep_lease(self) -> None:
         while not self._stop.is_set():
             before = self._lease.epoch
-            self._lease.duration_ms = self._settings.controller_lease_ms
-            renew_s = self._lease.duration_ms / 3000
             try:
+                self._lease.duration_ms = self._settings.controller_lease_ms
                 if self._lease.take_or_renew() and self._lease.epoch != before:
                     failpoint(f"{self._name}.lease-taken")
                     logger.info("%s: term %s begins", self._name, self._lease.epoch)
                     self._wake()
-                pause_s = renew_s if self.acting else min(self._until_free_s(), renew_s)
-            except SparkLogError as error:
+                free_s = math.inf if self.acting else self._until_free_s()
+            except Exception as error:  # this thread must not end before it is told to
                 logger.warning("%s: the lease was not renewed: %s", self._name, redact(str(error)))
-                pause_s = renew_s
-            self._stop.wait(pause_s)
+                free_s = math.inf
+            self._stop.wait(min(free_s, self._lease.duration_ms / 3000))
 
     def _until_free_s(self) -> float:
         left_ms = lease_status(self._cluster.store, self._name).left_ms
@@ -334,12 +336,15 @@ class Standing:
                 self._term_began.wait_for(lambda: self.acting or self._stop.is_set())
             epoch = self._lease.epoch
             while self.acting and self._lease.epoch == epoch and not self._stop.is_set():
-                self._do(duty)
-                self._stop.wait(duty.pause_s(self._settings))
+                self._stop.wait(self._do(duty))
 
-    def _do(self, duty: Duty) -> None:
+    def _do(self, duty: Duty) -> float:
+        """Do it once, and return how long to wait before the next time. It may fail, but does not raise."""
+        pause_s = _TRY_AGAIN_S
         try:
-            duty.run(Term(self._cluster, self._settings, self._lease.check, self._stop.is_set))
+            settings = self._settings
+            pause_s = duty.pause_s(settings)
+            duty.run(Term(self._cluster, settings, self._lease.check, self._stop.is_set))
             self._failures.pop(duty.name, None)
         except (NotCoordinatorError, NotControllerError):
             logger.info("%s: the term has ended during: %s", self._name, duty.name)
@@ -348,3 +353,4 @@ class Standing:
             if self._failures.get(duty.name) != text:  # told once, not every quarter of a second
                 logger.warning("%s: %s: %s", self._name, duty.name, text)
             self._failures[duty.name] = text
+        return pause_s

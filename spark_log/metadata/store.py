@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -114,8 +115,9 @@ class Store:
         return known[1]
 
     def forget_settings(self) -> None:
-        """The next one who asks for `settings` reads them."""
-        self._settings = None
+        """The next one who asks for `settings` reads them; what was known stays known."""
+        if self._settings is not None:
+            self._settings = (-math.inf, self._settings[1])
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
@@ -352,7 +354,8 @@ def open_store(address: Address) -> Store:
         if revision is None:
             raise ClusterNotFoundError(f"no cluster at {address}: make one with `spark-log init {address}`")
         if revision != tables.SCHEMA_REVISION:
-            _upgrade(store, revision)
+            _refuse_newer(store, revision)
+            _upgrade(store)
     except BaseException:
         store.close()
         raise
@@ -366,7 +369,7 @@ def revision_of(connection: sa.Connection) -> str | None:
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
 
 
-def _upgrade(store: Store, revision: str) -> None:
+def _refuse_newer(store: Store, revision: str | None) -> None:
     from spark_log.metadata import migrations
 
     if revision not in migrations.known_revisions():
@@ -374,7 +377,21 @@ def _upgrade(store: Store, revision: str) -> None:
             f"the metadata store at {store.address} has revision {revision!r}, which is newer than this spark-log"
             f" understands ({tables.SCHEMA_REVISION!r}): upgrade spark-log on this machine"
         )
-    store.transact(lambda connection, _attempt: migrations.upgrade(connection))
+
+
+def _upgrade(store: Store) -> None:
+    """Of several that open an old store at once, one upgrades it and the others find that done."""
+    from spark_log.metadata import migrations
+
+    def upgrade(connection: sa.Connection, _attempt: Attempt) -> None:
+        if not store.sqlite:  # where one writes at a time
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("spark-log upgrade"))))
+        revision = revision_of(connection)
+        if revision != tables.SCHEMA_REVISION:
+            _refuse_newer(store, revision)
+            migrations.upgrade(connection)
+
+    store.transact(upgrade)
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

@@ -1,6 +1,8 @@
 """Cluster settings are stored with the cluster, and every client obeys them."""
 
 import json
+import threading
+import time
 
 import pytest
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
@@ -13,10 +15,16 @@ from spark_log.cluster import settings as stored
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator, Duty
-from spark_log.errors import InvalidConfigurationError, InvalidSessionTimeoutError, InvalidTransactionTimeoutError
+from spark_log.coordinator import Coordinator, Duty, Standing
+from spark_log.errors import (
+    InvalidConfigurationError,
+    InvalidSessionTimeoutError,
+    InvalidTransactionTimeoutError,
+    MetadataStoreUnavailableError,
+)
 from spark_log.log.log import Log
 from spark_log.metadata import store as stores
+from spark_log.metadata.store import Store
 
 EVERYWHERE = ConfigResource(ConfigResourceType.BROKER, "")
 
@@ -85,6 +93,43 @@ def test_a_coordinator_at_work_follows_a_change(cluster, monkeypatch):
         alter_settings(cluster, {"log.seal.interval.ms": "6"})
         while not seen or seen[-1].log_seal_interval_ms != 6:
             cluster.store.changes.wait(cluster.store.changes.current(), 0.01)
+
+
+def test_settings_that_were_just_altered_are_the_last_known_while_the_store_is_away(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        known = cluster.store.settings
+        alter_settings(cluster, {"plan.tasks.max": "7"})
+        own_postgres_server.kill()
+        assert cluster.store.settings == known
+
+
+def test_a_coordinator_outlasts_settings_that_it_can_not_read(cluster, monkeypatch):
+    asked, runs = set(), []
+    duty = Duty("count", lambda settings: 10, lambda term: runs.append(term))
+    alter_settings(cluster, {"controller.lease.ms": "300"})
+    standing = Standing(cluster, "coordinator", None, [duty])
+
+    def away(_store):
+        asked.add(threading.current_thread().name)
+        raise MetadataStoreUnavailableError("the store is away")
+
+    def wait_until(condition):
+        deadline_s = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+    standing.start()
+    try:
+        wait_until(lambda: runs)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "settings", property(away))
+            wait_until(lambda: len(asked) == 2)
+        before = len(runs)
+        wait_until(lambda: len(runs) > before + 1 and standing.acting)
+        assert all(thread.is_alive() for thread in standing._threads)
+    finally:
+        standing.close()
 
 
 def test_admin_describes_alters_and_resets_them_as_configs_of_all_brokers(admin):

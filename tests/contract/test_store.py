@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -60,7 +62,7 @@ from spark_log.log.write_ids import register, release, renew
 from spark_log.metadata import migrations, write_ahead_log
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
-from spark_log.metadata.store import Store
+from spark_log.metadata.store import Store, open_store, revision_of
 from tests.support.records import read_all, table
 from tests.support.subprocess_python import run_python
 
@@ -151,6 +153,41 @@ def test_the_schema_revision_is_the_head_of_the_migrations(cluster):
     assert scripts.get_heads() == [t.SCHEMA_REVISION]
     with cluster.store.snapshot() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == t.SCHEMA_REVISION
+
+
+def test_several_who_open_a_store_of_an_older_version_at_once_upgrade_it_once(postgres_server, monkeypatch):
+    address = Address.parse(postgres_server.create_database())
+    old = Store(address, create=True)
+    with old.engine.begin() as connection:
+        command.upgrade(migrations._config(connection), "0001")
+    upgrade, deadline_s, outcomes = migrations.upgrade, time.monotonic() + 20, []
+
+    def upgrade_until_somebody_waits(connection):
+        """Before the commit, another one that opens the store has come to wait for this transaction."""
+        upgrade(connection)
+        waiting = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted"
+        here = " AND datname = current_database()"
+        while not old.read(lambda connection: connection.exec_driver_sql(waiting + here).scalar_one()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+    monkeypatch.setattr(migrations, "upgrade", upgrade_until_somebody_waits)
+
+    def open_it():
+        try:
+            open_store(address).close()
+            outcomes.append(None)
+        except SparkLogError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert outcomes == [None] * 3
+    assert old.read(revision_of) == t.SCHEMA_REVISION
+    old.close()
 
 
 def test_a_log_dir_is_given_to_a_broker_that_there_is(cluster, tmp_path):
