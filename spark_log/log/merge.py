@@ -101,7 +101,13 @@ def merge(
 
 
 def _runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[list[Segment]]:
+    """Of the files below the inline tail. Delta tables list a file above it, but cannot tell later which of the records
+    there they have shown (`publication.Cursor.seen_offset`): such a file is merged once the tail is sealed.
+    """
+    tail = segments(connection, topic, partition, inline=True)
+    end = tail[0].base_offset if tail else None
     files = segments(connection, topic, partition, inline=False)
+    files = [each for each in files if end is None or each.base_offset < end]
     return runs(files, topic.config.segment_bytes, publication.seen_offsets(connection, topic, partition))
 
 

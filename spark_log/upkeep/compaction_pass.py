@@ -24,7 +24,7 @@ from spark_log.log.compaction import (
     remember,
     tombstone_horizon,
 )
-from spark_log.log.delta import try_publish
+from spark_log.log.delta import publish, try_publish
 from spark_log.log.publication import seen_offsets
 from spark_log.log.rewriting import Segment, discard, plan_rewriting, segments, swap
 from spark_log.log.seal import runs, sealing
@@ -45,6 +45,8 @@ class Due:
     bytes: int
     inline: bool
     now_ms: int
+    tail_below_files: bool = False
+    """Inline segments lie below files that Delta tables may list: see `plan_pass`."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Du
     if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in found)
-    return Due(topic, partition, found[-1].end_offset, size, any(each.inline for each in found), now_ms)
+    inline = [each.inline for each in found]
+    below = True in inline and not all(inline[inline.index(True) :])
+    return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below)
 
 
 def plan_pass(work: Work, due: Due) -> CompactionPass | None:
@@ -117,6 +121,8 @@ def plan_pass(work: Work, due: Due) -> CompactionPass | None:
     if due.inline:
         for _ in sealing(cluster, work.writer, topic, partition, work.guard, due.end_offset):
             pass
+    if due.tail_below_files:  # or a file could get records that a Delta table has shown and others that are new to it
+        publish(cluster, topic)
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         found, _, passes = _cleanable(connection, topic, partition, due.now_ms)

@@ -33,7 +33,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition, WriteId
 from spark_log.log import plan as planner
-from spark_log.log.delta import publish
+from spark_log.log.delta import publish, try_publish
 from spark_log.log.erasing import Scan, Write, holds, write_without
 from spark_log.log.rewriting import Segment, plan_rewriting, segments, swap
 from spark_log.log.seal import seal
@@ -176,12 +176,14 @@ class _Run:
 
     def _seal(self) -> int:
         """Seal what lies below the ends; how many tails still reach below them."""
-        left = 0
-        for partition in self._with_tails():
+        tails = self._with_tails()
+        for partition in tails:
             try:
                 seal(self.cluster, self.writer, self.topic, partition)
             except SparkLogError as error:
                 self.error = error
+        if tails:  # Delta tables are to know of what was sealed below files that they list, before those are replaced
+            try_publish(self.cluster, [self.topic])
         left = len(self._with_tails())
         failpoint("erase.sealed")
         return left

@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable, write_deltalake
@@ -19,11 +21,13 @@ from spark_log.coordinator import Coordinator
 from spark_log.log.catch_up import catch_up
 from spark_log.log.delta import delta_tables
 from spark_log.log.delta_upkeep import COMMITS_MAX
-from spark_log.log.log import Log
+from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.upkeep import upkeep
+from spark_log.upkeep.erase import erase
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
+from tests.support.records import table
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.subprocess_python import run_python
@@ -145,6 +149,34 @@ def test_a_stream_sees_each_record_once_when_a_merge_follows_a_publication_that_
     run(cluster, "merge", "delta")
     assert shape(cluster, topic) == [(0, 15)], "what kept files apart is forgotten"
     assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.parametrize("task", ["merge", "compact", "erase"])
+def test_a_stream_sees_files_above_the_inline_tail_once(cluster, log, task):
+    """Delta tables list them before what is below them."""
+    policy = "compact" if task == "compact" else "delete"
+    topic = make(cluster, "t", inline_max_bytes="3000", retention_ms="-1", cleanup_policy=policy)
+    large = ["".join(random.Random(seed).choices("0123456789abcdef", k=9_000)) for seed in range(5)]
+    append(log, topic, large[0], key=b"a")
+    append(log, topic, "small", key=b"b")
+    for value in large[1:4] * 2:
+        log.append(topic, [Records(0, pa.concat_tables([table(value, key=b"c"), table("other", key=b"d")]))])
+    append(log, topic, "small", key=b"d")
+    append(log, topic, large[4], key=b"a")
+    blob = ("blob",)
+    assert [each[2:] for each in shape(cluster, topic)] == [(), blob, *[()] * 6, blob, ()]
+    for _ in range(2):
+        if task == "erase":
+            erase(cluster, "t", [b"c"])
+        else:
+            run(cluster, task)
+        run(cluster, "delta")
+        assert_delta_is_the_log(cluster)
+        log.seal(topic, [0])
+    append(log, topic, large[4], key=b"e")
+    run(cluster, "merge", "delta")
+    assert_delta_is_the_log(cluster)
+    assert len(shape(cluster, topic)) <= 2, "what kept files apart is forgotten"
 
 
 KILL = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['merge']))"

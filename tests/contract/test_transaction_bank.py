@@ -20,6 +20,7 @@ from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, 
 from tests.support.bank_teller import at_work
 from tests.support.children import Child
 from tests.support.group_members import until
+from tests.support.power_cut import Unforced
 from tests.support.producing import change
 from tests.support.replicas import every_replica_is_whole
 
@@ -215,25 +216,20 @@ def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
 def test_tellers_whose_postgresql_crashes(own_postgres_server, tmp_path):
     """Registering is not forced to disk: of what a crash takes away the rest may not be committed."""
     server = own_postgres_server
-    server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # so that it does take it away
-    server.execute("SELECT pg_reload_conf()")
     address = server.create_database()
-
-    def crash():
-        server.kill()
-        server.start()
-
+    unforced = Unforced(server)  # so that a crash does take it away
     with Tellers(address) as tellers, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         open_bank(cluster, address)
         teller = tellers("a", COUNT, pause_at=2)
         teller.waits_for(lambda child: child.heard("paused"))
-        crash()
+        unforced.cut_the_power()
         pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
         assert cluster.store.read(lambda connection: connection.execute(pending).scalar_one()) < len(BRANCHES)
         with Auditor(cluster, ["a"], tellers.done) as auditor:
             teller.say("go")
             teller.waits_for(lambda child: child.heard("done", "a-5"))
-            crash()
+            server.kill()
+            server.start()
             teller.finish()
             assert auditor.look().following == {"a": COUNT}
     assert teller.heard("again", "TransactionAbortableError")
