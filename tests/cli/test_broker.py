@@ -47,7 +47,10 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
         (["add", "--id", "0", "--log-dir", "{}/d2"], "broker_id: expected a number from 1 to 2147483647, got 0"),
         (["add", "--id", "2", "--log-dir", "{}/log/broker-1/x"], "overlaps"),
         (["add", "--id", "2", "--log-dir", "{}/d2", "--log-dir", "{}/d2/"], "log_dirs: the same one twice"),
-        (["add", "--id", "2", "--rack", "", "--log-dir", "{}/d2"], "rack: expected 1 to 249 characters without NUL"),
+        (
+            ["add", "--id", "2", "--rack", "", "--log-dir", "{}/d2"],
+            "rack: expected 1 to 249 characters without NUL and lone surrogates, got ''",
+        ),
         (["add", "--id", "2", "--log-dir", "nosuch://x/y"], "is not a URI that pyarrow.fs opens"),
         (["remove", "--id", "1"], "broker 1 is the only one of the cluster"),
         (["remove", "--id", "7"], "there is no broker 7 in this cluster; there are 1"),
