@@ -17,7 +17,7 @@ WORKERS ?= 2
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-upkeep bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -71,8 +71,8 @@ bench-clients: venv postgres  ## how fast producer, consumer and groups are
 bench-replication: venv postgres  ## what replicas cost, and how fast failed ones are made good
 	$(PYTHON) -m benchmarks replication
 
-bench-upkeep: venv java postgres  ## how fast retention, merging and compaction are
-	$(WITH_JAVA) $(PYTHON) -m benchmarks upkeep
+bench-maintenance: venv java postgres  ## how fast retention, merging and compaction are
+	$(WITH_JAVA) $(PYTHON) -m benchmarks maintenance
 
 bench-streams: venv java  ## how fast windowed aggregation is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks streams

@@ -1,5 +1,5 @@
-"""`make bench`, and bench-clients, -replication, -upkeep, -streams and -transactions: on a PostgreSQL of their own too
-where it is installed.
+"""`make bench`, and bench-clients, -replication, -maintenance, -streams and -transactions: on a PostgreSQL of
+their own too where it is installed.
 """
 
 import argparse
@@ -12,7 +12,7 @@ SETS = {
     "log": ("benchmarks.throughput", "benchmarks.planning"),
     "replication": ("benchmarks.replication", "benchmarks.catch_up"),
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
-    "upkeep": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
+    "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
     "transactions": ("benchmarks.transactions",),
 }

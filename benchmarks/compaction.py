@@ -1,4 +1,4 @@
-"""How fast compaction on Spark is, as a ratio against the plain job that finds the same rows. `make bench-upkeep`.
+"""How fast compaction on Spark is, as a ratio against the plain job that finds the same rows. `make bench-maintenance`.
 
 Input: a compacted topic of --records records with a key of ~11 bytes, one key in ten distinct, and an incompressible
 value of 100 bytes, in --partitions partitions. The peer is `groupBy("key").max_by(…)` over the same Parquet files, its
@@ -25,8 +25,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Log, Records
 from spark_log.log.partitioner import partition_of, split_by_partition
+from spark_log.maintenance.compact_on_spark import compact_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.upkeep.compact_on_spark import compact_on_spark
 
 TOPIC = "bench"
 BAR = 0.5

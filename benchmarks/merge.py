@@ -28,10 +28,10 @@ from spark_log.config import ClusterSettings
 from spark_log.log.delta import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance import Report, Work
+from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.on_spark import merge_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.upkeep import Report, Work
-from spark_log.upkeep.merge import merge_segments
-from spark_log.upkeep.on_spark import merge_on_spark
 
 BAR = 0.5
 """Within twice the time."""

@@ -1,4 +1,4 @@
-"""Retention dropping 10,000 segments, and readers beside it: `python -m benchmarks.retention`, `make bench-upkeep`.
+"""Retention dropping 10,000 segments, and readers beside it: `make bench-maintenance`.
 
 Of one partition, and of 1,000. On a SQLite cluster, and on PostgreSQL too with --postgresql. The segments that go are
 rows and entries of the Delta table only (nothing opens their files); those that stay are read, by another process than

@@ -1,8 +1,8 @@
 """Topic configs and cluster settings: every one documented where it is defined.
 
 Names, units and meaning of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs); a default
-that differs says so and why. All are dynamic: an altered value holds for the next append, plan or upkeep run. Stored
-are only the overrides, as text; `TopicConfig.from_overrides` is the one place where text becomes types.
+that differs says so and why. All are dynamic: an altered value holds for the next append, plan or maintenance run. Only
+the overrides are stored, as text; `TopicConfig.from_overrides` is the one place where text becomes types.
 """
 
 import difflib
@@ -424,7 +424,7 @@ class ClusterSettings:
     log.cleaner.backoff.ms)."""
 
     log_cleaner_local_bytes_max: int = GIB
-    """Ours. Stored bytes of a partition above which the coordinator and `spark-log upkeep` leave compacting it to
+    """Ours. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave compacting it to
     jobs/compact.py, with a note."""
 
     log_flush_scheduler_interval_ms: int = 1_000
@@ -437,7 +437,7 @@ class ClusterSettings:
     log_merge_interval_ms: int = 60_000
     """Ours. How often the coordinator merges small segments."""
 
-    delta_upkeep_interval_ms: int = 600_000
+    delta_maintenance_interval_ms: int = 600_000
     """Ours. How often the coordinator looks after the Delta tables: what is behind, checkpoints, expired log files."""
 
     offsets_retention_check_interval_ms: int = 600_000

@@ -33,8 +33,8 @@ from spark_log.groups.targets import groups_in_need, groups_with_members, tend
 from spark_log.log.followers import Followers
 from spark_log.log.moving import switch
 from spark_log.log.write_ids import Writer
-from spark_log.upkeep.tasks import TASKS, Task
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.tasks import TASKS, Task
+from spark_log.maintenance.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ GROUP_DUTIES: tuple[Duty, ...] = (
 )
 
 
-def _upkeep_duty(task: Task) -> Duty:
+def _maintenance_duty(task: Task) -> Duty:
     def run(term: Term) -> None:
         writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
         try:
@@ -114,12 +114,12 @@ def _upkeep_duty(task: Task) -> Duty:
         finally:
             writer.close()
 
-    return Duty(f"upkeep: {task.name}", task.every_ms, run)
+    return Duty(f"maintenance: {task.name}", task.every_ms, run)
 
 
 def coordinator_duties() -> tuple[Duty, ...]:
     """What the holder of `coordinator` does."""
-    return (*GROUP_DUTIES, *(_upkeep_duty(task) for task in TASKS))
+    return (*GROUP_DUTIES, *(_maintenance_duty(task) for task in TASKS))
 
 
 def _elect(term: Term) -> None:

@@ -356,7 +356,7 @@ class Admin:
     ) -> list[dict[str, Any]]:
         """Open ones past their own time-out that nobody has aborted, or open for longer than this and five minutes.
 
-        They keep no reader waiting. A coordinator, and `spark-log upkeep transactions`, aborts the former.
+        They keep no reader waiting. A coordinator, and `spark-log maintenance transactions`, aborts the former.
         """
         return transactions.find_hanging_transactions(self._cluster, max_transaction_timeout_ms)
 

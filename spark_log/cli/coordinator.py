@@ -22,7 +22,7 @@ def coordinator(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Stand for coordinator: end the sessions of dead consumers, assign partitions, do upkeep (see `spark-log upkeep`).
+    """Stand for coordinator: end the sessions of dead consumers, assign partitions, do maintenance.
 
     One acts at a time; start as many as you like, on any host. Without any, consumers see to groups themselves.
     SIGTERM or Ctrl-C gives the lease back.

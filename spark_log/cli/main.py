@@ -14,12 +14,12 @@ from spark_log.cli import (
     consume,
     coordinator,
     group,
+    maintenance,
     partition,
     produce,
     store,
     topic,
     transaction,
-    upkeep,
 )
 from spark_log.errors import SparkLogError, redact
 
@@ -55,7 +55,7 @@ app.add_typer(transaction.app, name="transaction")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
-app.command("upkeep")(upkeep.upkeep)
+app.command("maintenance")(maintenance.maintenance)
 app.add_typer(store.app, name="store")
 
 

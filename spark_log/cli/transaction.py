@@ -36,7 +36,7 @@ def list_(
     """List the current or last transaction of every transactional id.
 
     One that has sent no records yet is not known to the store, and not listed as Ongoing. One that was left open is
-    aborted by a coordinator, `spark-log upkeep transactions`, or the next producer with its id.
+    aborted by a coordinator, `spark-log maintenance transactions`, or the next producer with its id.
 
     **Examples**
 
@@ -132,7 +132,7 @@ def find_hanging(
     """Find transactions past their own time-out that nobody has aborted, or open for 5 minutes longer than the largest.
 
     They keep no reader waiting, only their records in the store. A coordinator aborts the former within seconds; where
-    none runs, `spark-log upkeep transactions` does.
+    none runs, `spark-log maintenance transactions` does.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.transaction_inspection import find_hanging

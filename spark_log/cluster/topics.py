@@ -180,7 +180,7 @@ def alter_configs(
     cluster: Cluster, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
 ) -> Topic:
     """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
-    upkeep.
+    maintenance.
 
     With `validate_only` they stay as they are; what would be refused is refused.
     """

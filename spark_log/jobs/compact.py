@@ -15,10 +15,10 @@ from spark_log.jobs.failures import guarded
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import tell
 from spark_log.log.write_ids import Writer
-from spark_log.upkeep.compact_on_spark import compact_on_spark
-from spark_log.upkeep.compaction_pass import compacted_topics
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.compact_on_spark import compact_on_spark
+from spark_log.maintenance.compaction_pass import compacted_topics
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 
 _EXAMPLES = """\
   spark-submit jobs/compact.py --cluster /data/log

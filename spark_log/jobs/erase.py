@@ -16,9 +16,9 @@ from spark_log.jobs.arguments import Parser
 from spark_log.jobs.failures import guarded
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import tell
-from spark_log.upkeep.erase import erase
-from spark_log.upkeep.erase_keys import keys_of
-from spark_log.upkeep.erase_on_spark import on_spark
+from spark_log.maintenance.erase import erase
+from spark_log.maintenance.erase_keys import keys_of
+from spark_log.maintenance.erase_on_spark import on_spark
 
 EXAMPLES = """\
   spark-submit jobs/erase.py users --keys-file forget.txt --purge

@@ -40,7 +40,7 @@ DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64())
 """offset = base_offset + offset_delta, for any Delta reader."""
 
 _CHECKPOINT_COMMITS = 100
-"""How often a commit makes a checkpoint too, which its append waits for; upkeep makes them more often."""
+"""How often a commit makes a checkpoint too, which its append waits for; maintenance makes them more often."""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",

@@ -6,8 +6,8 @@ Sealing, merging, compaction and erasing all go this way, in three steps that ma
     write    anywhere, a Spark task too: reads the inputs, writes the file into all those log dirs
     swap     one transaction, which changes nothing unless the inputs are still the log and the ISR is still the same
 
-So appends, readers and other upkeep never notice: until the swap nobody names the file, and after it nobody names the
-inputs, which stay on disk for file.delete.delay.ms.
+So appends, readers and other maintenance never notice: until the swap no metadata names the file, and after it none
+names the inputs, which stay on disk for file.delete.delay.ms.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`spark-log transaction …`, `topic producers`, and what `status` and `upkeep` say of transactions."""
+"""`spark-log transaction …`, `topic producers`, and what `status` and `maintenance` say of transactions."""
 
 import contextlib
 import json
@@ -114,7 +114,7 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     with Cluster.open(str(events)) as opened:
         change(opened, t.transaction.update().values(until_ms=2**60))
-        assert ok("upkeep", "transactions", cluster=events) == "Nothing to do.\n"
+        assert ok("maintenance", "transactions", cluster=events) == "Nothing to do.\n"
         change(opened, t.transaction.update().values(until_ms=0))
     [row] = rows_of(ok("transaction", "find-hanging", cluster=events))
     assert row[0] == "killed" and row[1].endswith(", overdue")
@@ -122,9 +122,9 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
     [hanging] = json.loads(ok("transaction", "find-hanging", "--json", cluster=events))
     assert hanging["overdue"] is True and len(hanging["pending"]) == 1
 
-    [row] = rows_of(ok("upkeep", "transactions", cluster=events))
+    [row] = rows_of(ok("maintenance", "transactions", cluster=events))
     assert (row[0], row[-1]) == ("transactions", "aborted killed: its time was over")
-    assert ok("upkeep", "transactions", cluster=events) == "Nothing to do.\n"
+    assert ok("maintenance", "transactions", cluster=events) == "Nothing to do.\n"
     assert ok("transaction", "find-hanging", cluster=events) == "No transaction hangs.\n"
     [listed] = json.loads(ok("transaction", "list", "--state", "CompleteAbort", "--json", cluster=events))
     assert (listed["transactional_id"], listed["batches"]) == ("killed", 0)

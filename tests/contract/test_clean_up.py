@@ -23,9 +23,9 @@ from spark_log.log.fetch import Fetcher
 from spark_log.log.log import Log, Records
 from spark_log.log.orphans import GRACE_MS, delete_orphans
 from spark_log.log.retention import apply_retention
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.records.schema import read_schema
-from spark_log.upkeep import upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
@@ -42,7 +42,7 @@ def append(log, topic, *values, timestamp_ms=OLD_MS):
 
 
 def clean(cluster, **filters):
-    return {report.topic: report for report in upkeep(cluster, ["files"], **filters)}
+    return {report.topic: report for report in run_tasks(cluster, ["files"], **filters)}
 
 
 def change(cluster, statement):

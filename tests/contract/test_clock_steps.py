@@ -3,9 +3,9 @@
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.produce.identity import register
-from spark_log.upkeep import upkeep
 from tests.support.producing import change
 
 MONTH_MS = 30 * 86_400_000
@@ -23,10 +23,10 @@ def test_what_a_clock_that_was_set_makes_old_is_not_deleted(cluster, monkeypatch
         monkeypatch.setattr(clock, "boot_ms", lambda: boot_ms() - MONTH_MS)
         change(cluster, t.producer.update().values(last_used_ms=t.producer.c.last_used_ms - MONTH_MS))
     tasks = ["files", "expire"]
-    for task, report in zip(tasks, upkeep(cluster, tasks), strict=True):
+    for task, report in zip(tasks, run_tasks(cluster, tasks), strict=True):
         assert report.task == task and "clock" in str(report)
     known = sa.select(t.producer.c.producer_id)
     assert store.read(lambda connection: connection.execute(known).scalars().all()) == [producer_id]
     monkeypatch.undo()
     if store.sqlite:
-        assert list(upkeep(cluster, tasks)) == [], "set back: all is as it was"
+        assert list(run_tasks(cluster, tasks)) == [], "set back: all is as it was"

@@ -25,11 +25,11 @@ from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
 from spark_log.log.rewriting import segments
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance import compaction, last_offsets, run_tasks
+from spark_log.maintenance.compaction_pass import look, plan_pass, read_passes
+from spark_log.maintenance.work import Work
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.upkeep import compaction, last_offsets, upkeep
-from spark_log.upkeep.compaction_pass import look, plan_pass, read_passes
-from spark_log.upkeep.work import Work
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
@@ -214,7 +214,7 @@ def test_killed_at(cluster, cluster_address, log, point):
     noted = passes(cluster, topic)
     before = read(log, topic)
     assert before == "2:a2 3:-b 4:c1 5:a3 6:c2 7:d1 8:d2"
-    program = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['compact']))"
+    program = "import sys; from spark_log.maintenance import run_tasks; list(run_tasks(sys.argv[1], ['compact']))"
     environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
     command = [sys.executable, "-c", program, cluster_address]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
@@ -341,7 +341,7 @@ def test_compact_and_delete(local, local_log):
     now_ms = local.store.now().wall_ms
     append(local_log, topic, "a1 b1", timestamp_ms=now_ms - 2 * day_ms)
     append(local_log, topic, "c1 c2", "d1", timestamp_ms=now_ms)
-    reports = list(upkeep(local, ["retention", "compact"]))
+    reports = list(run_tasks(local, ["retention", "compact"]))
     assert [report.task for report in reports] == ["retention", "compact"]
     assert read(local_log, topic) == "3:c2 4:d1"
     assert local_log.positions(topic)[OurPartition("t", 0)].log_start_offset == 2

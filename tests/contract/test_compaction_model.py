@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.log import compacting, rewriting
 from spark_log.log.compacting import Compacted
-from spark_log.upkeep import compaction, compaction_pass, last_offsets
+from spark_log.maintenance import compaction, compaction_pass, last_offsets
 from tests.support.compaction_model import Append, Compact, Model, Tick, cases
 
 _names = (f"t{number}" for number in itertools.count())

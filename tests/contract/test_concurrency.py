@@ -49,7 +49,7 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
     outcomes.put((writer, acked, longest, list(progress)))
 
 
-def upkeep(address, start, done):
+def maintenance(address, start, done):
     """Seals and publishes, again and again, until everybody is done."""
     log = Log(Cluster.open(address))
     topic = log.find_topic("t")
@@ -68,7 +68,7 @@ def producers(cluster, count):
 
 
 def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):
-    """Let the writers work, with two processes of upkeep beside them; what each writer told."""
+    """Let the writers work, with two processes of maintenance beside them; what each writer told."""
     ids = [producer if n % 2 == 0 else None for n, producer in enumerate(producers(cluster, writers))]
     start, done, outcomes = spawn.Barrier(writers + 3), spawn.Event(), spawn.Queue()
     progress = spawn.Array("i", writers, lock=False)
@@ -76,7 +76,7 @@ def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda pro
         spawn.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
         for n in range(writers)
     ]
-    helpers = [spawn.Process(target=upkeep, args=(address, start, done)) for _ in range(2)]
+    helpers = [spawn.Process(target=maintenance, args=(address, start, done)) for _ in range(2)]
     for process in crowd + helpers:
         process.start()
     try:

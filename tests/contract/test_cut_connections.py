@@ -14,8 +14,8 @@ from spark_log.datasource.options import WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
 from spark_log.log.delta import publish
 from spark_log.log.log import Log
+from spark_log.maintenance import run_tasks
 from spark_log.streams.table_version import look
-from spark_log.upkeep import upkeep
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all
 from tests.support.topics import append, make
@@ -41,7 +41,7 @@ class Calls:
         for value in "ab":
             append(self.seen, topic, value)
             self.seen.seal(topic, [0])
-        list(upkeep(cluster, ["merge"]))
+        list(run_tasks(cluster, ["merge"]))
 
     def publish(self, cluster, log, topic):
         append(self.seen, topic, "a")
@@ -55,10 +55,10 @@ class Calls:
 
     def compact(self, cluster, log, topic):
         append(log, topic, "a", "b", key=b"k")
-        list(upkeep(cluster, ["compact"]))
+        list(run_tasks(cluster, ["compact"]))
 
-    def other_upkeep(self, cluster, log, topic):
-        list(upkeep(cluster, ["transactions", "retention", "expire"]))
+    def other_maintenance(self, cluster, log, topic):
+        list(run_tasks(cluster, ["transactions", "retention", "expire"]))
 
     def elections(self, cluster, log, topic):
         assert elect_leaders(cluster.store, nobody_forbids).elected == []

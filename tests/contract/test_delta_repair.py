@@ -21,7 +21,7 @@ def three_segments(folder):
 
 
 def without_older_commits(topic):
-    """A checkpoint of the newest version, and of the commits only those after it: what upkeep leaves in the end."""
+    """A checkpoint of the newest version, and of the commits only those after it: what the task delta leaves."""
     version = topic.delta.version()
     topic.delta.create_checkpoint()
     topic.append("after it")

@@ -34,9 +34,9 @@ from spark_log.failpoints import POINTS
 from spark_log.log.catch_up import catch_up
 from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase import erase
 from spark_log.metadata import tables as t
-from spark_log.upkeep import upkeep
-from spark_log.upkeep.erase import erase
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.s3 import also_on_s3
@@ -166,7 +166,7 @@ def test_every_replica_and_one_that_is_away(three_brokers, log_of, tmp_path):
     inspect_log_dirs(cluster, nobody_forbids)
     catch_up(cluster, topic, 0, gone)
     log.close()  # gives its write id back: what a writer is at work on is not clean-up's
-    reports = list(upkeep(cluster, ["files"], topics=["t"]))
+    reports = list(run_tasks(cluster, ["files"], topics=["t"]))
     assert sum(report.before.files for report in reports) == 2
     assert files_with(tmp_path, PRIVATE, GONE) == [], "clean-up has finished the purge where it could not reach"
     files = [

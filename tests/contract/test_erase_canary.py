@@ -22,10 +22,10 @@ from spark_log.log.delta import delta_tables
 from spark_log.log.encode import Encoding, prepare
 from spark_log.log.log import Log, Records
 from spark_log.log.moving import carry_out
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.upkeep import upkeep
-from spark_log.upkeep.erase import erase
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, keyed, rows_of
 from tests.support.records import NOON_MS
@@ -69,16 +69,16 @@ class History:
         self.log.seal(self.topic, [0])
 
     def merge(self):
-        self._upkeep("merge")
+        self._maintenance("merge")
 
     def compact(self):
-        self._upkeep("compact")
+        self._maintenance("compact")
 
     def clean_up(self):
-        self._upkeep("files")
+        self._maintenance("files")
 
-    def _upkeep(self, task):
-        list(upkeep(self.cluster, [task]))
+    def _maintenance(self, task):
+        list(run_tasks(self.cluster, [task]))
 
     def send_in_a_transaction(self):
         if self.producer is None:

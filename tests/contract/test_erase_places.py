@@ -14,11 +14,11 @@ from spark_log.config import ClusterSettings
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.log.moving import carry_out
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase import erase
 from spark_log.metadata import scrub
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.upkeep import upkeep
-from spark_log.upkeep.erase import erase
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
@@ -124,7 +124,7 @@ def test_clean_up_alone_deletes_what_was_retired_while_a_log_dir_was_away(three_
     take_away(cluster, 3)
     purge(cluster)
     come_back(cluster, 3)
-    reports = list(upkeep(cluster, ["files"]))
+    reports = list(run_tasks(cluster, ["files"]))
     assert sum(report.before.files for report in reports) == 1
     assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
     copies = sa.select(sa.func.count()).select_from(t.retired_copy)

@@ -19,9 +19,9 @@ from spark_log.errors import StoreChangedError
 from spark_log.log.append import Appended
 from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import identity
 from spark_log.metadata import tables as t
-from spark_log.upkeep import upkeep
 from tests.support.records import read_all, table
 
 FILES = {"inline.max.bytes": "0"}
@@ -133,7 +133,7 @@ def test_an_older_copy_of_the_store_takes_nothing_out(tmp_path):
         with pytest.raises(StoreChangedError, match=r"topic t .* 1 segments .*spark-log store accept"):
             publish(cluster, topic)
         files = sorted(path.name for path in address.rglob("_segments/*/*.parquet"))
-        [report] = upkeep(cluster, ["files"], topics=["t"])
+        [report] = run_tasks(cluster, ["files"], topics=["t"])
         assert any("orphans stay" in note for note in report.notes)
         assert sorted(path.name for path in address.rglob("_segments/*/*.parquet")) == files
         code, status = store_command("status", str(address))
@@ -148,5 +148,5 @@ def test_an_older_copy_of_the_store_takes_nothing_out(tmp_path):
         assert in_delta(cluster, topic) == ["before the backup", "new"]
         append(cluster, topic, "more")
         assert in_delta(cluster, topic) == ["before the backup", "more", "new"]
-        list(upkeep(cluster, ["files"], topics=["t"]))
+        list(run_tasks(cluster, ["files"], topics=["t"]))
         assert store_command("status", str(address))[1]["unnamed"] == []

@@ -1,4 +1,4 @@
-"""Merging, sealing by age, flush.ms and Delta upkeep, on both stores: whatever was read before is read after."""
+"""Merging, sealing by age, flush.ms and Delta maintenance, on both stores: whatever was read before is read after."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
 from spark_log.log.catch_up import catch_up
 from spark_log.log.delta import delta_tables
-from spark_log.log.delta_upkeep import COMMITS_MAX
+from spark_log.log.delta_maintenance import COMMITS_MAX
 from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.erase import erase
 from spark_log.metadata import tables as t
-from spark_log.upkeep import upkeep
-from spark_log.upkeep.erase import erase
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
 from tests.support.records import table
@@ -39,7 +39,7 @@ _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
 def run(cluster, *tasks, topics=None):
-    return list(upkeep(cluster, tasks, topics=topics))
+    return list(run_tasks(cluster, tasks, topics=topics))
 
 
 def append_files(log, topic, *numbers, partition=0):
@@ -179,7 +179,7 @@ def test_a_stream_sees_files_above_the_inline_tail_once(cluster, log, task):
     assert len(shape(cluster, topic)) <= 2, "what kept files apart is forgotten"
 
 
-KILL = "import sys; from spark_log.upkeep import upkeep; list(upkeep(sys.argv[1], ['merge']))"
+KILL = "import sys; from spark_log.maintenance import run_tasks; list(run_tasks(sys.argv[1], ['merge']))"
 
 
 @pytest.mark.parametrize("point", ["merge.file-written", "merge.committed"])

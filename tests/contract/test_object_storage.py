@@ -16,8 +16,8 @@ from spark_log.errors import StorageUnavailableError, StoreChangedError
 from spark_log.log.append import Appended
 from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.upkeep import upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change
 from tests.support.records import read_all, table
@@ -107,7 +107,7 @@ def test_an_object_store_that_refuses_is_away_and_not_damaged(cluster, log, prox
     assert len(segment_files(cluster, topic)) == 2
 
 
-def test_whatever_goes_wrong_beside_upkeep_each_record_is_there_once(cluster, log, proxy):
+def test_whatever_goes_wrong_beside_maintenance_each_record_is_there_once(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "300", "retention.ms": "-1", "segment.ms": "1"})
     dice = random.Random(7)
     proxy.rule = lambda method, _path: dice.choices(
@@ -118,7 +118,7 @@ def test_whatever_goes_wrong_beside_upkeep_each_record_is_there_once(cluster, lo
         appended(log, topic, value)
         if n % 3 == 2:
             with suppress(StorageUnavailableError):  # the next run goes on
-                list(upkeep(cluster, ["seal", "merge", "delta"]))
+                list(run_tasks(cluster, ["seal", "merge", "delta"]))
     proxy.rule = lambda _method, _path: None
     assert {fault for fault, _ in proxy.seen} == {"refuse", "lose the answer", "cut the answer"}
     everything_is_right(cluster, log, topic, values)

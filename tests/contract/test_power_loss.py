@@ -10,7 +10,7 @@ from spark_log.errors import ClusterNotFoundError, UnknownTopicOrPartitionError
 from spark_log.log.append import Appended
 from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
-from spark_log.upkeep import upkeep
+from spark_log.maintenance import run_tasks
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_loss import Recorder
 from tests.support.records import read_all, table
@@ -35,7 +35,7 @@ def work(address, told):
             if name == "forced":
                 told.append((name, outcome.base_offset, value))
         log.seal(topics["forced"], [0])
-        list(upkeep(cluster, ["merge", "delta"]))
+        list(run_tasks(cluster, ["merge", "delta"]))
         log.close()
 
 

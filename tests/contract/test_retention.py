@@ -20,8 +20,8 @@ from spark_log.log.log import Log, Records
 from spark_log.log.retention import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.log.rewriting import plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance import Amount, run_tasks
 from spark_log.metadata import tables as t
-from spark_log.upkeep import Amount, upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, take_away
@@ -89,7 +89,7 @@ def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, l
     everything_fits(cluster)
     plan = log.plan({TopicPartition("t", 0): OffsetRange(0, 4)})
     incremental()
-    [report] = upkeep(cluster, ["retention"], topics=["t"])
+    [report] = run_tasks(cluster, ["retention"], topics=["t"])
     assert (report.topic, report.partitions, report.before.files, report.before.records) == ("t", 1, 2, 2)
     assert report.before.bytes == sum(piece.size for piece in plan.slices[:2])
     assert report.after == Amount()
@@ -101,9 +101,9 @@ def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, l
     ] * 2
     assert sorted(row.path.rpartition("/")[2] for row in retired) == sorted(s.name for s in plan.slices[:2])
     everything_fits(cluster)
-    assert list(upkeep(cluster, ["retention"], topics=["t"])) == []
+    assert list(run_tasks(cluster, ["retention"], topics=["t"])) == []
     assert values(log, other) == ["old"]
-    [report] = upkeep(cluster, ["retention"])
+    [report] = run_tasks(cluster, ["retention"])
     assert report.topic == "other"
     assert values(log, other) == []
 
@@ -164,7 +164,7 @@ def test_what_is_kept_for_ever_or_by_compaction_or_by_the_time_of_its_append(clu
         log.append(topic, [Records(0, table("second", key=b"k"))])
     both = create_topic(cluster, "both", configs={**FILES, "cleanup.policy": "compact,delete"})
     log.append(both, [Records(0, table("first", key=b"k"))])
-    assert [report.topic for report in upkeep(cluster, ["retention"])] == ["both"]
+    assert [report.topic for report in run_tasks(cluster, ["retention"])] == ["both"]
     assert values(log, both) == []
     for name in kept:
         assert values(log, log.find_topic(name)) == ["first", "second"], name
@@ -233,7 +233,7 @@ def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
     change(cluster, t.segment.update().where(S.partition == 1).values(name="../x.parquet"))
     found = []
     with pytest.raises(UnsafePathError, match=r"\.\./x\.parquet"):
-        found += upkeep(cluster, ["retention"])  # += takes what comes before the error
+        found += run_tasks(cluster, ["retention"])  # += takes what comes before the error
     starts = [state_of(cluster, topic, number).log_start_offset for number in range(3)]
     assert starts == [1, 0, 1]
     dropped = apply_retention(cluster, topic)

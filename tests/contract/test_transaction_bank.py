@@ -14,8 +14,8 @@ from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
 from spark_log.coordinator import Coordinator
 from spark_log.failpoints import POINTS
+from spark_log.maintenance.tasks import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.upkeep.tasks import upkeep
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
 from tests.support.bank_teller import at_work
 from tests.support.children import Child
@@ -31,7 +31,7 @@ BUSY = ClusterSettings(
     log_seal_interval_ms=500,
     log_merge_interval_ms=1_000,
     log_clean_up_interval_ms=1_000,
-    delta_upkeep_interval_ms=2_000,
+    delta_maintenance_interval_ms=2_000,
     offsets_retention_check_interval_ms=1_000,
 )
 """Everything that goes on beside transactions, all the time."""
@@ -191,7 +191,7 @@ def test_tellers_whose_log_dirs_are_lost_one_after_the_other(three_brokers, tell
         leader = leader_of_pending_file(cluster, group_of("c"))
         change(cluster, t.write_id.update().values(until_ms=0))  # what is pending is kept without it
         lose_and_get_back(cluster, a, tmp_path / f"d{leader}", new_disk=False)
-        list(upkeep(cluster, ["files"]))
+        list(run_tasks(cluster, ["files"]))
         c.producer.commit_transaction()
         a.finish()
         assert auditor.look().following == {"a": COUNT, "b": large("b") + 1, "c": large("c") + 1}

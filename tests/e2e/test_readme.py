@@ -61,7 +61,7 @@ def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("block", "shown"),
     [(1, "alice"), (2, "1,2,3"), (3, '{"seats": 60}')],
-    ids=["command line", "replicas", "upkeep"],
+    ids=["command line", "replicas", "maintenance"],
 )
 def test_the_shell_lines_run_as_they_stand(tmp_path: Path, block: int, shown: str) -> None:
     commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[block]

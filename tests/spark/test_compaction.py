@@ -18,8 +18,8 @@ from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
 from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.log.retention import delete_records
+from spark_log.maintenance import compact_on_spark
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
-from spark_log.upkeep import compact_on_spark
 from tests.support.damage import flipped_in_page, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS

@@ -5,9 +5,9 @@ import pyarrow as pa
 from spark_log.cluster.topics import create_topic
 from spark_log.datasource.native import read_topic
 from spark_log.log.delta import delta_tables
+from spark_log.maintenance.erase import erase
+from spark_log.maintenance.erase_on_spark import OnSpark, on_spark
 from spark_log.records.key_set import KeySet
-from spark_log.upkeep.erase import erase
-from spark_log.upkeep.erase_on_spark import OnSpark, on_spark
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.topics import read_stream

@@ -3,7 +3,7 @@
 from spark_log import clock
 from spark_log.log.delta import delta_tables
 from spark_log.log.retention import apply_retention
-from spark_log.upkeep import upkeep
+from spark_log.maintenance import run_tasks
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import append, make, stored
 
@@ -31,6 +31,6 @@ def test_a_delta_stream_that_lags_reads_on_through_retention(spark, cluster, log
     assert apply_retention(cluster, topic).segments == 4
     assert_delta_is_the_log(cluster)
     append(log, topic, "5", timestamp_ms=now_ms)
-    assert list(upkeep(cluster, ["retention", "files"])) == []
+    assert list(run_tasks(cluster, ["retention", "files"])) == []
     assert run() == [(number, f"{number}") for number in range(6)]
     assert stored(cluster, "t") == {0: ["4", "5"]}, "and who begins now"

@@ -21,9 +21,9 @@ from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
 from spark_log.log.rewriting import discard, plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance import compaction, compaction_pass
+from spark_log.maintenance.work import Work
 from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.upkeep import compaction, compaction_pass
-from spark_log.upkeep.work import Work
 
 RETENTION_MS = 100
 Patch = Callable[[Any, str, Any], None]

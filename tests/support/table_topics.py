@@ -3,9 +3,9 @@
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.log.write_ids import Writer
-from spark_log.upkeep.compaction import compact
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.compaction import compact
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.work import Work
 
 
 def compact_now(cluster: Cluster, topic: str) -> Report:

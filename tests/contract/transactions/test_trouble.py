@@ -21,9 +21,9 @@ from spark_log.errors import (
 from spark_log.groups.offsets import committed_offsets
 from spark_log.log import transacting
 from spark_log.log.transactions import Claim
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
-from spark_log.upkeep import upkeep
 from tests.contract.transactions.looking import (
     FILES,
     LARGE,
@@ -110,14 +110,14 @@ def test_a_late_call_of_an_older_transaction_touches_nothing(cluster, log, topic
 def test_a_transaction_whose_time_is_over_can_only_be_aborted(cluster, log, topic, begin):
     name = topic()
     producer = begin()
-    upkeep_first = [False, True]
-    for coordinated in upkeep_first:
+    maintenance_first = [False, True]
+    for coordinated in maintenance_first:
         producer.send(name, b"late").get(timeout=30)
         expire(cluster, producer)
         if coordinated:
-            [report] = list(upkeep(cluster, ["transactions"]))
+            [report] = list(run_tasks(cluster, ["transactions"]))
             assert name_of(producer) in report.notes[0] and row_of(cluster, producer).state == "CompleteAbort"
-            assert nothing_is_pending(cluster, producer) and list(upkeep(cluster, ["transactions"])) == []
+            assert nothing_is_pending(cluster, producer) and list(run_tasks(cluster, ["transactions"])) == []
         with pytest.raises(kafka.errors.TransactionAbortableError, match="transaction_timeout_ms"):
             producer.commit_transaction()
         producer.abort_transaction()
@@ -143,7 +143,7 @@ def test_ids_expire(cluster, topic, begin):
     ids = [row_of(cluster, producer).producer_id for producer in (old, open_)]
     change(cluster, t.producer.update().where(t.producer.c.producer_id.in_(ids)).values(last_used_ms=0))
     change(cluster, t.transaction.update().where(t.transaction.c.producer_id.in_(ids)).values(began_ms=0))
-    list(upkeep(cluster, ["expire"]))
+    list(run_tasks(cluster, ["expire"]))
     with pytest.raises(InvalidProducerIdMappingError, match="has expired") as raised:
         old.begin_transaction()
     assert isinstance(raised.value, kafka.errors.InvalidProducerIdMappingError)
@@ -238,7 +238,7 @@ def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
     producer = begin()
     producer.send(name, LARGE).get(timeout=30)
     change(cluster, t.write_id.delete())
-    list(upkeep(cluster, ["files"]))
+    list(run_tasks(cluster, ["files"]))
     producer.send(name, LARGE + b"2")  # under a write id that is gone
     producer.commit_transaction()
     assert stored(log, name) == {0: [LARGE, LARGE + b"2"]}
@@ -249,7 +249,7 @@ def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
         producer.commit_transaction()
     producer.abort_transaction()
     change(cluster, t.write_id.delete())
-    list(upkeep(cluster, ["files"]))
+    list(run_tasks(cluster, ["files"]))
     assert len(segment_files(cluster, log.find_topic(name))) == 2
 
 

@@ -2,8 +2,8 @@
 
 One partition, four brokers with a log dir each (broker 1 has log dir 10, and so on). What takes time outside a
 transaction takes two steps here: a writer writes files and appends them later; a follower copies and commits later;
-upkeep writes and swaps later; a controller may think that its term lasts. What the shells do around the rules is done
-as they do it (`partition_rows.cut_off`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
+maintenance writes and swaps later; a controller may think that its term lasts. The I/O around the rules is as in the
+product (`partition_rows.cut_off`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
 """
 
 from dataclasses import dataclass, replace
@@ -200,11 +200,11 @@ class ReplicatedPartition(Invariants):
         joined = self.state.isr - before.isr
         assert joined <= {progress.broker_id} if alive else not joined
 
-    # Upkeep ----------------------------------------------------------------------------------------------------------
+    # Maintenance ------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.rows and len(self.rewrites) < IN_FLIGHT_MAX)
     @rule(first=ANY, count=st.integers(1, 3), also=st.sets(BROKERS, max_size=1), at_once=st.booleans())
-    def upkeep_writes(self, first, count, also, at_once):
+    def maintenance_writes(self, first, count, also, at_once):
         """Sealing, merging, compaction: any run of rows, also one above the high watermark."""
         first %= len(self.world.rows)
         run = tuple(self.world.rows[first : first + count])
@@ -213,11 +213,11 @@ class ReplicatedPartition(Invariants):
         name = self.world.write(records, log_dirs)
         self.rewrites.append(Rewrite(name, run, frozenset(log_dirs), self.state.partition_epoch))
         if at_once:
-            self.upkeep_swaps(-1)
+            self.maintenance_swaps(-1)
 
     @precondition(lambda self: self.rewrites)
     @rule(which=ANY)
-    def upkeep_swaps(self, which):
+    def maintenance_swaps(self, which):
         done = self.rewrites.pop(which % len(self.rewrites))
         start, end = done.run[0].base, done.run[-1].end
         if tuple(self.world.between(start, end)) != done.run:  # somebody else has rewritten it, or it is gone

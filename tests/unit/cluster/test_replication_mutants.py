@@ -210,7 +210,7 @@ def a_log_dir_that_comes_back_is_not_fenced(patch):
     patch(replication, "fence", lambda state: state)
 
 
-# Upkeep
+# Maintenance
 
 
 def a_rewrite_reaches_above_the_watermark(patch):
@@ -303,7 +303,7 @@ def a_new_replica_counts_as_whole(patch):
 
 WRITERS = {"writer_writes", "writer_appends"}
 FOLLOWERS = {"follower_copies", "follower_commits"}
-UPKEEP = {"upkeep_writes", "upkeep_swaps"}
+MAINTENANCE = {"maintenance_writes", "maintenance_swaps"}
 SWITCHES = {"reassignment_begins", "controller_finishes_the_reassignment"}
 LOSSES = {"log_dir_loses_files", "controller_looks_at_a_log_dir"}
 
@@ -323,7 +323,7 @@ MUTANTS = {
     the_dead_may_lead: None,
     a_stale_controller_may_act: None,
     a_copy_ignores_the_leader_epoch: WRITERS | FOLLOWERS | LOSSES | SWITCHES,
-    a_copy_ignores_that_segments_were_replaced: WRITERS | FOLLOWERS | UPKEEP | {"brokers_die"},
+    a_copy_ignores_that_segments_were_replaced: WRITERS | FOLLOWERS | MAINTENANCE | {"brokers_die"},
     a_copy_ignores_where_its_replica_ends_now: WRITERS | FOLLOWERS | SWITCHES,
     an_empty_replica_joins_the_isr: None,
     the_dead_join_the_isr: None,
@@ -332,9 +332,9 @@ MUTANTS = {
     who_lost_files_keeps_its_end: None,
     who_lost_files_leads_on: None,
     a_log_dir_that_comes_back_is_not_fenced: WRITERS | LOSSES,
-    a_rewrite_reaches_above_the_watermark: WRITERS | UPKEEP,
-    a_rewrite_ignores_the_partition_epoch: WRITERS | UPKEEP | LOSSES,
-    a_rewrite_needs_nobody_in_sync: WRITERS | UPKEEP | LOSSES | {"brokers_die"},
+    a_rewrite_reaches_above_the_watermark: WRITERS | MAINTENANCE,
+    a_rewrite_ignores_the_partition_epoch: WRITERS | MAINTENANCE | LOSSES,
+    a_rewrite_needs_nobody_in_sync: WRITERS | MAINTENANCE | LOSSES | {"brokers_die"},
     a_rewrite_leaves_fewer_copies_than_were_promised: None,
     a_rewrite_forgets_who_did_not_get_it: None,
     a_reassignment_finishes_before_the_target_is_in_sync: None,

@@ -1,13 +1,13 @@
-"""A process that does all upkeep again and again until its standard input ends, or until a failpoint kills it.
+"""A process that does all maintenance again and again until its standard input ends, or until a failpoint kills it.
 
-python -m tests.support.upkeep_process CLUSTER
+python -m tests.support.maintenance_process CLUSTER
 """
 
 import sys
 import threading
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.upkeep import upkeep
+from spark_log.maintenance import run_tasks
 
 
 def main(address: str) -> None:
@@ -20,7 +20,7 @@ def main(address: str) -> None:
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     with Cluster.open(address) as cluster:
         while True:
-            for report in upkeep(cluster):
+            for report in run_tasks(cluster):
                 print(report, flush=True)
             print("round", flush=True)
             if ended.wait(0.05):

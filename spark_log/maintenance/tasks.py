@@ -1,4 +1,4 @@
-"""The tasks of upkeep, and running them. One line a task: what it does, and how often the Coordinator does it."""
+"""The tasks of maintenance, and running them. One line a task: what it does, and how often the Coordinator does it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -12,16 +12,16 @@ from spark_log.groups.offsets import expire_offsets
 from spark_log.log.producer_expiry import expire_producers
 from spark_log.log.transacting import abort_timed_out, expire_ids
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance.compaction import compact
+from spark_log.maintenance.delta import tend_delta_tables
+from spark_log.maintenance.files import clean_up_files
+from spark_log.maintenance.flush import flush_topics
+from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.retention import retain
+from spark_log.maintenance.seal import seal_tails
+from spark_log.maintenance.work import Work
 from spark_log.metadata.commit_tokens import expire_tokens
-from spark_log.upkeep.compaction import compact
-from spark_log.upkeep.delta import tend_delta_tables
-from spark_log.upkeep.files import clean_up_files
-from spark_log.upkeep.flush import flush_topics
-from spark_log.upkeep.merge import merge_segments
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.retention import retain
-from spark_log.upkeep.seal import seal_tails
-from spark_log.upkeep.work import Work
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "delta",
         "Delta tables are brought up to date, checkpointed, and freed of expired log files",
-        lambda s: s.delta_upkeep_interval_ms,
+        lambda s: s.delta_maintenance_interval_ms,
         tend_delta_tables,
     ),
     Task(
@@ -113,10 +113,10 @@ TASKS: tuple[Task, ...] = (
         _only_with_a_steady_clock("expire", _expire),
     ),
 )
-"""In the order in which `upkeep` runs them: each leaves less to the next."""
+"""In the order in which `maintenance` runs them: each leaves less to the next."""
 
 
-def upkeep(
+def run_tasks(
     cluster: "str | Cluster",
     tasks: Iterable[str] | None = None,
     *,
@@ -135,7 +135,7 @@ def upkeep(
     with ExitStack() as stack:
         opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
         settings = settings or opened.store.settings
-        writer = Writer(opened.store, "upkeep", settings.producer_write_id_lease_ms)
+        writer = Writer(opened.store, "maintenance", settings.producer_write_id_lease_ms)
         stack.callback(writer.close)
         work = Work(opened, settings, writer, topic_names=topics)
         list(work.topics())  # unknown ones are refused before anything is done

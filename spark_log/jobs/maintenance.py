@@ -1,6 +1,4 @@
-"""Upkeep of large clusters: merging and compaction as Spark tasks. `spark-submit jobs/upkeep.py --help` has the
-arguments.
-"""
+"""Maintenance of large clusters, merging and compaction as Spark tasks: `spark-submit jobs/maintenance.py --help`."""
 
 import json
 import os
@@ -18,20 +16,20 @@ from spark_log.jobs.arguments import Parser
 from spark_log.jobs.failures import guarded, one_line
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import tell
-from spark_log.upkeep import TASKS, Report, upkeep
-from spark_log.upkeep.compact_on_spark import compact_on_spark
-from spark_log.upkeep.on_spark import merge_on_spark
+from spark_log.maintenance import TASKS, Report, run_tasks
+from spark_log.maintenance.compact_on_spark import compact_on_spark
+from spark_log.maintenance.on_spark import merge_on_spark
 
 _NAMES = tuple(task.name for task in TASKS)
 _ON_SPARK = ("compact", "merge")
 
 _EXAMPLES = """\
-  spark-submit jobs/upkeep.py --cluster /data/log
-  spark-submit jobs/upkeep.py --cluster /data/log --task seal --task merge --topic flights --json"""
+  spark-submit jobs/maintenance.py --cluster /data/log
+  spark-submit jobs/maintenance.py --cluster /data/log --task seal --task merge --topic flights --json"""
 
 
 @dataclass(frozen=True)
-class UpkeepArguments:
+class MaintenanceArguments:
     cluster: str = field(repr=False)
     topics: tuple[str, ...] | None
     """None: all."""
@@ -40,12 +38,12 @@ class UpkeepArguments:
     json: bool
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> UpkeepArguments:
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> MaintenanceArguments:
     """The job's arguments; a usage error names the one that is wrong."""
     tasks = "\n".join(f"  {task.name:<10} {task.summary}" for task in TASKS)
     parser = Parser(
-        "jobs/upkeep.py",
-        f"Do upkeep now, merging and compaction on Spark, and tell what was done.\n\ntasks, in their order:\n{tasks}",
+        "jobs/maintenance.py",
+        f"Run maintenance now, merging and compaction on Spark, and report it.\n\ntasks, in their order:\n{tasks}",
         _EXAMPLES,
     )
     parser.add_argument(
@@ -59,25 +57,25 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> UpkeepArgumen
     given = parser.parse_args(arguments)
     topics = None if given.topic is None else tuple(dict.fromkeys(given.topic))
     tasks_given = tuple(name for name in _NAMES if given.task is None or name in given.task)
-    return UpkeepArguments(parser.cluster(given, environ), topics, tasks_given, given.json)
+    return MaintenanceArguments(parser.cluster(given, environ), topics, tasks_given, given.json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
     parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("upkeep", lambda: run(parsed))
+    return guarded("maintenance", lambda: run(parsed))
 
 
-def run(arguments: UpkeepArguments) -> int:
+def run(arguments: MaintenanceArguments) -> int:
     """Raises errors of ours and of Spark's."""
     with Cluster.open(arguments.cluster) as cluster:
         _check(cluster, arguments.topics)
-        spark = start_session("upkeep", delta=False) if set(arguments.tasks) & set(_ON_SPARK) else None
+        spark = start_session("maintenance", delta=False) if set(arguments.tasks) & set(_ON_SPARK) else None
         failures = do_tasks(spark, cluster, arguments)
         if spark is not None:
             spark.stop()
     for text in failures:
-        print(f"upkeep: {text}", file=sys.stderr, flush=True)
+        print(f"maintenance: {text}", file=sys.stderr, flush=True)
     return 1 if failures else 0
 
 
@@ -89,7 +87,7 @@ def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
             raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
 
 
-def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: UpkeepArguments) -> list[str]:
+def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
     """Do the tasks, and tell: progress, a report for each topic, a summary. Returns what failed, a line for a task."""
     began = clock.monotonic_s()
     failures: list[str] = []
@@ -104,10 +102,10 @@ def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: UpkeepArgu
             failures.append(f"{name}: {one_line(error)}")
     seconds = clock.monotonic_s() - began
     if arguments.json:
-        summary = {"job": "upkeep", "reports": count, "failures": failures, "seconds": round(seconds, 3)}
+        summary = {"job": "maintenance", "reports": count, "failures": failures, "seconds": round(seconds, 3)}
         tell(json.dumps({"event": "summary", **summary}))
     else:
-        tell(f"upkeep: {count:,} reports, {len(failures):,} failures, {seconds:.1f} s")
+        tell(f"maintenance: {count:,} reports, {len(failures):,} failures, {seconds:.1f} s")
     return failures
 
 
@@ -118,4 +116,4 @@ def _reports(task: str, spark: SparkSession | None, cluster: Cluster, topics: Se
         found = cluster.store.read(lambda connection: find_topics(connection, topics))
         compacted = [topic.name for topic in found.values() if topic.config.compacts]
         return compact_on_spark(spark, cluster, None if topics is None else compacted)
-    return upkeep(cluster, [task], topics=topics)
+    return run_tasks(cluster, [task], topics=topics)

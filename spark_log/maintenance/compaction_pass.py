@@ -28,9 +28,9 @@ from spark_log.log.delta import publish, try_publish
 from spark_log.log.publication import seen_offsets
 from spark_log.log.rewriting import Segment, discard, plan_rewriting, segments, swap
 from spark_log.log.seal import runs, sealing
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 from spark_log.metadata import tables as t
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
 
 _C, _P = t.compaction.c, t.partition.c
 

@@ -13,9 +13,9 @@ from spark_log.log.clean_up import (
     delete_retired_topics,
 )
 from spark_log.log.orphans import delete_orphans, delete_unknown_folders
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 from spark_log.metadata.identity import check_identity
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
 
 
 def clean_up_files(work: Work) -> Iterator[Report]:

@@ -1,15 +1,15 @@
-"""`spark-log upkeep`, as its users meet it."""
+"""`spark-log maintenance`, as its users meet it."""
 
 import inspect
 import json
 import shutil
 from pathlib import Path
 
-from spark_log.cli.upkeep import upkeep
+from spark_log.cli.maintenance import maintenance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Log
-from spark_log.upkeep import TASKS
+from spark_log.maintenance import TASKS
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import ok, run
 from tests.support.records import read_all
@@ -20,7 +20,7 @@ FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
 
 def test_help_lists_the_tasks() -> None:
     for task in TASKS:
-        assert f"- `{task.name}`: {task.summary}\n" in (inspect.getdoc(upkeep) or "")
+        assert f"- `{task.name}`: {task.summary}\n" in (inspect.getdoc(maintenance) or "")
 
 
 def test_what_it_tells(cluster: Path) -> None:
@@ -33,15 +33,15 @@ def test_what_it_tells(cluster: Path) -> None:
             append(log, "t", value)
             append(log, "other", value)
 
-        assert ok("upkeep", "seal", cluster=cluster) == "Nothing to do.\n"
-        shown = ok("upkeep", "seal", "merge", "--topic", "t", cluster=cluster)
+        assert ok("maintenance", "seal", cluster=cluster) == "Nothing to do.\n"
+        shown = ok("maintenance", "seal", "merge", "--topic", "t", cluster=cluster)
         (row,) = [line.split("│") for line in shown.splitlines() if "merge" in line]
         cells = [cell.strip() for cell in row[1:-1]]
         assert cells[:4] == ["merge", "t", "1", "4 -> 1"]
         assert cells[5] == "4 -> 4"
         assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c", "d"]
 
-        (line,) = ok("upkeep", "merge", "--json", cluster=cluster).splitlines()
+        (line,) = ok("maintenance", "merge", "--json", cluster=cluster).splitlines()
         report = json.loads(line)
         assert (report["task"], report["topic"], report["partitions"], report["notes"]) == ("merge", "other", 1, [])
         assert (report["before"]["files"], report["after"]["files"]) == (4, 1)
@@ -50,10 +50,10 @@ def test_what_it_tells(cluster: Path) -> None:
 
 
 def test_what_is_wrong(cluster: Path) -> None:
-    unknown = run("upkeep", "tidy", cluster=cluster)
+    unknown = run("maintenance", "tidy", cluster=cluster)
     assert unknown.exit_code == 2
     assert "'tidy'" in unknown.stderr and "merge" in unknown.stderr
-    missing = run("upkeep", "--topic", "nowhere", cluster=cluster)
+    missing = run("maintenance", "--topic", "nowhere", cluster=cluster)
     assert missing.exit_code == 1
     assert missing.stderr == "spark-log: topic 'nowhere': unknown topic or partition\n"
 
@@ -70,7 +70,7 @@ def test_a_failure_is_told_and_keeps_nothing_else_from_being_done(cluster: Path)
         log.close()
     (there,) = cluster.glob(f"*/{folder}/_segments")
     shutil.rmtree(there)
-    done = run("upkeep", "merge", "--json", cluster=cluster)
+    done = run("maintenance", "merge", "--json", cluster=cluster)
     assert done.exit_code == 1
     broken, good = map(json.loads, done.stdout.splitlines())
     assert (broken["topic"], broken["partitions"]) == ("broken", 0)

@@ -27,9 +27,9 @@ from spark_log.log.clean_up import CleanableLogDirs, Deleted, delete_left_copies
 from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.log.erasing import OldFile, old_file_holds
 from spark_log.log.orphans import delete_orphans
+from spark_log.maintenance.erase_workers import Workers
+from spark_log.maintenance.leftovers import after_purge, previous_folders
 from spark_log.metadata import tables as t
-from spark_log.upkeep.erase_workers import Workers
-from spark_log.upkeep.leftovers import after_purge, previous_folders
 
 _F = t.retired_file.c
 

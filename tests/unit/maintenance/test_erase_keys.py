@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_log.errors import InvalidOptionError
-from spark_log.upkeep.erase_keys import keys_of
+from spark_log.maintenance.erase_keys import keys_of
 
 
 def test_keys_given_and_in_a_file(tmp_path, monkeypatch):

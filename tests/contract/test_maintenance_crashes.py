@@ -19,8 +19,8 @@ from spark_log.log import write_ids
 from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
+from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.upkeep import upkeep
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import NOON_MS, read_all, table
 
@@ -30,11 +30,11 @@ import sys
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.log.retention import delete_records
-from spark_log.upkeep import upkeep
+from spark_log.maintenance import run_tasks
 if sys.argv[2] == "delete_records":
     delete_records(Cluster.open(sys.argv[1]), {TopicPartition("t", 0): 2, TopicPartition("t", 1): -1})
 else:
-    list(upkeep(sys.argv[1], sys.argv[2:]))
+    list(run_tasks(sys.argv[1], sys.argv[2:]))
 """
 
 
@@ -86,7 +86,7 @@ class Scene:
         return [(partition, value[:5]) for partition, _, value in read_all(self.log, self.topic)]
 
     def is_tidy(self):
-        """After all of upkeep: the files in the log dirs are the log, and the metadata names nothing else."""
+        """After all of maintenance: the files in the log dirs are the log, and the metadata names nothing else."""
         s = t.segment.c
         query = sa.select(s.partition, s.name).where(~s.inline)
         named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
@@ -114,7 +114,7 @@ def scene(cluster_address, tmp_path):
 
 def goes_on(scene, address):
     scene.log.close()
-    list(upkeep(address, ["retention", "files"]))
+    list(run_tasks(address, ["retention", "files"]))
     assert scene.records() == [(0, "young"), (0, "yyyyy")]
     scene.is_tidy()
     scene.append(1, "on")
@@ -131,7 +131,7 @@ ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
     [*((point, "sqlite") for point in OURS), *((point, "postgres") for point in ON_POSTGRESQL)],
     indirect=["cluster_address"],
 )
-def test_upkeep_killed_at(point, scene, cluster_address):
+def test_maintenance_killed_at(point, scene, cluster_address):
     killed_at(point, cluster_address, "retention", "files")
     before = point == "retention.decided"
     assert len(scene.records()) == (6 if before else 2), "all of the transaction, or nothing"

@@ -1,4 +1,4 @@
-"""Upkeep of a topic's Delta tables: published, with a recent checkpoint on disk, without log files that have expired.
+"""Maintenance of a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
 
 A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration go, except
 those that a version within it is read from: time travel and streams within it go on.

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spark_log.upkeep.purge import Purged
-from spark_log.upkeep.report import Amount
+from spark_log.maintenance.purge import Purged
+from spark_log.maintenance.report import Amount
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an upkeep task says of its work."""
+"""What an maintenance task says of its work."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The upkeep job, up to where Spark would start."""
+"""The maintenance job, up to where Spark would start."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.jobs import upkeep
-from spark_log.jobs.upkeep import UpkeepArguments, parse
-from spark_log.upkeep import TASKS
+from spark_log.jobs import maintenance
+from spark_log.jobs.maintenance import MaintenanceArguments, parse
+from spark_log.maintenance import TASKS
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     everything = tuple(task.name for task in TASKS)
-    assert parse(["--cluster", "/data/log"], {}) == UpkeepArguments("/data/log", None, everything, False)
+    assert parse(["--cluster", "/data/log"], {}) == MaintenanceArguments("/data/log", None, everything, False)
     given = parse(["--task", "merge", "--task", "seal", "--topic", "t", "--json"], {"SPARK_LOG_CLUSTER": "/log"})
-    assert given == UpkeepArguments("/log", ("t",), ("seal", "merge"), True)
+    assert given == MaintenanceArguments("/log", ("t",), ("seal", "merge"), True)
     assert "secret" not in repr(parse(["--cluster", "postgresql+psycopg://me:secret@db/log"], {}))
     with pytest.raises(SystemExit):
         parse(["--help"], {})
@@ -40,13 +40,13 @@ def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureF
 
 def test_without_spark_where_it_needs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = str(tmp_path / "cluster")
-    assert upkeep.main(["--cluster", address]) == 1
+    assert maintenance.main(["--cluster", address]) == 1
     Cluster.init(address).close()
-    assert upkeep.main(["--cluster", address, "--topic", "nowhere"]) == 1
+    assert maintenance.main(["--cluster", address, "--topic", "nowhere"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("upkeep: no cluster at ")
-    assert lines[1] == "upkeep: topic 'nowhere': unknown topic or partition"
-    assert upkeep.main(["--cluster", address, "--task", "seal", "--task", "delta", "--json"]) == 0
+    assert lines[0].startswith("maintenance: no cluster at ")
+    assert lines[1] == "maintenance: topic 'nowhere': unknown topic or partition"
+    assert maintenance.main(["--cluster", address, "--task", "seal", "--task", "delta", "--json"]) == 0
     *progress, summary = map(json.loads, capsys.readouterr().out.splitlines())
     assert [each["text"] for each in progress] == ["seal", "delta"]
     assert (summary["event"], summary["reports"], summary["failures"]) == ("summary", 0, [])

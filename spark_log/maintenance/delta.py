@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from spark_log.errors import SparkLogError, redact
-from spark_log.log.delta_upkeep import publish_behind, tidy_logs
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
+from spark_log.log.delta_maintenance import publish_behind, tidy_logs
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 
 
 def tend_delta_tables(work: Work) -> Iterator[Report]:

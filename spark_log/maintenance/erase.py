@@ -6,7 +6,7 @@ The other records keep their offsets; offsets of those that went are gaps, as af
 records below the high watermarks of the moment when it began (`Erased.ends`): of what is appended meanwhile, nothing is
 erased. Tails are sealed first; then each segment that holds such a record is replaced (`log.rewriting`), until a look
 at all segments finds none. Readers and writers go on. What was replaced stays on disk for file.delete.delay.ms,
-where older Delta versions and lagging readers still see it; with `purge` it goes at once (`upkeep.purge`).
+where older Delta versions and lagging readers still see it; with `purge` it goes at once (`maintenance.purge`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -39,14 +39,14 @@ from spark_log.log.rewriting import Segment, plan_rewriting, segments, swap
 from spark_log.log.seal import seal
 from spark_log.log.slices import Slice
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance.erase_report import Erased
+from spark_log.maintenance.erase_workers import Here, Workers
+from spark_log.maintenance.leftovers import in_open_transactions
+from spark_log.maintenance.purge import purge_old_files
+from spark_log.maintenance.report import Amount
 from spark_log.metadata import tables as t
 from spark_log.metadata.identity import check_identity
 from spark_log.records.key_set import KeySet
-from spark_log.upkeep.erase_report import Erased
-from spark_log.upkeep.erase_workers import Here, Workers
-from spark_log.upkeep.leftovers import in_open_transactions
-from spark_log.upkeep.purge import purge_old_files
-from spark_log.upkeep.report import Amount
 
 _FRUITLESS_MAX = 10
 """Looks in a row that come to nothing, overtaken by a merge or a change of the ISR, before it gives up."""

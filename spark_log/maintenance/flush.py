@@ -5,8 +5,8 @@ from itertools import groupby
 
 from spark_log.log.appender import force
 from spark_log.log.flush import partitions_to_flush
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.work import Work
 
 
 def flush_topics(work: Work) -> Iterator[Report]:

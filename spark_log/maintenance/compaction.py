@@ -1,4 +1,4 @@
-"""Compaction without Spark, for partitions of moderate size: the task `compact` of `spark-log upkeep` and the
+"""Compaction without Spark, for partitions of moderate size: the task `compact` of `spark-log maintenance` and the
 Coordinator. Large ones are for `compact_on_spark`.
 """
 
@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.log.compacting import Compacted, compact_unit
-from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, candidates, compacted_topics, look, plan_pass
-from spark_log.upkeep.last_offsets import find_last_offsets
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.compaction_pass import (
+    Compacting,
+    CompactionPass,
+    candidates,
+    compacted_topics,
+    look,
+    plan_pass,
+)
+from spark_log.maintenance.last_offsets import find_last_offsets
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.work import Work
 
 
 def compact(work: Work, *, force: bool = False) -> Iterator[Report]:

@@ -1,6 +1,6 @@
-"""All upkeep at once, killed at each of its named points, beside a producer and every kind of reader.
+"""All maintenance at once, killed at each of its named points, beside a producer and every kind of reader.
 
-A process does upkeep again and again and is killed at one point after the other, while a producer appends, a consumer
+A process repeats maintenance and is killed at one point after the other, while a producer appends, a consumer
 group, two streaming queries and a Delta stream read. Nobody fails, and each finds what it should: every record once and
 in order, the last value of every key, and of the topic whose records expire what has not expired.
 """
@@ -25,14 +25,14 @@ from spark_log.cluster.topics import Topic, alter_configs, create_topic
 from spark_log.failpoints import POINTS
 from spark_log.log.delta import delta_tables
 from spark_log.log.log import Log
-from spark_log.upkeep import upkeep
+from spark_log.maintenance import run_tasks
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_producer import value
 from tests.support.records import ranges_of
 
 REPOSITORY = Path(__file__).parents[2]
 KEYS = 40
-UPKEEP_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
+MAINTENANCE_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
 SOON_S = 120.0
 SMALL = {
     "inline.tail.bytes": "1500",
@@ -219,19 +219,19 @@ def test_nobody_notices(
     delta = delta.withColumn("offset", F.col("base_offset") + F.col("offset_delta"))
     streams["delta"] = StreamReader(delta, tmp_path / "delta")
 
-    for point in UPKEEP_POINTS:
-        process = Process("upkeep_process", address, failpoint=point)
+    for point in MAINTENANCE_POINTS:
+        process = Process("maintenance_process", address, failpoint=point)
         wait_for(f"the kill at {point}", process.ended)
         assert process.finish() == -9, f"{point}: {process.lines[-3:]}"
-    process = Process("upkeep_process", address)
-    wait_for("whole rounds of upkeep", lambda process=process: process.lines.count("round") >= 3)
+    process = Process("maintenance_process", address)
+    wait_for("whole rounds of maintenance", lambda process=process: process.lines.count("round") >= 3)
     assert process.finish() == 0
 
     assert producer.finish() == 0
     for name in topics:  # what is in the tails too
         alter_configs(cluster, name, {"segment.ms": "1"})
     for _ in range(2):
-        list(upkeep(cluster))
+        list(run_tasks(cluster))
     now = {name: log_of(log, topic) for name, topic in topics.items()}
     sent = {name: acked(producer, name) for name in topics}
 

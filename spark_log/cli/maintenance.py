@@ -1,4 +1,4 @@
-"""`spark-log upkeep`: do the coordinator's upkeep now."""
+"""`spark-log maintenance`: do the coordinator's maintenance now."""
 
 import json
 import sys
@@ -15,10 +15,10 @@ from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
-    from spark_log.upkeep import Report
+    from spark_log.maintenance import Report
 
 
-def upkeep(
+def maintenance(
     cluster: Cluster_,
     task: Annotated[
         list[str] | None, typer.Argument(metavar="TASK", help="Which; all by default.", show_default=False)
@@ -29,7 +29,7 @@ def upkeep(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
 ) -> None:
-    """Do upkeep now, and tell what was done. A coordinator does the same on its own schedule; both may.
+    """Do maintenance now, and tell what was done. A coordinator does the same on its own schedule; both may.
 
     **Tasks**, in the order in which they run
 
@@ -45,11 +45,11 @@ def upkeep(
 
     **Examples**
 
-    - `spark-log upkeep`
-    - `spark-log upkeep seal merge --topic events`
+    - `spark-log maintenance`
+    - `spark-log maintenance seal merge --topic events`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.upkeep import TASKS
+    from spark_log.maintenance import TASKS
 
     known = [each.name for each in TASKS]
     for name in task or ():
@@ -74,7 +74,7 @@ def upkeep(
 def _run(
     cluster: "Cluster", names: Sequence[str], topics: Sequence[str] | None, spinner: Any, failures: list[str]
 ) -> "Iterator[Report]":
-    from spark_log.upkeep import upkeep as run
+    from spark_log.maintenance import run_tasks as run
 
     for name in names:
         if spinner is not None:

@@ -1,4 +1,4 @@
-"""Upkeep on Spark, for clusters that are too large for one machine: the driver plans and swaps, tasks read and write.
+"""Maintenance on Spark, for clusters too large for one machine: the driver plans and swaps, tasks read and write.
 
 What travels to a task is a `Rewriting` and the log dirs, and back a `Written`; nothing that knows the metadata store.
 """
@@ -15,9 +15,9 @@ from spark_log.log.merge import Write
 from spark_log.log.rewriting import Rewriting, Written, write
 from spark_log.log.slices import LogDirs
 from spark_log.log.write_ids import Writer
-from spark_log.upkeep.merge import merge_segments
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.work import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ def merge_on_spark(
     topics: Collection[str] | None = None,
     settings: ClusterSettings | None = None,
 ) -> Iterator[Report]:
-    """Merge small segments, as many partitions at once as Spark has cores. As `upkeep(cluster, ["merge"])` else."""
+    """Merge small segments, as many partitions at once as Spark has cores. As `run_tasks(cluster, ["merge"])` else."""
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     settings = settings or opened.store.settings
     # long: nothing renews it while the driver is busy, and a task may wait for a core

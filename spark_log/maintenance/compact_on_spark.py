@@ -32,10 +32,17 @@ from spark_log.log.rewriting import Written
 from spark_log.log.segment_copy import SegmentFile, is_whole
 from spark_log.log.slices import LogDirs, Slice
 from spark_log.log.write_ids import Writer
+from spark_log.maintenance.compaction_pass import (
+    Compacting,
+    CompactionPass,
+    candidates,
+    compacted_topics,
+    look,
+    plan_pass,
+)
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.work import Work
 from spark_log.records.segment_file import SegmentFacts
-from spark_log.upkeep.compaction_pass import Compacting, CompactionPass, candidates, compacted_topics, look, plan_pass
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.work import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""What an upkeep task works with."""
+"""What an maintenance task works with."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from spark_log.log.retention import apply_retention
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 
 
 def retain(work: Work) -> Iterator[Report]:

@@ -17,8 +17,8 @@ from spark_log.log.clean_up import CleanableLogDirs
 from spark_log.log.erasing import OldFile, old_file_holds
 from spark_log.log.orphans import is_copy, write_id_of
 from spark_log.log.publication import named_paths
+from spark_log.maintenance.erase_workers import Workers
 from spark_log.metadata import tables as t
-from spark_log.upkeep.erase_workers import Workers
 
 _NAMED_MAX = 10
 """Files or transactions that one note names."""

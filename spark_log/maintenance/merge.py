@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 
 from spark_log.log.merge import Write, merge, partitions_to_merge
-from spark_log.upkeep.report import Report
-from spark_log.upkeep.rewrites import rewrite_partitions
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.rewrites import rewrite_partitions
+from spark_log.maintenance.work import Work
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Decoding, encoding and the disk let other threads run."""

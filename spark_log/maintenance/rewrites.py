@@ -8,8 +8,8 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
 from spark_log.log.delta import try_publish
 from spark_log.log.rewriting import Rewriting, Written
-from spark_log.upkeep.report import Amount, Report
-from spark_log.upkeep.work import Work
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.work import Work
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
 """Does the work of one partition, and says of each swap when it is done."""

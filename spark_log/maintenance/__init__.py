@@ -1,0 +1,20 @@
+"""Maintenance: what keeps a log small, fast and as long as it should be, without a reader or a writer noticing.
+
+    from spark_log.maintenance import run_tasks
+
+    for report in run_tasks("/data/log", ["retention", "merge"], topics=["flights"]):
+        print(report)
+
+The tasks, in the order in which they run: see `spark_log.maintenance.tasks.TASKS`. The Coordinator runs them on its own
+schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Large compacted topics are for Spark:
+
+    for report in compact_on_spark(spark, "/data/log", ["planes"]):
+        print(report)
+"""
+
+from spark_log.maintenance.compact_on_spark import compact_on_spark
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.tasks import TASKS, Task, run_tasks
+from spark_log.maintenance.work import Work
+
+__all__ = ["TASKS", "Amount", "Report", "Task", "Work", "compact_on_spark", "run_tasks"]
