@@ -140,7 +140,7 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
         topics.setdefault(facts.tp.topic, []).append(
             {
                 "partition_index": facts.tp.partition,
-                "partition_size": facts.bytes,
+                "partition_size": facts.file_bytes,
                 "offset_lag": facts.offset_lag,
                 "is_future_key": False,
             }

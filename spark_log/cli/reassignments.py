@@ -61,7 +61,7 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
     now = _assignments(cluster, list(plan))
     sizes: dict[TopicPartition, int] = {}
     for facts in cluster.store.read(load_replicas):
-        sizes[facts.tp] = max(sizes.get(facts.tp, 0), facts.bytes)
+        sizes[facts.tp] = max(sizes.get(facts.tp, 0), facts.file_bytes)
     cost = moved_bytes(now, plan, sizes)
     what = f"{count_of(len(plan), 'partition')}, {bytes_of(cost)} to copy"
     if dry_run:

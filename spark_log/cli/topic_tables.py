@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 def load_topics(address: str) -> list[dict[str, Any]]:
@@ -56,12 +59,16 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """The facts of these topics and of each of their partitions, in the order asked for."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.description import describe_topics
+    from spark_log.cluster.description import TopicDescription, describe_named
     from spark_log.cluster.usage import Usage, usage
 
     with Cluster.open(address) as cluster:
-        found = describe_topics(cluster, names)
-        used = cluster.store.read(usage)
+
+        def look(connection: "Connection") -> tuple[list[TopicDescription], dict[tuple[int, int], Usage]]:
+            described = describe_named(connection, names, cluster.store.clock(connection))
+            return described, usage(connection, [description.topic.topic_id for description in described])
+
+        found, used = cluster.store.read(look)
     return [
         {
             "topic": topic.name,

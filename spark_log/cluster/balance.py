@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from spark_log.cluster.controller import elect_preferred_leaders
 from spark_log.cluster.lease import Guard
 from spark_log.cluster.partition_rows import Key
+from spark_log.cluster.usage import READABLE, READABLE_RECORDS
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
@@ -26,9 +27,10 @@ _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
 class ReplicaFacts(NamedTuple):
-    """A replica and what it has: `bytes` of the files in its log dir, `records` of them and of the blobs.
+    """A replica and what it has: `bytes` and `records` as `cluster.usage` counts them, of the segments that it holds.
 
-    `offset_lag`: what it lacks below the high watermark.
+    `file_bytes`: of the segment files in its log dir, which the inline tail is not in. `offset_lag`: what it lacks below
+    the high watermark.
     """
 
     tp: TopicPartition
@@ -38,6 +40,7 @@ class ReplicaFacts(NamedTuple):
     leads: bool
     bytes: int
     records: int
+    file_bytes: int = 0
     offset_lag: int = 0
 
 
@@ -169,8 +172,9 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
     query = (
         sa.select(
             *columns,
-            sa.func.sum(sa.case((_S.inline, 0), else_=_S.bytes)).label("bytes"),
-            sa.func.sum(_S.record_count).label("records"),
+            sa.func.sum(sa.case((READABLE, _S.bytes), else_=0)).label("bytes"),
+            sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)).label("records"),
+            sa.func.sum(sa.case((_S.inline, 0), else_=_S.bytes)).label("file_bytes"),
         )
         .select_from(
             t.replica.join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
@@ -182,7 +186,7 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
     return sorted(
         ReplicaFacts(
             TopicPartition(row.name, row.partition), row.broker_id, row.log_dir_id, row.preference == 0,
-            row.leader == row.broker_id, int(row.bytes or 0), int(row.records or 0),
+            row.leader == row.broker_id, int(row.bytes or 0), int(row.records or 0), int(row.file_bytes or 0),
             max(0, row.high_watermark - row.log_end_offset),
         )
         for row in connection.execute(query)

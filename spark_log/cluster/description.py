@@ -74,15 +74,16 @@ def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescrip
     """The topics with their partitions and replicas, in the order asked for. UnknownTopicOrPartitionError if one is
     missing.
     """
+    return cluster.store.read(lambda c: describe_named(c, names, cluster.store.clock(c)))
 
-    def look(connection: sa.Connection) -> list[TopicDescription]:
-        found = find_topics(connection, names)
-        for name in names:
-            if name not in found:
-                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-        return describe(connection, [found[name] for name in names], cluster.store.clock(connection))
 
-    return cluster.store.read(look)
+def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:
+    """As `describe_topics`, in a snapshot that the caller reads more from."""
+    found = find_topics(connection, names)
+    for name in names:
+        if name not in found:
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+    return describe(connection, [found[name] for name in names], now)
 
 
 def describe(connection: sa.Connection, topics: Sequence[Topic], now: StoreClock) -> list[TopicDescription]:

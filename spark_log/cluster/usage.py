@@ -1,15 +1,37 @@
-"""How much each topic holds: records and bytes of the segments that can be read, by partition."""
+"""How much each topic holds: records and bytes of the segments that can be read, by partition.
 
+The one definition of records and bytes for `topic list`, `topic describe`, `partition balance` and `status`.
+"""
+
+from collections.abc import Collection
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 
+_S, _P, _O = t.segment.c, t.partition.c, t.group_offset.c
+
+READABLE = sa.and_(_S.end_offset > _P.log_start_offset, _S.base_offset < _P.high_watermark)
+"""Condition on a segment joined with its partition: it overlaps [log start offset, high watermark)."""
+
+READABLE_RECORDS = sa.case(
+    (
+        (_S.record_count == _S.end_offset - _S.base_offset) & (_S.base_offset < _P.log_start_offset),
+        _S.end_offset - _P.log_start_offset,
+    ),
+    else_=_S.record_count,
+)
+"""Records of a readable segment that readers see. The log start offset cuts off those before it, unless compaction has
+left gaps there: then all records of that segment count."""
+
 
 class Usage(NamedTuple):
-    """`records` that readers see, `bytes` of their segments once (not once a replica), number of `segments`."""
+    """`records` that readers see, `bytes` of their segments (files and inline) once, not once a replica, number of
+    `segments`.
+    """
 
     records: int = 0
     bytes: int = 0
@@ -20,26 +42,34 @@ class Usage(NamedTuple):
         return Usage(self.records + other.records, self.bytes + other.bytes, self.segments + other.segments)
 
 
-def usage(connection: sa.Connection, topic_id: TopicId | None = None) -> dict[tuple[int, int], Usage]:
-    """Usage by (topic id, partition) of one topic, or of all; a partition without segments is left out.
+def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[tuple[int, int], Usage]:
+    """Usage by (topic id, partition) of these topics, or of all; a partition without records may be left out.
 
-    Segments that overlap [log start offset, high watermark) count. In the one that the log start offset cuts, the
-    records before it do not, unless compaction has left gaps there: then all of its records count.
+    Call it in the snapshot that also reads the offsets to which the numbers are compared. The records of
+    `__consumer_offsets` are rows of the store: they count as records, and have no segments and no bytes.
     """
-    s, p = t.segment.c, t.partition.c
-    dense = s.record_count == s.end_offset - s.base_offset
-    readable = sa.case(
-        (dense & (s.base_offset < p.log_start_offset), s.end_offset - p.log_start_offset), else_=s.record_count
+    segments = (
+        sa.select(_S.topic_id, _S.partition, sa.func.sum(READABLE_RECORDS), sa.func.sum(_S.bytes), sa.func.count())
+        .join(t.partition, (_P.topic_id == _S.topic_id) & (_P.partition == _S.partition))
+        .where(READABLE)
+        .group_by(_S.topic_id, _S.partition)
     )
-    query = (
-        sa.select(s.topic_id, s.partition, sa.func.sum(readable), sa.func.sum(s.bytes), sa.func.count())
-        .join(t.partition, (p.topic_id == s.topic_id) & (p.partition == s.partition))
-        .where(s.end_offset > p.log_start_offset, s.base_offset < p.high_watermark)
-        .group_by(s.topic_id, s.partition)
+    committed_to = t.topic.alias()
+    commits = (
+        sa.select(t.topic.c.topic_id, _O.log_partition, sa.func.count(), sa.literal(0), sa.literal(0))
+        .select_from(
+            t.group_offset.join(committed_to, committed_to.c.topic_id == _O.topic_id).join(
+                t.topic, t.topic.c.name == CONSUMER_OFFSETS_TOPIC
+            )
+        )
+        .where(_O.log_partition >= 0)
+        .group_by(t.topic.c.topic_id, _O.log_partition)
     )
-    if topic_id is not None:
-        query = query.where(s.topic_id == topic_id)
+    if topic_ids is not None:
+        segments = segments.where(_S.topic_id.in_(topic_ids))
+        commits = commits.where(t.topic.c.topic_id.in_(topic_ids))
     return {
-        (topic, partition): Usage(int(records), int(size), int(segments))
-        for topic, partition, records, size, segments in connection.execute(query)
+        (topic, partition): Usage(int(records), int(size), int(count))
+        for query in (segments, commits)
+        for topic, partition, records, size, count in connection.execute(query)
     }

@@ -118,6 +118,21 @@ def test_topics_are_described_altered_cut_and_deleted(events: Path) -> None:
     assert json.loads(ok("topic", "list", "--json", cluster=events)) == []
 
 
+def test_describe_list_balance_and_status_count_the_same_records_and_bytes(events: Path) -> None:
+    ok("topic", "alter", "events", "-c", "inline.max.bytes=3000", cluster=events)
+    ok("produce", "events", "-p", "0", stdin="".join(f"{n}\n" for n in range(1_000)), cluster=events)
+    ok("produce", "events", "-p", "0", stdin="a\nb\n", cluster=events)
+    ok("topic", "delete-records", "events", "--before", "0=5", cluster=events)
+    (described,) = json.loads(ok("topic", "describe", "events", "--json", cluster=events))
+    (listed,) = json.loads(ok("topic", "list", "--json", cluster=events))
+    (broker,) = json.loads(ok("partition", "balance", "--json", cluster=events))["brokers"]
+    status = json.loads(ok("status", "--json", cluster=events))
+    described = {name: sum(part[name] for part in described["partitions"]) for name in ("records", "bytes")}
+    assert described["records"] == 997
+    for shown in (listed, broker["load"], broker["log_dirs"][0], status):
+        assert {name: shown[name] for name in described} == described
+
+
 def test_status_says_what_is_there_and_what_cannot_be_reached(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\n", cluster=events)
     status = json.loads(ok("status", "--json", cluster=events))

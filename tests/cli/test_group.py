@@ -86,4 +86,9 @@ def test_nobody_writes_to_the_topic_of_committed_offsets(events: Path) -> None:
     lines = ok("consume", "__consumer_offsets", "--json", cluster=events).splitlines()
     commits = {row["key"]: json.loads(row["value"])["offset"] for row in map(json.loads, lines)}
     assert sorted(commits.values()) == [0, 1]
+    listed = {row["topic"]: row for row in json.loads(ok("topic", "list", "--json", cluster=events))}
+    assert (listed["__consumer_offsets"]["records"], listed["events"]["records"]) == (len(lines), 1)
+    (described,) = json.loads(ok("topic", "describe", "__consumer_offsets", "--json", cluster=events))
+    [used] = [part for part in described["partitions"] if part["records"]]
+    assert (used["records"], used["high_watermark"]) == (len(lines), len(lines))
     assert {(json.loads(key)["group"], json.loads(key)["topic"]) for key in commits} == {("g", "events")}

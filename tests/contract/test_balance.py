@@ -5,6 +5,7 @@ import pytest
 from spark_log.cluster.balance import auto_rebalance, load_balance, load_replicas
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.cluster.usage import usage
 from spark_log.errors import NotControllerError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -26,8 +27,11 @@ def test_what_each_replica_has(brokers, log, tmp_path):
     change(brokers, t.replica.update().where(t.replica.c.broker_id == 2).values(log_end_offset=0))
     facts = {(f.tp.partition, f.broker_id): f for f in brokers.store.read(load_replicas)}
     [path] = (tmp_path / "broker-2").rglob("_segments/0/*.parquet")
-    assert (facts[0, 1].bytes, facts[0, 1].records, facts[0, 1].offset_lag) == (path.stat().st_size, 1_001, 0)
+    assert (facts[0, 1].file_bytes, facts[0, 1].records, facts[0, 1].offset_lag) == (path.stat().st_size, 1_001, 0)
     assert (facts[0, 2].bytes, facts[0, 2].records, facts[0, 2].offset_lag) == (0, 0, 1_001)
+    used = brokers.store.read(usage)[log.find_topic("t").topic_id, 0]
+    assert (facts[0, 1].bytes, facts[0, 1].records) == (used.bytes, used.records)
+    assert facts[0, 1].bytes > facts[0, 1].file_bytes
     assert (facts[1, 3].bytes, facts[1, 3].records, facts[1, 3].preferred, facts[1, 3].leads) == (0, 0, True, True)
     report = load_balance(brokers.store)
     assert [broker.load.leaders for broker in report.brokers] == [1, 0, 1]

@@ -285,7 +285,7 @@ CALLS: dict[str, Call] = {
         lambda o: o.admin.delete_group_offsets("g", [K0]), Admin.delete_group_offsets, writes=True
     ),
     "topic list": Call(_command("topic", "list"), SparkLogError),
-    "topic describe": Call(_command("topic", "describe", "t"), SparkLogError, between=_any),
+    "topic describe": Call(_command("topic", "describe", "t"), SparkLogError),
     "status": Call(_command("status"), SparkLogError, between=_any),
     "consume": Call(_command("consume", "t", "--values"), SparkLogError, between=_any),
     "consume from a time": Call(
