@@ -104,7 +104,7 @@ def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[A
         targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)
     error = NoError
     try:
-        new = operate.reset_offsets(cluster, group_id, targets)
+        new = {tp: reset.new for tp, reset in operate.reset_offsets(cluster, group_id, targets).items()}
     except NonEmptyGroupError:
         error = UnknownMemberIdError
         new = operate.resolve_reset(cluster, group_id, targets)

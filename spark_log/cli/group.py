@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli.options import Cluster_, Json
-from spark_log.cli.output import count_of, print_facts, print_json, print_table, say
+from spark_log.cli.output import count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.position import AtOffset, AtTimestamp, parse_position
 from spark_log.cli.position import Earliest as FromEarliest
 from spark_log.cli.position import Latest as FromLatest
@@ -141,31 +141,38 @@ def reset(
         ),
     ],
     topic: Topics = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")
+        bool, typer.Option("--dry-run", help="Only show the new offsets; so does a call without --execute.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Commit other offsets for a group without live members. They are kept within what can be read.
+    """Show the offsets that a reset would commit for a group without live members; with --execute commit them.
+
+    New offsets are kept between log start offset and high watermark. As in Kafka's tool nothing changes without
+    --execute.
 
     **Examples**
 
     - `spark-log group reset readers --to earliest --topic events`
-    - `spark-log group reset readers --to -100 --topic events:0,1 --dry-run`
+    - `spark-log group reset readers --to -100 --topic events:0,1 --execute`
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.groups.operate import reset_offsets
 
+    if execute and dry_run:
+        raise typer.BadParameter("cannot be combined with --dry-run", param_hint="--execute")
     where = _reset_to(to)
     with Cluster.open(cluster) as opened:
-        before = _committed(opened, group)
-        chosen = _chosen(opened, topic, before)
-        new = reset_offsets(opened, group, dict.fromkeys(chosen, where), dry_run=dry_run)
+        chosen = _chosen(opened, topic, _committed(opened, group))
+        resets = sorted(reset_offsets(opened, group, dict.fromkeys(chosen, where), dry_run=not execute).items())
     if as_json:
-        print_json([{"topic": tp.topic, "partition": tp.partition, "offset": new[tp]} for tp in sorted(new)])
-        return
-    rows = [(f"{tp.topic}-{tp.partition}", before.get(tp), new[tp]) for tp in sorted(new)]
-    print_table(None, ("partition", "committed", "would be" if dry_run else "now"), rows)
+        print_json([{**tp._asdict(), "current_offset": reset.current, "new_offset": reset.new} for tp, reset in resets])
+    else:
+        rows = [(f"{tp.topic}-{tp.partition}", reset.current, reset.new) for tp, reset in resets]
+        print_table(None, ("partition", "current offset", "new offset"), rows)
+    if not execute:
+        note("Nothing is changed. To commit the new offsets, add --execute.")
 
 
 @app.command()

@@ -29,8 +29,8 @@ _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 class ReplicaFacts(NamedTuple):
     """A replica and what it has: `bytes` and `records` as `cluster.usage` counts them, of the segments that it holds.
 
-    `file_bytes`: of the segment files in its log dir, which the inline tail is not in. `offset_lag`: what it lacks below
-    the high watermark.
+    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: what it lacks below the
+    high watermark.
     """
 
     tp: TopicPartition

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 import sqlalchemy as sa
 
@@ -72,6 +72,13 @@ class Exactly:
 ResetTo: TypeAlias = Earliest | Latest | AtTime | ShiftBy | Exactly
 
 
+class OffsetReset(NamedTuple):
+    """The committed offset of a partition before a reset (None without one) and after it."""
+
+    current: int | None
+    new: int
+
+
 def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
     """The offset that a reset comes to, kept between log start offset and high watermark as kafka-consumer-groups does.
 
@@ -99,40 +106,48 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
 
 def reset_offsets(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo], *, dry_run: bool = False
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, OffsetReset]:
     """Commit other offsets for a group without live members; a group that there is not comes into being.
 
-    Returns the new offsets; with `dry_run` nothing is written. Raises NonEmptyGroupError, IllegalArgumentError,
-    UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written either.
+    Returns the offsets before and after; with `dry_run` nothing is written. Raises NonEmptyGroupError,
+    IllegalArgumentError, UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written
+    either.
     """
     resolve = _resolution(cluster, group_id, targets)
 
-    def check(connection: sa.Connection) -> dict[TopicPartition, Commit]:
+    def check(connection: sa.Connection) -> "_Resolved":
         _refuse_live(cluster.store, connection, group_id)
         return resolve(connection)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, Commit]:
+    def write(connection: sa.Connection, _attempt: Attempt) -> "_Resolved":
         rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
-        new = check(connection)
-        write_commits(connection, cluster.store.clock(connection), group_id, new)
-        return new
+        resolved = check(connection)
+        write_commits(connection, cluster.store.clock(connection), group_id, resolved.new)
+        return resolved
 
-    new = cluster.store.read(check) if dry_run else cluster.store.transact(write)
-    return {partition: commit.offset for partition, commit in new.items()}
+    before, new = cluster.store.read(check) if dry_run else cluster.store.transact(write)
+    return {tp: OffsetReset(before[tp].offset if tp in before else None, commit.offset) for tp, commit in new.items()}
 
 
 def resolve_reset(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> dict[TopicPartition, int]:
     """The offsets that `reset_offsets` would commit if the group had no live members."""
-    found = cluster.store.read(_resolution(cluster, group_id, targets))
+    found = cluster.store.read(_resolution(cluster, group_id, targets)).new
     return {partition: commit.offset for partition, commit in found.items()}
+
+
+class _Resolved(NamedTuple):
+    before: dict[TopicPartition, Commit]
+    new: dict[TopicPartition, Commit]
 
 
 def _resolution(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
-) -> Callable[[sa.Connection], dict[TopicPartition, Commit]]:
-    """Finds the commits of a reset, in the transaction that writes them and for the topics that exist then."""
+) -> Callable[[sa.Connection], _Resolved]:
+    """Finds the commits before and after a reset, in the transaction that writes the new ones and for the topics that
+    exist then.
+    """
     check_group_id(group_id)
     legal = [partition for partition in targets if is_legal(partition.topic)]
     found = cluster.store.read(lambda connection: find_positions(connection, legal))
@@ -148,7 +163,7 @@ def _resolution(
         at_times = log.offsets_for_times(log.find_topic(name), asked) if asked else {}
         times.update({TopicPartition(name, number): offset for number, offset in at_times.items()})
 
-    def resolve(connection: sa.Connection) -> dict[TopicPartition, Commit]:
+    def resolve(connection: sa.Connection) -> _Resolved:
         new = {p: Commit(0, "", found[p].leader_epoch, found[p].topic_id) for p in targets}
         refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
         before = read_commits(connection, group_id, targets.keys())
@@ -156,7 +171,7 @@ def _resolution(
             known = before[partition].offset if partition in before else None
             offset = reset_offset(to, found[partition].positions, known, times.get(partition))
             new[partition] = new[partition]._replace(offset=offset)
-        return new
+        return _Resolved(before, new)
 
     return resolve
 

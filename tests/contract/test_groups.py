@@ -441,7 +441,7 @@ def test_offsets_are_reset(cluster, log):
     commit_offsets(cluster.store, "g", {tp(0): 2})
 
     def reset(to, **options):
-        return reset_offsets(cluster, "g", {tp(0): to}, **options)[tp(0)]
+        return reset_offsets(cluster, "g", {tp(0): to}, **options)[tp(0)].new
 
     assert reset(Latest(), dry_run=True) == 5
     assert committed_offsets(cluster.store, "g") == {tp(0): 2}, "a dry run"
@@ -462,7 +462,7 @@ def test_offsets_are_reset(cluster, log):
             reset(Earliest(), dry_run=dry_run)
     assert committed_offsets(cluster.store, "g") == {tp(0): 5}
     a.member.leave()
-    assert reset_offsets(cluster, "new", {tp(0): Exactly(1)}) == {tp(0): 1}
+    assert reset_offsets(cluster, "new", {tp(0): Exactly(1)}) == {tp(0): (None, 1)}
     assert committed_offsets(cluster.store, "new") == {tp(0): 1}
 
 

@@ -200,7 +200,7 @@ class NameReuse(RuleBasedStateMachine):
     def reset(self, gap, to):
         client = Cluster.open(self.address)
         with self.recreated_before(gap), suppress(UnknownTopicOrPartitionError, IllegalArgumentError):
-            new = reset_offsets(client, "r", {P0: to})[P0]
+            new = reset_offsets(client, "r", {P0: to})[P0].new
             known = committed_offsets(self.cluster.store, "r").get(P0)
             size, before = len(self.contents[self.incarnation]), self.reset_to.get(self.incarnation)
             wanted = {Earliest(): 0, Latest(): size}.get(to)

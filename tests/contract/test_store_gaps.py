@@ -293,8 +293,13 @@ CALLS: dict[str, Call] = {
     ),
     "group list": Call(_command("group", "list"), SparkLogError),
     "group describe": Call(_command("group", "describe", "g"), SparkLogError),
+    "group reset, dry run": Call(
+        _command("group", "reset", "g", "--to", f"@{NOON_MS}", "--topic", "t"),
+        SparkLogError,
+        between=lambda result, _before, _after: result == "",  # refused: the topic is another one now
+    ),
     "group reset": Call(
-        _command("group", "reset", "g", "--to", f"@{NOON_MS}", "--topic", "t"), SparkLogError, writes=True
+        _command("group", "reset", "g", "--to", f"@{NOON_MS}", "--topic", "t", "--execute"), SparkLogError, writes=True
     ),
     "topic balance": Call(_command("partition", "balance"), SparkLogError, between=_any),
 }
