@@ -1,9 +1,14 @@
 """Keyword settings of the clients: kafka-python's names, each parsed once into a frozen dataclass.
 
-A setting of kafka-python that cannot apply here is refused by name, unless it says what is the case anyway
-(`security_protocol="PLAINTEXT"`): a program that asks for TLS must not believe that it has it.
+Each setting of kafka-python belongs to one of three kinds. It is *honoured*: a field of the client's dataclass. It has
+*no effect*: it tunes connections that spark-log does not have, which is logged once. Or it is *refused*, because the
+program would not get what it asks for: one that asks for TLS must not believe that it has it. A setting that says what
+is the case anyway (`security_protocol="PLAINTEXT"`) is always taken.
 """
 
+import difflib
+import inspect
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,21 +18,36 @@ from kafka.errors import KafkaConfigurationError
 
 from spark_log.config_values import can_be_stored
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _NO_SOCKET = "spark-log has no connection to a broker"
 _NO_TLS = "spark-log has no connection to a broker; protect the metadata store and the storage instead"
+_NO_PROXY = "connections to the metadata store and the storage would not go through it"
 
-NOT_APPLICABLE: Mapping[str, str] = {
+NO_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "api_version", "bootstrap_timeout_ms", "client_dns_lookup", "connections_max_idle_ms",
-            "enable_incremental_fetch_sessions", "kafka_client", "max_in_flight_requests_per_connection", "proxy_url",
-            "receive_buffer_bytes", "receive_message_max_bytes", "reconnect_backoff_max_ms", "reconnect_backoff_ms",
-            "selector", "send_buffer_bytes", "socket_options", "socks5_proxy",
+            "api_version", "api_version_auto_timeout_ms", "bootstrap_timeout_ms", "bootstrap_topics_filter",
+            "client_dns_lookup", "connections_max_idle_ms", "enable_incremental_fetch_sessions",
+            "max_in_flight_requests_per_connection", "receive_buffer_bytes", "receive_message_max_bytes",
+            "reconnect_backoff_max_ms", "reconnect_backoff_ms", "selector", "send_buffer_bytes",
+            "sock_chunk_buffer_count", "sock_chunk_bytes", "socket_options",
         ),
         _NO_SOCKET,
     ),
+    "check_crcs": "checksums are always verified",
+    "legacy_iterator": "there is one iterator",
+    "metric_group_prefix": "metrics are read with metrics()",
+    "metric_reporters": "metrics are read with metrics()",
+    "metrics_num_samples": "metrics are totals since the start",
+    "metrics_sample_window_ms": "metrics are totals since the start",
+    "retry_backoff_ms": "transactions of the metadata store are repeated at intervals of their own",
+}  # fmt: skip
+"""Settings of kafka-python 2 and 3 that a program can do without, with the reason."""
+
+REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "security_protocol", "ssl_context", "ssl_check_hostname", "ssl_cafile", "ssl_certfile", "ssl_keyfile",
@@ -37,12 +57,20 @@ NOT_APPLICABLE: Mapping[str, str] = {
         ),
         _NO_TLS,
     ),
-    "metric_reporters": "metrics are read with metrics()",
-    "metrics_num_samples": "metrics are totals since the start",
-    "metrics_sample_window_ms": "metrics are totals since the start",
-    "metric_group_prefix": "metrics are read with metrics()",
+    "kafka_client": _NO_SOCKET,
+    "proxy_url": _NO_PROXY,
+    "socks5_proxy": _NO_PROXY,
 }  # fmt: skip
-"""Settings of kafka-python 3 that no client of ours can honour, with the reason."""
+"""Settings of kafka-python whose meaning no client of ours can keep, with the reason."""
+
+_ONLY_IN_2 = (
+    "api_version_auto_timeout_ms", "bootstrap_topics_filter", "legacy_iterator", "sock_chunk_buffer_count",
+    "sock_chunk_bytes",
+)  # fmt: skip
+_SECRET = ("password", "proxy", "token", "secret")
+
+_said: set[str] = set()
+"""Settings without effect that this process has logged."""
 
 
 def parse_settings(
@@ -51,21 +79,51 @@ def parse_settings(
     """(address of the cluster, settings).
 
     `kind` is a dataclass whose fields are the settings that apply and whose `__post_init__` checks them. `theirs` is
-    kafka-python's DEFAULT_CONFIG: a setting there that has no field is refused with KafkaConfigurationError unless its
-    value is that default; a setting that is in neither raises `unknown`.
+    kafka-python's DEFAULT_CONFIG. Everything that is refused is in one error: `unknown` if a setting is neither ours
+    nor kafka-python's, else KafkaConfigurationError.
     """
-    address = _address(given)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    rest = {name: value for name, value in given.items() if name not in ("cluster", "bootstrap_servers")}
-    strangers = sorted(name for name in rest if name not in known and name not in theirs)
-    if strangers:
-        raise unknown(f"Unrecognized configs: {', '.join(f'{name}={rest[name]!r}' for name in strangers)}")
-    for name, value in rest.items():
-        if name not in known and value != theirs[name]:
-            shown = "..." if "password" in name else repr(value)
-            reason = NOT_APPLICABLE.get(name, "spark-log has no such thing")
-            raise KafkaConfigurationError(f"{name}={shown} cannot apply: {reason}")
-    return address, kind(**{name: value for name, value in rest.items() if name in known})
+    others = {name: given[name] for name in given if name not in (*known, "cluster", "bootstrap_servers")}
+    strangers = [name for name in others if name not in theirs and name not in _ONLY_IN_2 and name not in REFUSED]
+    changed = {
+        name: value
+        for name, value in others.items()
+        if name not in strangers and value is not None and value != theirs.get(name)
+    }
+    problems = [_unknown_text(others, strangers, known | theirs.keys())] if strangers else []
+    problems += _refused_texts(changed)
+    try:
+        address = _address(given)
+    except KafkaConfigurationError as error:
+        problems.append(str(error.args[0]))
+    if problems:
+        raise (unknown if strangers else KafkaConfigurationError)("\n".join(problems))
+    for name in changed:
+        if name not in _said:
+            _said.add(name)
+            logger.warning("%s has no effect here: %s", _shown(name, changed[name]), NO_EFFECT[name])
+    return address, kind(**{name: given[name] for name in given if name in known})
+
+
+def _unknown_text(given: Mapping[str, Any], strangers: list[str], names: set[str]) -> str:
+    texts = []
+    for name in sorted(strangers):
+        near = difflib.get_close_matches(name, sorted(names), n=1)
+        texts.append(_shown(name, given[name]) + (f" (did you mean {near[0]}?)" if near else ""))
+    return f"Unrecognized configs: {', '.join(texts)}"
+
+
+def _refused_texts(changed: Mapping[str, Any]) -> list[str]:
+    """A line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, value in changed.items():
+        if name not in NO_EFFECT:
+            by_reason.setdefault(REFUSED.get(name, "spark-log has no such thing"), []).append(_shown(name, value))
+    return [f"{', '.join(shown)} cannot apply: {reason}" for reason, shown in by_reason.items()]
+
+
+def _shown(name: str, value: object) -> str:
+    return f"{name}={'...' if any(word in name for word in _SECRET) else repr(value)}"
 
 
 def _address(given: Mapping[str, Any]) -> str:
@@ -86,6 +144,15 @@ def _address(given: Mapping[str, Any]) -> str:
             f"cluster: expected a folder or a database URL (or environment variable SPARK_LOG_CLUSTER), got {address!r}"
         )
     return address.strip()
+
+
+def takes_headers(method: Any) -> bool:
+    """Whether `serialize` or `deserialize` of an object takes (topic, headers, data); kafka-python 2 had no headers."""
+    try:
+        inspect.signature(method).bind("topic", [], b"")
+    except TypeError:
+        return False
+    return True
 
 
 def check_text(name: str, value: object) -> None:

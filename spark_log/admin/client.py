@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient
@@ -13,6 +14,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 from spark_log import clock
 from spark_log.admin import configs, groups, partitions, transactions
 from spark_log.admin import topics as on_topics
+from spark_log.admin.kafka_python_2 import METHODS
 from spark_log.client_settings import check_number, check_text, parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
@@ -25,17 +27,21 @@ _NOT_HERE = {
         ("alter_user_scram_credentials", "describe_user_scram_credentials"), "users are the store's and the storage's"
     ),
     **dict.fromkeys(
-        ("api_versions", "describe_features", "update_features", "get_broker_version_data", "describe_metadata_quorum"),
+        (
+            "api_versions", "describe_features", "update_features", "get_broker_version_data",
+            "describe_metadata_quorum", "send_request", "send_requests",
+        ),
         "there is no broker protocol and no quorum",
     ),
+    "describe_topic_partitions": "describe_topics returns every partition",
     "alter_replica_log_dirs": "a replica goes to its broker's log dir with the fewest; alter_partition_reassignments"
     " moves it to another broker and back",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AdminSettings:
-    """Settings of kafka-python's admin client that apply; any other is refused by name."""
+    """Settings of kafka-python's admin client that apply; the others are in client_settings."""
 
     client_id: str = "spark-log-admin"
     """For people."""
@@ -378,6 +384,8 @@ class Admin:
         return transactions.describe_producers(self._cluster, partitions)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in METHODS:
+            return partial(METHODS[name], self)
         if name not in _NOT_HERE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
 
+from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import outcome_of
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
@@ -22,19 +23,19 @@ def describe_configs(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """{'topic' or 'broker': {name: {config: facts}}}; by default what differs from the default."""
     wanted = ConfigFilterType.build_from(config_filter)
-    result: dict[str, dict[str, dict[str, Any]]] = {}
+    described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
         if _is_cluster(resource):
             entries = _cluster_entries(read_settings(cluster))
         else:
             entries = entries_of(_topic_of(cluster, resource).overrides, everything=True)
         names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
-        result.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
+        described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
             name: entry
             for name, entry in entries.items()
             if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
         }
-    return result
+    return result(described)
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:

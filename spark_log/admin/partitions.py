@@ -9,6 +9,7 @@ from kafka.errors import ElectionNotNeededError, KafkaStorageError
 from kafka.protocol.admin import ElectionType, ElectLeadersResponse
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
+from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.cluster.balance import ReplicaFacts, load_replicas
 from spark_log.cluster.brokers import BrokerStatus, list_brokers
@@ -113,7 +114,7 @@ def describe_log_dirs(
 def describe_cluster(cluster: Cluster) -> dict[str, Any]:
     """Cluster id, controller and brokers with their racks; `is_fenced`: not alive. Brokers have no host and port."""
     brokers = list_brokers(cluster)
-    return {
+    facts = {
         "cluster_id": cluster.cluster_id,
         "controller_id": _controller_id(cluster, brokers),
         "brokers": [
@@ -121,6 +122,7 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
             for b in brokers
         ],
     }
+    return result(facts)
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:

@@ -12,6 +12,7 @@ from kafka.errors import InvalidReplicationAssignmentError
 from kafka.structs import OffsetAndTimestamp
 
 from spark_log.admin.configs import entries_of
+from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
@@ -56,7 +57,7 @@ def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, rai
         entries.append(entry)
     if raise_errors:
         raise_first(errors)
-    return {"topics": entries}
+    return result({"topics": entries})
 
 
 def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> engine.Topic | None:
@@ -118,7 +119,7 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
         entries.append({"name": name or None, **error_fields(error)})
     if raise_errors:
         raise_first(errors)
-    return {"topics": entries}
+    return result({"topics": entries})
 
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
@@ -135,7 +136,7 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
 
     wanted, found = cluster.store.read(look)
     described = {description.topic.name: description for description in found}
-    return [_metadata(name, described.get(name)) for name in wanted]
+    return result([_metadata(name, described.get(name)) for name in wanted])
 
 
 def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def create_partitions(
         results.append({"name": name, **error_fields(error)})
     if raise_errors:
         raise_first(errors)
-    return {"results": results}
+    return result({"results": results})
 
 
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 
+from spark_log.client_settings import takes_headers
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 _record: Callable[[tuple[Any, ...]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
@@ -75,7 +76,12 @@ def _deserialized(
     of_object = getattr(deserializer, "deserialize", None)
     made: list[Any] = []
     try:
-        made.extend(map(deserializer, column) if of_object is None else map(of_object, repeat(topic), headers, column))
+        if of_object is None:
+            made.extend(map(deserializer, column))
+        elif takes_headers(of_object):
+            made.extend(map(of_object, repeat(topic), headers, column))
+        else:
+            made.extend(map(of_object, repeat(topic), column))
     except Exception as error:  # a user's function may raise anything: it is raised again where its record is due
         return made, error
     return made, None

@@ -1,6 +1,5 @@
 """The producer's settings: kafka-python's names and defaults."""
 
-import inspect
 import logging
 import re
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from kafka.errors import KafkaConfigurationError
 from kafka.partitioner import DefaultPartitioner
 from kafka.producer import KafkaProducer
 
-from spark_log.client_settings import check_number, check_text, parse_settings
+from spark_log.client_settings import check_number, check_text, parse_settings, takes_headers
 from spark_log.log.append import Acks
 
 logger = logging.getLogger(__name__)
@@ -182,9 +181,7 @@ def serialize_with(name: str, serializer: Any) -> Serialize | None:
         return None
     if hasattr(serializer, "serialize"):
         serialize: Any = serializer.serialize
-        try:
-            inspect.signature(serialize).bind("topic", [], b"")
-        except TypeError:  # kafka-python 2 had no headers there
+        if not takes_headers(serialize):
             return lambda topic, _headers, data: serialize(topic, data)
         return serialize  # type: ignore[no-any-return]
     if callable(serializer):

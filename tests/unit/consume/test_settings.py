@@ -66,7 +66,7 @@ def test_settings_that_need_each_other():
         parse(group_id="g", heartbeat_interval_ms=10_000, session_timeout_ms=10_000)
 
 
-@pytest.mark.parametrize(("name", "value"), [("security_protocol", "SSL"), ("check_crcs", False), ("groupid", "g")])
+@pytest.mark.parametrize(("name", "value"), [("security_protocol", "SSL"), ("groupid", "g")])
 def test_what_cannot_apply_or_is_unknown_is_refused_by_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=name):
         parse(**{name: value})

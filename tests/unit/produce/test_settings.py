@@ -67,8 +67,7 @@ def test_bad_values_are_named(name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("security_protocol", "SSL"), ("api_version", (2, 0)), ("sasl_mechanism", "PLAIN"), ("socket_options", []),
-        ("proxy_url", "socks5://x"),
+        ("security_protocol", "SSL"), ("sasl_mechanism", "PLAIN"), ("proxy_url", "socks5://x"), ("kafka_client", int),
     ],
 )  # fmt: skip
 def test_what_cannot_apply_is_refused_by_name(name, value):

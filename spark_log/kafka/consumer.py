@@ -1,0 +1,5 @@
+"""kafka.consumer."""
+
+from spark_log.consume.consumer import Consumer
+
+KafkaConsumer = Consumer

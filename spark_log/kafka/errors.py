@@ -1,0 +1,15 @@
+"""kafka-python's errors, and those that version 3 renamed under their names in version 2."""
+
+from kafka.errors import *  # noqa: F403
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaConnectionError,
+    NotCoordinatorError,
+)
+
+GroupCoordinatorNotAvailableError = CoordinatorNotAvailableError
+GroupLoadInProgressError = CoordinatorLoadInProgressError
+KafkaUnavailableError = KafkaConnectionError
+NoBrokersAvailable = KafkaConnectionError
+NotCoordinatorForGroupError = NotCoordinatorError

@@ -1,0 +1,5 @@
+"""kafka.producer."""
+
+from spark_log.produce.producer import Producer
+
+KafkaProducer = Producer
