@@ -27,6 +27,9 @@ def maintenance(
         list[str] | None,
         typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.", show_default=False),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; tell what would be done and deleted, and why.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
 ) -> None:
     """Do maintenance now, and tell what was done. A coordinator does the same on its own schedule; both may.
@@ -47,6 +50,7 @@ def maintenance(
 
     - `spark-log maintenance`
     - `spark-log maintenance seal merge --topic events`
+    - `spark-log maintenance retention --dry-run`
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance import TASKS
@@ -59,12 +63,12 @@ def maintenance(
     found: list[Report] = []
     failures: list[str] = []
     with Cluster.open(cluster) as opened, _spinner() as spinner:
-        for report in _run(opened, chosen, topic, spinner, failures):
+        for report in _run(opened, chosen, topic, dry_run, spinner, failures):
             found.append(report)
             if as_json:
                 typer.echo(json.dumps(asdict(report)))
     if not as_json:
-        _print(found)
+        _print(found, dry_run)
     for text in failures:
         note(f"spark-log: {text}")
     if failures:
@@ -72,7 +76,12 @@ def maintenance(
 
 
 def _run(
-    cluster: "Cluster", names: Sequence[str], topics: Sequence[str] | None, spinner: Any, failures: list[str]
+    cluster: "Cluster",
+    names: Sequence[str],
+    topics: Sequence[str] | None,
+    dry_run: bool,
+    spinner: Any,
+    failures: list[str],
 ) -> "Iterator[Report]":
     from spark_log.maintenance import run_tasks as run
 
@@ -80,7 +89,7 @@ def _run(
         if spinner is not None:
             spinner.update(f"{name} …")
         try:
-            yield from run(cluster, [name], topics=topics)
+            yield from run(cluster, [name], topics=topics, dry_run=dry_run)
         except UnknownTopicOrPartitionError:
             raise  # nothing has been done
         except (SparkLogError, OSError) as error:
@@ -95,12 +104,12 @@ def _spinner() -> AbstractContextManager[Any]:
     return Console(stderr=True).status("")
 
 
-def _print(reports: "Sequence[Report]") -> None:
+def _print(reports: "Sequence[Report]", dry_run: bool) -> None:
     if not reports:
         say("Nothing to do.")
         return
     print_table(
-        None,
+        "Dry run: nothing was changed. A run would do this:" if dry_run else None,
         ("task", "topic", "partitions", "files", "bytes", "records", "notes"),
         [
             (

@@ -3,10 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
+
+from spark_log.quantities import bytes_of as bytes_of
+from spark_log.quantities import count_of as count_of
+from spark_log.quantities import time_of as time_of
 
 WIDTH_OF_PIPES = 200
 """Columns of a table that does not go to a terminal: rich would cut it at 80."""
@@ -49,30 +52,12 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def count_of(count: int, what: str) -> str:
-    """`1 record`, `2,000 records`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def bytes_of(size: int) -> str:
-    """`999 B`, `1.5 KiB`, `2.0 GiB`."""
-    if size < 1024:
-        return f"{size} B"
-    power = min((size.bit_length() - 1) // 10, 4)
-    return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
-
-
 def duration_of(milliseconds: int) -> str:
     """`350 ms`, `12 s`, `90 min`, `5 h`, `3 d`; whole ones, rounded down."""
     for unit, size, most in (("ms", 1, 1_000), ("s", 1_000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
         if milliseconds < size * most:
             return f"{milliseconds // size} {unit}"
     return f"{milliseconds // 86_400_000:,} d"
-
-
-def time_of(wall_ms: int) -> str:
-    """`2026-01-31T12:00:00.000Z`."""
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _show(value: object) -> str:

@@ -232,17 +232,35 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, guard:
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         guard(connection)
         before_ms = store.clock(connection).wall_ms - retention_ms
-        idle = sa.select(_G.group_id).where(_G.empty_since_ms <= before_ms).order_by(_G.group_id).with_for_update()
+        idle, old = _expired(before_ms)
+        groups = sa.select(_G.group_id).where(idle).order_by(_G.group_id).with_for_update()
         gone = 0
-        for group_id in connection.execute(idle).scalars().all():
-            old = t.group_offset.delete().where(_O.group_id == group_id, _O.committed_ms <= before_ms)
-            gone += connection.execute(old).rowcount
+        for group_id in connection.execute(groups).scalars().all():
+            gone += connection.execute(t.group_offset.delete().where(_O.group_id == group_id, old)).rowcount
             left = sa.select(_O.group_id).where(_O.group_id == group_id).limit(1)
             if connection.execute(left).first() is None:
                 connection.execute(t.consumer_group.delete().where(_G.group_id == group_id))
         return gone
 
     return store.transact(expire)
+
+
+def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
+    """How many offsets `expire_offsets` would forget now."""
+
+    def count(connection: sa.Connection) -> int:
+        idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
+        query = sa.select(sa.func.count()).select_from(t.group_offset)
+        return connection.execute(
+            query.join(t.consumer_group, _G.group_id == _O.group_id).where(idle, old)
+        ).scalar_one()
+
+    return store.read(count)
+
+
+def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    """Which groups have been empty since, and which offsets of theirs are as old."""
+    return _G.empty_since_ms <= before_ms, _O.committed_ms <= before_ms
 
 
 def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tuple[int, int]]) -> None:

@@ -19,12 +19,14 @@ from spark_log.jobs.summary import tell
 from spark_log.maintenance import TASKS, Report, run_tasks
 from spark_log.maintenance.compact_on_spark import compact_on_spark
 from spark_log.maintenance.on_spark import merge_on_spark
+from spark_log.quantities import count_of
 
 _NAMES = tuple(task.name for task in TASKS)
 _ON_SPARK = ("compact", "merge")
 
 _EXAMPLES = """\
   spark-submit jobs/maintenance.py --cluster /data/log
+  spark-submit jobs/maintenance.py --cluster /data/log --dry-run
   spark-submit jobs/maintenance.py --cluster /data/log --task seal --task merge --topic flights --json"""
 
 
@@ -36,6 +38,7 @@ class MaintenanceArguments:
     tasks: tuple[str, ...]
     """In the order in which they run."""
     json: bool
+    dry_run: bool = False
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> MaintenanceArguments:
@@ -53,11 +56,14 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> MaintenanceAr
     parser.add_argument(
         "--task", action="append", choices=_NAMES, metavar="TASK", help="only this one; may be repeated [all]"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="change nothing; tell what would be done and deleted, and why"
+    )
     parser.add_argument("--json", action="store_true", help="progress, reports and summary as JSON lines")
     given = parser.parse_args(arguments)
     topics = None if given.topic is None else tuple(dict.fromkeys(given.topic))
     tasks_given = tuple(name for name in _NAMES if given.task is None or name in given.task)
-    return MaintenanceArguments(parser.cluster(given, environ), topics, tasks_given, given.json)
+    return MaintenanceArguments(parser.cluster(given, environ), topics, tasks_given, given.json, given.dry_run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +76,8 @@ def run(arguments: MaintenanceArguments) -> int:
     """Raises errors of ours and of Spark's."""
     with Cluster.open(arguments.cluster) as cluster:
         _check(cluster, arguments.topics)
-        spark = start_session("maintenance", delta=False) if set(arguments.tasks) & set(_ON_SPARK) else None
+        needed = not arguments.dry_run and set(arguments.tasks) & set(_ON_SPARK)
+        spark = start_session("maintenance", delta=False) if needed else None
         failures = do_tasks(spark, cluster, arguments)
         if spark is not None:
             spark.stop()
@@ -95,7 +102,7 @@ def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: Maintenanc
     for name in arguments.tasks:
         tell(json.dumps({"event": "progress", "text": name}) if arguments.json else f"{name} …")
         try:
-            for report in _reports(name, spark, cluster, arguments.topics):
+            for report in _reports(name, spark, cluster, arguments):
                 count += 1
                 tell(json.dumps({"event": "report", **asdict(report)}) if arguments.json else f"  {report}")
         except (SparkLogError, OSError) as error:
@@ -105,15 +112,20 @@ def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: Maintenanc
         summary = {"job": "maintenance", "reports": count, "failures": failures, "seconds": round(seconds, 3)}
         tell(json.dumps({"event": "summary", **summary}))
     else:
-        tell(f"maintenance: {count:,} reports, {len(failures):,} failures, {seconds:.1f} s")
+        dry = " (dry run, nothing was changed)" if arguments.dry_run else ""
+        done = f"{count_of(count, 'report')}, {count_of(len(failures), 'failure')}"
+        tell(f"maintenance{dry}: {done}, {seconds:.1f} s")
     return failures
 
 
-def _reports(task: str, spark: SparkSession | None, cluster: Cluster, topics: Sequence[str] | None) -> Iterable[Report]:
+def _reports(
+    task: str, spark: SparkSession | None, cluster: Cluster, arguments: MaintenanceArguments
+) -> Iterable[Report]:
+    topics = arguments.topics
     if task == "merge" and spark is not None:
         return merge_on_spark(spark, cluster, topics=topics)
     if task == "compact" and spark is not None:
         found = cluster.store.read(lambda connection: find_topics(connection, topics))
         compacted = [topic.name for topic in found.values() if topic.config.compacts]
         return compact_on_spark(spark, cluster, None if topics is None else compacted)
-    return run_tasks(cluster, [task], topics=topics)
+    return run_tasks(cluster, [task], topics=topics, dry_run=arguments.dry_run)

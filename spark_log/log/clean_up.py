@@ -10,9 +10,10 @@ What a retired replica left behind in its old log dir is for `cluster.retired_re
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 import sqlalchemy as sa
 
@@ -27,7 +28,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.delta import publish, try_publish
 from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt
+from spark_log.quantities import count_of
 
 TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
 
@@ -61,9 +62,11 @@ class CleanableLogDirs:
     cluster: Cluster
     infos: Mapping[LogDirId, LogDirInfo]
     failures: dict[LogDirId, str] = field(default_factory=dict)
+    expired: Collection[str] = frozenset()
+    """Write ids that are still registered, and count as taken away."""
 
     @classmethod
-    def of(cls, cluster: Cluster) -> "CleanableLogDirs":
+    def of(cls, cluster: Cluster) -> Self:
         found = cls(cluster, cluster.log_dirs())
         offline = sa.select(_D.log_dir_id).where(~_D.online)
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
@@ -94,14 +97,37 @@ class CleanableLogDirs:
         try:
             sizes = dict(zip(paths, log_dir.sizes(paths), strict=True))
             there = [path for path in paths if sizes[path] is not None]
-            with ThreadPoolExecutor(min(_THREADS, len(there) or 1), "spark-log-clean-up") as pool:
-                list(pool.map(log_dir.delete, there))
+            self._delete_files(log_dir_id, log_dir, there)
         except UnsafePathError as error:  # somebody has put a link there
             return Deleted(notes=(redact(f"{self.infos[log_dir_id].uri}: {error}"),))
         except LOG_DIR_FAILURES as error:
             self.leave_alone(log_dir_id, error)
             return Deleted()
         return Deleted(len(there), sum(size for size in sizes.values() if size is not None))
+
+    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
+        with ThreadPoolExecutor(min(_THREADS, len(paths) or 1), "spark-log-clean-up") as pool:
+            list(pool.map(log_dir.delete, paths))
+
+    def delete_folder(self, log_dir: LogDir, folder: str) -> None:
+        """Delete a folder with all that it has."""
+        log_dir.delete_folder(folder)
+
+    def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
+        """Delete a folder unless something is in it."""
+        log_dir.delete_empty_folder(folder)
+
+    def publish(self, topic: Topic) -> None:
+        """Tell the topic's Delta tables what is gone; raises as `delta.publish` does."""
+        publish(self.cluster, topic)
+
+    def try_publish(self, topic: Topic) -> None:
+        """The same; a failure is logged."""
+        try_publish(self.cluster, [topic])
+
+    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
+        """Take the rows of deleted files out of the metadata."""
+        self.cluster.store.transact(lambda connection, _: delete_rows(connection))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,6 +136,37 @@ class CleanableLogDirs:
             for log_dir_id, reason in sorted(self.failures.items())
             if log_dir_id in self.infos
         )
+
+
+@dataclass
+class CountedLogDirs(CleanableLogDirs):
+    """For a dry run: counts what clean-up would delete, and changes nothing. Each file counts once."""
+
+    counted: set[tuple[LogDirId, str]] = field(default_factory=set)
+
+    def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
+        """Count these files, those that are there."""
+        new = [path for path in paths if (log_dir_id, path) not in self.counted]
+        self.counted.update((log_dir_id, path) for path in new)
+        return super().delete(log_dir_id, new)
+
+    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
+        pass
+
+    def delete_folder(self, log_dir: LogDir, folder: str) -> None:
+        pass
+
+    def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
+        pass
+
+    def publish(self, topic: Topic) -> None:
+        pass
+
+    def try_publish(self, topic: Topic) -> None:
+        pass
+
+    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
+        pass
 
 
 # Retired files ------------------------------------------------------------------------------------------------------
@@ -135,8 +192,9 @@ def delete_retired_files(
     def count_listed(connection: sa.Connection) -> int:
         return connection.execute(sa.select(sa.func.count()).where(*due(connection), _LISTED)).scalar_one()
 
-    def next_files(connection: sa.Connection) -> tuple[list[str], dict[LogDirId, list[str]]]:
-        query = sa.select(_F.path).where(*due(connection), ~_LISTED).order_by(_F.path).limit(_FILES_MAX)
+    def next_files(connection: sa.Connection, after: str) -> tuple[list[str], dict[LogDirId, list[str]]]:
+        query = sa.select(_F.path).where(*due(connection), ~_LISTED, _F.path > after)
+        query = query.order_by(_F.path).limit(_FILES_MAX)
         paths = list(connection.execute(query).scalars())
         replicas = (
             sa.select(_R.log_dir_id, _F.path)
@@ -171,21 +229,23 @@ def delete_retired_files(
             connection.execute(t.retired_copy.insert(), left)
 
     if store.read(count_listed):
-        try_publish(cluster, [topic])
-    deleted = Deleted()
+        log_dirs.try_publish(topic)
+    deleted, after = Deleted(), ""
     while True:
-        paths, where = store.read(next_files)
+        paths, where = store.read(lambda connection, after=after: next_files(connection, after))  # type: ignore[misc]
         if not paths:
             break
         for log_dir_id, here in where.items():
             deleted += log_dirs.delete(log_dir_id, here)
         failpoint("clean_up.retired-deleted")
         away = {log_dir_id: here for log_dir_id, here in where.items() if log_dir_id in log_dirs.failures}
-        store.transact(lambda connection, _, paths=paths, away=away: forget(connection, paths, away))  # type: ignore[misc]
+        log_dirs.forget(lambda connection, paths=paths, away=away: forget(connection, paths, away))  # type: ignore[misc]
         failpoint("clean_up.retired-forgotten")
+        after = paths[-1]
     waiting = store.read(count_listed)
     if waiting:
-        deleted += Deleted(notes=(f"{waiting} retired files wait until a Delta table does not list them any more",))
+        files, wait = count_of(waiting, "retired file"), "waits" if waiting == 1 else "wait"
+        deleted += Deleted(notes=(f"{files} {wait} until no Delta table lists {'it' if waiting == 1 else 'them'}",))
     return deleted
 
 
@@ -199,8 +259,8 @@ def delete_left_copies(
         query = sa.select(_K.log_dir_id).distinct().where(_K.topic_id == topic.topic_id).order_by(_K.log_dir_id)
         return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
-    def next_files(connection: sa.Connection, log_dir_id: LogDirId) -> list[str]:
-        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id)
+    def next_files(connection: sa.Connection, log_dir_id: LogDirId, after: str) -> list[str]:
+        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & (_K.path > after)
         query = sa.select(_K.path).where(here).order_by(_K.path).limit(_FILES_MAX)
         return list(connection.execute(query).scalars())
 
@@ -213,16 +273,18 @@ def delete_left_copies(
     if not back:
         return Deleted()
     try:  # their Delta tables may still list the files
-        publish(cluster, topic)
+        log_dirs.publish(topic)
     except (SparkLogError, OSError) as error:
         return Deleted(notes=(redact(f"retired files stay until the topic is published: {error}"),))
     deleted = Deleted()
     for log_dir_id in back:
-        while paths := store.read(lambda connection, one=log_dir_id: next_files(connection, one)):  # type: ignore[misc]
+        after = ""
+        while paths := store.read(lambda connection, one=log_dir_id, after=after: next_files(connection, one, after)):  # type: ignore[misc]
             deleted += log_dirs.delete(log_dir_id, paths)
             if log_dir_id in log_dirs.failures:
                 break
-            store.transact(lambda connection, _, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
+            log_dirs.forget(lambda connection, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
+            after = paths[-1]
     return deleted
 
 
@@ -238,7 +300,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: G
         query = sa.select(_F.path).where(_F.partition.is_(None), _F.retired_ms <= before_ms).order_by(_F.path)
         return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
 
-    def forget(connection: sa.Connection, _attempt: Attempt, folder: str) -> None:
+    def forget(connection: sa.Connection, folder: str) -> None:
         guard(connection)
         inside = _F.path.startswith(f"{folder}/", autoescape=True)
         connection.execute(t.retired_file.delete().where((_F.path == folder) | inside))
@@ -256,7 +318,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: G
             everywhere = everywhere and complete
         failpoint("clean_up.topic-deleted")
         if everywhere:
-            store.transact(lambda connection, attempt, folder=folder: forget(connection, attempt, folder))  # type: ignore[misc]
+            log_dirs.forget(lambda connection, folder=folder: forget(connection, folder))  # type: ignore[misc]
     return deleted
 
 
@@ -269,7 +331,7 @@ def _delete_folder(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, folder: str
     try:
         for one in _sizes(log_dir, folder):
             files, size = files + 1, size + one
-        log_dir.delete_folder(folder)
+        log_dirs.delete_folder(log_dir, folder)
     except UnsafePathError as error:  # somebody has put a link there
         return Deleted(notes=(redact(f"{log_dir.uri}: {error}"),)), False
     except LOG_DIR_FAILURES as error:

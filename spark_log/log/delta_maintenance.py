@@ -6,6 +6,7 @@ those that a version within it is read from: time travel and streams within it g
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -53,12 +54,10 @@ def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
 
 def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
     """Checkpoint and clean up the log of each table that has gone COMMITS_MAX commits without, in online log dirs."""
-    infos = cluster.log_dirs()
-    log_dirs = cluster.store.read(lambda connection: publication.log_dirs_to_publish(connection, topic))
     failed: Exception | None = None
-    for log_dir_id in log_dirs:
+    for info in _tables(cluster, topic):
         try:
-            done = _tidy(cluster.log_dir(infos[log_dir_id]), infos[log_dir_id], topic)
+            done = _tidy(cluster.log_dir(info), info, topic)
         except (SparkLogError, OSError) as error:
             failed = failed or error
             continue
@@ -68,26 +67,57 @@ def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
         raise failed
 
 
-def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
-    folder = f"{topic.folder}/_delta_log"
+def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
+    """The versions of the tables that `tidy_logs` would checkpoint now, and whose logs it would clean up."""
+    versions: list[int] = []
+    for info in _tables(cluster, topic):
+        with _delta_errors(topic, info):
+            table = _due_table(cluster.log_dir(info), info, topic)
+            versions += [] if table is None else [table.version()]
+    return versions
+
+
+def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
+    """The log dirs that are online and have a table of the topic, or should."""
+    infos = cluster.log_dirs()
+    found = cluster.store.read(lambda connection: publication.log_dirs_to_publish(connection, topic))
+    return [infos[log_dir_id] for log_dir_id in found]
+
+
+def _due_table(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
+    """The table in the log dir, None without one or before COMMITS_MAX commits since its last checkpoint."""
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
     try:
         # not is_deltatable: it holds the GIL while it waits for an object store, so no other thread of ours could run
         table = DeltaTable(location, storage_options=options)
-        version = table.version()
-        if version - _checkpointed(log_dir, folder) < COMMITS_MAX:
+    except TableNotFoundError:
+        return None
+    due = table.version() - _checkpointed(log_dir, f"{topic.folder}/_delta_log") >= COMMITS_MAX
+    return table if due else None
+
+
+def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
+    folder = f"{topic.folder}/_delta_log"
+    with _delta_errors(topic, info):
+        table = _due_table(log_dir, info, topic)
+        if table is None:
             return None
+        version = table.version()
         before = log_dir.list_files(folder)
         table.create_checkpoint()
         sync_checkpoint(log_dir, topic, version)  # first: what it stands for may be deleted now
         table.cleanup_metadata()
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:  # an OSError: an object store that does not go on with an answer
-        raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
+
+
+@contextmanager
+def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError) as error:  # an OSError: an object store that does not go on with an answer
+        raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
 def _checkpointed(log_dir: LogDir, folder: str) -> int:

@@ -81,7 +81,7 @@ def merge(
     `write_file` writes the files, here without it.
     """
     while True:
-        found = cluster.store.read(lambda connection: _runs_of(connection, topic, partition))
+        found = cluster.store.read(lambda connection: runs_of(connection, topic, partition))
         for run in found:
             rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
             if rewriting is None:
@@ -100,9 +100,10 @@ def merge(
             return
 
 
-def _runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[list[Segment]]:
-    """Of the files below the inline tail. Delta tables list a file above it, but cannot tell later which of the records
-    there they have shown (`publication.Cursor.seen_offset`): such a file is merged once the tail is sealed.
+def runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[list[Segment]]:
+    """The runs of a partition that may be merged: of the files below the inline tail. Delta tables list a file above
+    it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such a file
+    is merged once the tail is sealed.
     """
     tail = segments(connection, topic, partition, inline=True)
     end = tail[0].base_offset if tail else None

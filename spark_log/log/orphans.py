@@ -25,7 +25,6 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
-from spark_log.log.delta import publish
 from spark_log.log.encode import LOG_DIR_FAILURES
 from spark_log.metadata import tables as t
 
@@ -104,13 +103,13 @@ def _delete_in(
     published = False
     for found in _segment_files(log_dir, topic.folder):
         numbers = sorted({partition for partition, _ in found})
-        needed = cluster.store.read(lambda c, n=numbers, f=found: _needed(c, topic, n, f))  # type: ignore[misc]
+        needed = cluster.store.read(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
         if needed is None:
             break
         orphans = _orphans(found, needed)
         if orphans and not published:
             try:  # its Delta table may still list one that was retired while the log dir was away
-                publish(cluster, topic)
+                log_dirs.publish(topic)
             except SparkLogError as error:
                 return deleted + Deleted(notes=(redact(f"orphans stay until the topic is published: {error}"),))
             published = True
@@ -139,7 +138,11 @@ def _orphans(found: Sequence[tuple[int, Entry]], needed: Needed) -> list[str]:
 
 
 def _needed(
-    connection: sa.Connection, topic: Topic, numbers: Sequence[int], found: Sequence[tuple[int, Entry]]
+    connection: sa.Connection,
+    log_dirs: CleanableLogDirs,
+    topic: Topic,
+    numbers: Sequence[int],
+    found: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
     """What is needed of these files, in one snapshot. None if the topic was deleted: its readers have their time."""
     topic_id = topic.topic_id
@@ -153,17 +156,17 @@ def _needed(
             names.update((number, name) for number, name in connection.execute(query))
         retired = sa.select(_F.partition, _F.path).where(_F.topic_id == topic_id, _F.partition.in_(here))
         names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
-    return Needed(names, _registered(connection, found))
+    return Needed(names, _registered(connection, log_dirs, found))
 
 
-def _registered(connection: sa.Connection, found: Sequence[tuple[int, Entry]]) -> set[str]:
+def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
     """The write ids of these files that are registered."""
     ids = sorted({write_id for _, file in found if (write_id := write_id_of(file.name))})
     write_ids: set[str] = set()
     for first in range(0, len(ids), CHUNK):
         query = sa.select(t.write_id.c.write_id).where(t.write_id.c.write_id.in_(ids[first : first + CHUNK]))
         write_ids.update(connection.execute(query).scalars())
-    return write_ids
+    return write_ids.difference(log_dirs.expired)
 
 
 # Folders of topics that nobody knows --------------------------------------------------------------------------------
@@ -214,14 +217,14 @@ def _delete_unknown(
     if content is None:
         return Deleted()
     now_ms = clock.wall_ms()
-    needed = Needed(write_ids=cluster.store.read(lambda connection: _registered(connection, content.files)))
+    needed = Needed(write_ids=cluster.store.read(lambda connection: _registered(connection, log_dirs, content.files)))
     young = any(now_ms - file.modified_ms <= GRACE_MS for _, file in content.files)
     paths = [file.path for _, file in content.files]
     if young or len(_orphans(content.files, needed)) < len(paths):
         return Deleted()
     deleted = log_dirs.delete(log_dir_id, paths)
     for path in reversed(content.folders):  # one that somebody has put a file into meanwhile stays
-        log_dir.delete_empty_folder(path)
+        log_dirs.delete_empty_folder(log_dir, path)
     return deleted
 
 

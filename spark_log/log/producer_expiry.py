@@ -26,11 +26,8 @@ def expire_producers(
     def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
         guard(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
-        recent = sa.exists().where(b.producer_id == p.producer_id, b.appended_ms > before_ms)
-        has_any = sa.exists().where(b.producer_id == p.producer_id)
         silent = (
-            sa.select(p.producer_id, p.transactional_id)
-            .where(p.last_used_ms <= before_ms, ~recent, has_any | p.transactional_id.is_(None))
+            _silent(before_ms)
             .order_by(p.producer_id)
             .limit(_PRODUCERS_A_TURN)
             .with_for_update()  # an append locks its producer first: it comes before this, or finds no state
@@ -56,3 +53,24 @@ def expire_producers(
         if found < _PRODUCERS_A_TURN:
             break
     return total
+
+
+def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
+    """How many producers `expire_producers` would forget altogether now."""
+
+    def count(connection: sa.Connection) -> int:
+        before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
+        silent = _silent(before_ms).where(t.producer.c.transactional_id.is_(None)).subquery()
+        return connection.execute(sa.select(sa.func.count()).select_from(silent)).scalar_one()
+
+    return store.read(count)
+
+
+def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
+    """The producers that have not appended since, and of which something would be forgotten."""
+    p, b = t.producer.c, t.producer_batch.c
+    recent = sa.exists().where(b.producer_id == p.producer_id, b.appended_ms > before_ms)
+    has_any = sa.exists().where(b.producer_id == p.producer_id)
+    return sa.select(p.producer_id, p.transactional_id).where(
+        p.last_used_ms <= before_ms, ~recent, has_any | p.transactional_id.is_(None)
+    )

@@ -9,8 +9,9 @@ no segment that names them, and who catches up goes over them as over blobs. Rea
 their files for file.delete.delay.ms; the inline ones travel with them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,11 +19,10 @@ from sqlalchemy import bindparam
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Guard, nobody_forbids
-from spark_log.cluster.partition_rows import CHUNK, Key, lock_partitions, save_partitions
+from spark_log.cluster.partition_rows import CHUNK, Key, lock_partitions, read_partition, save_partitions
 from spark_log.cluster.replication import PartitionState
 from spark_log.cluster.retired_files import insert_retired, retired_rows
 from spark_log.cluster.topics import Topic, find_topic, find_topics
-from spark_log.config import TopicConfig
 from spark_log.errors import (
     CorruptRecordError,
     MetadataConflictError,
@@ -34,6 +34,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicPartition
 from spark_log.log.delta import try_publish
+from spark_log.log.retention_rules import Reason, leaving, time_of
 from spark_log.log.rewriting import Segment
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
@@ -45,52 +46,22 @@ _PARTITIONS_MAX = 100
 
 _P, _S = t.partition.c, t.segment.c
 
-# The rule -----------------------------------------------------------------------------------------------------------
-
-
-def new_log_start(
-    segments: Sequence[Segment],
-    config: TopicConfig,
-    log_start: int,
-    high_watermark: int,
-    total_bytes: int,
-    now_ms: int,
-) -> int:
-    """Up to which offset the log goes, by Kafka's rules; `log_start` if nothing does.
-
-    `segments` are the partition's first ones by offset, `total_bytes` is of all its segments. Whole segments below the
-    high watermark go, from the start, up to the first that stays: one is too old by its largest timestamp, or without
-    it the log would still have retention.bytes, or it lies below the log start already.
-    """
-    left = total_bytes
-    for segment in segments:
-        too_old = config.deletes and config.retention_ms >= 0 and now_ms - time_of(segment) > config.retention_ms
-        too_much = config.deletes and config.retention_bytes >= 0 and left - segment.bytes >= config.retention_bytes
-        below = segment.end_offset <= log_start
-        if segment.end_offset > high_watermark or not (too_old or too_much or below):
-            break
-        left -= segment.bytes
-        log_start = max(log_start, segment.end_offset)
-    return log_start
-
-
-def time_of(segment: Segment) -> int:
-    """The largest timestamp, in ms; of a segment that has none (compaction took its records) when it was appended."""
-    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.appended_ms
-
-
 # The transactions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """What has left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that could not."""
+    """What has left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that could not.
+
+    `why`: the newest record that went for each reason, in ms.
+    """
 
     partitions: frozenset[int] = frozenset()
     segments: int = 0
     bytes: int = 0
     records: int = 0
     failed: Mapping[int, Exception] = field(default_factory=dict)
+    why: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "Dropped") -> "Dropped":
         return Dropped(
@@ -99,7 +70,59 @@ class Dropped:
             self.bytes + other.bytes,
             self.records + other.records,
             {**self.failed, **other.failed},
+            _newest([*self.why.items(), *other.why.items()]),
         )
+
+
+def _newest(times: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """The largest time of each reason."""
+    newest: dict[str, int] = {}
+    for reason, time_ms in times:
+        newest[reason] = max(time_ms, newest.get(reason, time_ms))
+    return newest
+
+
+def _why(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, int]:
+    return _newest([(reason.told(topic.config), time_of(segment)) for segment, reason in gone])
+
+
+def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
+    """What `apply_retention` would drop now. Changes nothing."""
+
+    def plan(connection: sa.Connection, number: int) -> Dropped:
+        state = read_partition(connection, (topic.topic_id, number))
+        if state is None:
+            return Dropped()
+        now_ms = cluster.store.clock(connection).wall_ms
+        gone = list(next_to_leave(connection, topic, number, state.log_start_offset, state.high_watermark, now_ms))
+        return replace(_of(number, [segment for segment, _ in gone]), why=_why(topic, gone)) if gone else Dropped()
+
+    dropped = Dropped()
+    for number in cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection))):
+        dropped += cluster.store.read(lambda connection, number=number: plan(connection, number))  # type: ignore[misc]
+    return dropped
+
+
+def next_to_leave(
+    connection: sa.Connection,
+    topic: Topic,
+    number: int,
+    log_start: int,
+    end_offset: int,
+    now_ms: int,
+    page: int = SEGMENTS_MAX,
+) -> Iterator[tuple[Segment, Reason]]:
+    """The segments of a partition that retention takes away below `end_offset`, by offset; read `page` by `page`."""
+    here = {"topic_id": topic.topic_id, "partition": number}
+    [(total_bytes,)] = _TOTAL.rows(connection, here) if topic.config.retention_bytes >= 0 else [(0,)]
+    start = 0
+    while True:
+        rows = _FIRST.rows(connection, {**here, "start": start, "segments_max": page})
+        gone = leaving([Segment(*row) for row in rows], topic.config, log_start, end_offset, total_bytes or 0, now_ms)
+        yield from gone
+        if len(gone) < page:
+            break
+        start, total_bytes = gone[-1][0].end_offset, total_bytes - sum(segment.bytes for segment, _ in gone)
 
 
 def apply_retention(cluster: Cluster, topic: Topic, guard: Guard = nobody_forbids) -> Dropped:
@@ -146,16 +169,17 @@ def _drop_some(
     gone: dict[Key, list[Segment]] = {}
     low: dict[Key, int] = {}
     unfinished = []
+    why: list[tuple[str, int]] = []
     for key, state in before.items():
-        here = {"topic_id": key[0], "partition": key[1]}
-        first = [Segment(*row) for row in _FIRST.rows(connection, {**here, "segments_max": segments_max})]
-        [(total_bytes,)] = _TOTAL.rows(connection, here) if known.config.retention_bytes >= 0 else [(0,)]
         start, end = state.log_start_offset, state.high_watermark
-        low[key] = new_log_start(first, known.config, start, end, total_bytes, now.wall_ms)
-        gone[key] = [segment for segment in first if segment.end_offset <= low[key]]
-        if len(gone[key]) == segments_max:
+        found = next_to_leave(connection, known, key[1], start, end, now.wall_ms, segments_max)
+        first = list(islice(found, segments_max))
+        gone[key] = [segment for segment, _ in first]
+        low[key] = max([start, *(segment.end_offset for segment in gone[key])])
+        why += _why(known, first).items()
+        if len(first) == segments_max:
             unfinished.append(key[1])
-    dropped = _move_log_start(connection, known, before, low, gone, now)
+    dropped = replace(_move_log_start(connection, known, before, low, gone, now), why=_newest(why))
     failpoint("retention.decided")
     return dropped, unfinished
 
@@ -231,12 +255,7 @@ def _move_log_start(
             change=state.change + bool(files),
         )
         retired += retired_rows(topic, key[1], files, after[key].change, now)
-        dropped += Dropped(
-            frozenset([key[1]]),
-            len(segments),
-            sum(segment.bytes for segment in segments),
-            sum(segment.record_count for segment in segments),
-        )
+        dropped += _of(key[1], segments)
     insert_retired(connection, retired)
     if dropped.segments:
         bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
@@ -247,13 +266,22 @@ def _move_log_start(
     return dropped
 
 
+def _of(number: int, segments: Sequence[Segment]) -> Dropped:
+    return Dropped(
+        frozenset([number]),
+        len(segments),
+        sum(segment.bytes for segment in segments),
+        sum(segment.record_count for segment in segments),
+    )
+
+
 # The statements -----------------------------------------------------------------------------------------------------
 
 _HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
 _BELOW = (*_HERE, _S.base_offset < bindparam("low"), _S.end_offset <= bindparam("low"))
 _COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
 _FIRST = Prepared(
-    sa.select(*_COLUMNS).where(*_HERE).order_by(_S.base_offset)
+    sa.select(*_COLUMNS).where(*_HERE, _S.base_offset >= bindparam("start")).order_by(_S.base_offset)
     .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
 )  # fmt: skip
 _SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(_S.base_offset))

@@ -196,6 +196,15 @@ def abort(cluster: Cluster, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_M
 def abort_timed_out(cluster: Cluster, guard: Guard = nobody_forbids) -> Iterator[str]:
     """Abort the transactions that have been open for longer than their transaction.timeout.ms; transactional ids."""
     store = cluster.store
+    for producer_id, transactional_id in timed_out(store):
+        dropped = store.transact(partial(_time_out, store, guard, producer_id))
+        if dropped is not None:
+            _delete_files(cluster, dropped)
+            yield transactional_id
+
+
+def timed_out(store: Store) -> list[tuple[int, str]]:
+    """Producer ids and transactional ids of the transactions that `abort_timed_out` would abort now."""
 
     def late(connection: sa.Connection) -> list[tuple[int, str]]:
         now = store.clock(connection)
@@ -207,11 +216,7 @@ def abort_timed_out(cluster: Cluster, guard: Guard = nobody_forbids) -> Iterator
         )
         return [(key, name) for key, name, until_ms, era in connection.execute(ongoing) if now.expired(until_ms, era)]
 
-    for producer_id, transactional_id in store.read(late):
-        dropped = store.transact(partial(_time_out, store, guard, producer_id))
-        if dropped is not None:
-            _delete_files(cluster, dropped)
-            yield transactional_id
+    return store.read(late)
 
 
 def _time_out(
@@ -239,14 +244,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, guard: Gua
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         guard(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
-        idle = (
-            sa.select(_P.producer_id)
-            .join(t.transaction, _T.producer_id == _P.producer_id)
-            .where(_P.last_used_ms <= before_ms, _T.began_ms <= before_ms, _T.state != ONGOING.value)
-            .order_by(_P.producer_id)
-            .limit(_CHUNK)
-            .with_for_update(of=t.producer)
-        )
+        idle = _idle_ids(before_ms).order_by(_P.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
         # looked at again under the lock: a transaction may have begun while this waited for it
         locked = connection.execute(idle).scalars().all()
         still = sa.select(_T.producer_id).where(_T.producer_id.in_(locked), _T.state != ONGOING.value)
@@ -259,6 +257,24 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, guard: Gua
     while gone := store.transact(expire):
         total += gone
     return total
+
+
+def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
+    """How many transactional ids `expire_ids` would forget now."""
+
+    def count(connection: sa.Connection) -> int:
+        before_ms = store.clock(connection).wall_ms - settings.transactional_id_expiration_ms
+        return connection.execute(sa.select(sa.func.count()).select_from(_idle_ids(before_ms).subquery())).scalar_one()
+
+    return store.read(count)
+
+
+def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
+    return (
+        sa.select(_P.producer_id)
+        .join(t.transaction, _T.producer_id == _P.producer_id)
+        .where(_P.last_used_ms <= before_ms, _T.began_ms <= before_ms, _T.state != ONGOING.value)
+    )
 
 
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from spark_log import clock
 from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 def register(store: Store, holder: str, lease_ms: int) -> WriteId:
@@ -51,15 +51,26 @@ def expire(store: Store, guard: Guard = nobody_forbids) -> int:
     """Take away the ids whose lease is over; how many. From now on what was written under them, and is named by no
     segment, may be deleted; an append that holds such an id comes before this, or fails.
     """
-    w = t.write_id.c
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> int:
         guard(connection)
-        now = store.clock(connection)
-        over = (w.era != now.era) | (w.until_ms <= now.lease_ms)
-        return connection.execute(t.write_id.delete().where(over)).rowcount
+        return connection.execute(t.write_id.delete().where(_is_over(store.clock(connection)))).rowcount
 
     return store.transact(delete)
+
+
+def expired(store: Store) -> set[str]:
+    """The ids that `expire` would take away now."""
+
+    def read(connection: sa.Connection) -> set[str]:
+        query = sa.select(t.write_id.c.write_id).where(_is_over(store.clock(connection)))
+        return set(connection.execute(query).scalars())
+
+    return store.read(read)
+
+
+def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
+    return (t.write_id.c.era != now.era) | (t.write_id.c.until_ms <= now.lease_ms)
 
 
 class Writer:

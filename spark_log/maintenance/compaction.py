@@ -9,6 +9,7 @@ from spark_log.log.compacting import Compacted, compact_unit
 from spark_log.maintenance.compaction_pass import (
     Compacting,
     CompactionPass,
+    Due,
     candidates,
     compacted_topics,
     look,
@@ -17,6 +18,7 @@ from spark_log.maintenance.compaction_pass import (
 from spark_log.maintenance.last_offsets import find_last_offsets
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.work import Work
+from spark_log.quantities import count_of
 
 
 def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
@@ -35,11 +37,8 @@ def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
                 due = look(work, topic, partition, force=force)
                 if due is None:
                     continue
-                if due.bytes > work.settings.log_cleaner_local_bytes_max:
-                    compacting.say(
-                        f"{topic.name}-{partition}: {due.bytes:,} bytes, more than log.cleaner.local.bytes.max:"
-                        " left to jobs/compact.py"
-                    )
+                if _is_too_large(work, due):
+                    compacting.say(_too_large(due))
                     continue
                 planned = plan_pass(work, due)
                 if planned is not None:
@@ -53,6 +52,33 @@ def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
             yield report
     if failed is not None:
         raise failed
+
+
+def plan_compaction(work: Work) -> Iterator[Report]:
+    """Over which partitions `compact` would go now. Changes nothing, and reads no keys."""
+    for topic in compacted_topics(work):
+        found = [look(work, topic, partition) for partition in candidates(work, topic)]
+        due = [each for each in found if each is not None and not _is_too_large(work, each)]
+        notes = [_too_large(each) for each in found if each is not None and _is_too_large(work, each)]
+        if due:
+            dirty, size = sum(each.dirty_records for each in due), sum(each.bytes for each in due)
+            notes.append(
+                f"{count_of(dirty, 'record')} since the last pass, {size:,} bytes to read; how many records go is known"
+                " only when their keys have been read"
+            )
+        if notes:
+            yield Report("compact", topic.name, len(due), notes=tuple(notes))
+
+
+def _is_too_large(work: Work, due: Due) -> bool:
+    return due.bytes > work.settings.log_cleaner_local_bytes_max
+
+
+def _too_large(due: Due) -> str:
+    return (
+        f"{due.topic.name}-{due.partition}: {due.bytes:,} bytes, more than log.cleaner.local.bytes.max: left to"
+        " jobs/compact.py"
+    )
 
 
 def _run(work: Work, planned: CompactionPass, compacting: Compacting) -> None:

@@ -31,6 +31,7 @@ from spark_log.log.seal import runs, sealing
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.work import Work
 from spark_log.metadata import tables as t
+from spark_log.quantities import count_of
 
 _C, _P = t.compaction.c, t.partition.c
 
@@ -47,6 +48,8 @@ class Due:
     now_ms: int
     tail_below_files: bool = False
     """Inline segments lie below files that Delta tables may list: see `plan_pass`."""
+    dirty_records: int = 0
+    """In segments that end above the last pass."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Du
     size = sum(each.bytes for each in found)
     inline = [each.inline for each in found]
     below = True in inline and not all(inline[inline.index(True) :])
-    return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below)
+    dirty = sum(each.record_count for each in found if each.end_offset > first_dirty)
+    return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below, dirty)
 
 
 def plan_pass(work: Work, due: Due) -> CompactionPass | None:
@@ -242,7 +246,7 @@ class Compacting:
             try_publish(self._work.cluster, [self._topic])
         if not self._changed and not self._notes:
             return None
-        dropped = [f"{self._tombstones} tombstones dropped"] if self._tombstones else []
+        dropped = [f"{count_of(self._tombstones, 'tombstone')} dropped"] if self._tombstones else []
         notes = (*dropped, *self._notes)
         return Report("compact", self._topic.name, len(self._changed), self._before, self._after, notes)
 

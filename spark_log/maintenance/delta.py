@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from spark_log.errors import SparkLogError, redact
-from spark_log.log.delta_maintenance import publish_behind, tidy_logs
+from spark_log.log.delta_maintenance import due_for_checkpoint, publish_behind, tidy_logs
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.work import Work
 
@@ -30,3 +30,14 @@ def tend_delta_tables(work: Work) -> Iterator[Report]:
             yield Report("delta", topic.name, 0, before, after, tuple(notes))
     if failed is not None:
         raise failed
+
+
+def plan_delta_tables(work: Work) -> Iterator[Report]:
+    """Which tables `tend_delta_tables` would checkpoint now, after which expired files of their logs go. Changes
+    nothing. What is behind is published without asking.
+    """
+    for topic in work.topics():
+        versions = due_for_checkpoint(work.cluster, topic)
+        notes = [f"checkpoint at version {version}; expired files of the table's log go" for version in versions]
+        if notes:
+            yield Report("delta", topic.name, notes=tuple(notes))

@@ -7,6 +7,7 @@ from spark_log.failpoints import failpoint
 from spark_log.log import write_ids
 from spark_log.log.clean_up import (
     CleanableLogDirs,
+    CountedLogDirs,
     Deleted,
     delete_left_copies,
     delete_retired_files,
@@ -19,11 +20,24 @@ from spark_log.metadata.identity import check_identity
 
 
 def clean_up_files(work: Work) -> Iterator[Report]:
-    cluster = work.cluster
-    cluster.store.read(check_identity)  # before anything else: what is not named by another store is no orphan
-    write_ids.expire(cluster.store, work.guard)
+    store = work.cluster.store
+    store.read(check_identity)  # before anything else: what is not named by another store is no orphan
+    write_ids.expire(store, work.guard)
     failpoint("clean_up.write-ids-expired")
-    log_dirs = CleanableLogDirs.of(cluster)
+    yield from _clean_up(work, CleanableLogDirs.of(work.cluster))
+
+
+def plan_clean_up(work: Work) -> Iterator[Report]:
+    """What `clean_up_files` would delete now. Changes nothing."""
+    store = work.cluster.store
+    store.read(check_identity)
+    log_dirs = CountedLogDirs.of(work.cluster)
+    log_dirs.expired = write_ids.expired(store)
+    yield from _clean_up(work, log_dirs)
+
+
+def _clean_up(work: Work, log_dirs: CleanableLogDirs) -> Iterator[Report]:
+    cluster = work.cluster
     failed: Exception | None = None
     for topic in work.topics():
         try:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from itertools import groupby
 
+from spark_log.cluster.partition_rows import Key
+from spark_log.cluster.topics import Topic
 from spark_log.log.appender import force
 from spark_log.log.flush import partitions_to_flush
 from spark_log.maintenance.report import Report
@@ -11,13 +13,21 @@ from spark_log.maintenance.work import Work
 
 def flush_topics(work: Work) -> Iterator[Report]:
     """Force what is due, with one durable commit for all."""
-    store = work.cluster.store
-    found = partitions_to_flush(store)
-    if not found:
-        return
-    topics = {topic.topic_id: topic for topic in work.topics()}
-    due = [key for key in found if key[0] in topics]
+    due = _due(work)
     if due:
-        force(store, due, work.guard)
-    for topic_id, keys in groupby(due, key=lambda key: key[0]):
-        yield Report("flush", topics[topic_id].name, len(list(keys)))
+        force(work.cluster.store, [key for _, keys in due for key in keys], work.guard)
+    for topic, keys in due:
+        yield Report("flush", topic.name, len(keys))
+
+
+def plan_flush(work: Work) -> Iterator[Report]:
+    """What `flush_topics` would force now. Changes nothing."""
+    for topic, keys in _due(work):
+        yield Report("flush", topic.name, len(keys), notes=("deletes nothing",))
+
+
+def _due(work: Work) -> list[tuple[Topic, list[Key]]]:
+    found = partitions_to_flush(work.cluster.store)
+    topics = {topic.topic_id: topic for topic in work.topics()} if found else {}
+    due = [key for key in found if key[0] in topics]
+    return [(topics[topic_id], list(keys)) for topic_id, keys in groupby(due, key=lambda key: key[0])]

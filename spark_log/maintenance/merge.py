@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
-from spark_log.log.merge import Write, merge, partitions_to_merge
+from spark_log.cluster.topics import Topic
+from spark_log.log.merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrites import rewrite_partitions
 from spark_log.maintenance.work import Work
+from spark_log.quantities import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Decoding, encoding and the disk let other threads run."""
@@ -14,15 +17,30 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 def merge_segments(work: Work, write: Write | None = None, threads: int = _THREADS) -> Iterator[Report]:
     """Merge what there is to merge, a partition a thread. `write` writes the files elsewhere (see `on_spark`)."""
-    store = work.cluster.store
-    wanted = [
-        (topic, store.read(lambda connection, topic=topic: partitions_to_merge(connection, topic)))  # type: ignore[misc]
-        for topic in work.topics()
-    ]
     yield from rewrite_partitions(
         work,
         "merge",
-        wanted,
+        _due(work),
         lambda topic, partition: merge(work.cluster, work.writer, topic, partition, work.guard, write),
         threads,
     )
+
+
+def plan_merge(work: Work) -> Iterator[Report]:
+    """What `merge_segments` would merge first now: it goes on with what that makes. Changes nothing."""
+    store = work.cluster.store
+    for topic, partitions in _due(work):
+        planned = [store.read(partial(runs_of, topic=topic, partition=partition)) for partition in partitions]
+        runs = [run for found in planned for run in found]
+        if runs:
+            files, into = count_of(sum(map(len, runs)), "file"), count_of(len(runs), "file")
+            kept = "deletes nothing: what it replaces stays for file.delete.delay.ms"
+            yield Report("merge", topic.name, sum(map(bool, planned)), notes=(f"{files} become {into}", kept))
+
+
+def _due(work: Work) -> list[tuple[Topic, list[int]]]:
+    store = work.cluster.store
+    return [
+        (topic, store.read(lambda connection, topic=topic: partitions_to_merge(connection, topic)))  # type: ignore[misc]
+        for topic in work.topics()
+    ]

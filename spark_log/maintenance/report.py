@@ -1,6 +1,8 @@
-"""What an maintenance task says of its work."""
+"""What a maintenance task says of its work."""
 
 from dataclasses import dataclass, field
+
+from spark_log.quantities import count_of
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,17 @@ class Report:
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
     notes: tuple[str, ...] = ()
-    """For people: what it put off and why, what failed."""
+    """For people: why it did so, what it put off and why, what failed."""
+    dry_run: bool = False
+    """Nothing was changed: the report says what the task would do."""
 
     def __str__(self) -> str:
         where = f" {self.topic}" if self.topic else ""
-        what = [f"{self.partitions:,} partitions"] if self.partitions else []
+        what = [count_of(self.partitions, "partition")] if self.partitions else []
         if self.before or self.after:
             what += [
                 f"{getattr(self.before, name):,} -> {getattr(self.after, name):,} {name}"
                 for name in ("files", "bytes", "records")
             ]
-        return f"{self.task}{where}: {'; '.join([', '.join(what), *self.notes] if what else self.notes)}"
+        dry = " (dry run)" if self.dry_run else ""
+        return f"{self.task}{dry}{where}: {'; '.join([', '.join(what), *self.notes] if what else self.notes)}"

@@ -2,26 +2,27 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_log.cluster.at_hand import AtHand, any_offline
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError, SparkLogError
-from spark_log.groups.offsets import expire_offsets
-from spark_log.log.producer_expiry import expire_producers
-from spark_log.log.transacting import abort_timed_out, expire_ids
+from spark_log.groups.offsets import count_expired_offsets, expire_offsets
+from spark_log.log.producer_expiry import count_silent_producers, expire_producers
+from spark_log.log.transacting import abort_timed_out, count_expired_ids, expire_ids, timed_out
 from spark_log.log.write_ids import Writer
-from spark_log.maintenance.compaction import compact
-from spark_log.maintenance.delta import tend_delta_tables
-from spark_log.maintenance.files import clean_up_files
-from spark_log.maintenance.flush import flush_topics
-from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.compaction import compact, plan_compaction
+from spark_log.maintenance.delta import plan_delta_tables, tend_delta_tables
+from spark_log.maintenance.files import clean_up_files, plan_clean_up
+from spark_log.maintenance.flush import flush_topics, plan_flush
+from spark_log.maintenance.merge import merge_segments, plan_merge
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.retention import retain
-from spark_log.maintenance.seal import seal_tails
+from spark_log.maintenance.retention import plan_retain, retain
+from spark_log.maintenance.seal import plan_seal, seal_tails
 from spark_log.maintenance.work import Work
 from spark_log.metadata.commit_tokens import expire_tokens
+from spark_log.quantities import count_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Task:
     run: Callable[[Work], Iterable[Report]]
     """Reports come as the work goes on, one for each topic that was changed. A failure of one topic keeps the others
     from nothing: it is raised at the end."""
+    plan: Callable[[Work], Iterable[Report]]
+    """What `run` would do now. Changes nothing."""
 
 
 def _only_with_a_steady_clock(name: str, run: Callable[[Work], Iterable[Report]]) -> Callable[[Work], Iterable[Report]]:
@@ -53,12 +56,27 @@ _CLOCK_WAS_SET = (
 
 
 def _expire(work: Work) -> Iterator[Report]:
+    store, settings = work.cluster.store, work.settings
     if work.topic_names is None:  # none belongs to a topic
-        expire_offsets(work.cluster.store, work.settings, work.guard)
-        expire_producers(work.cluster.store, work.settings, work.guard)
-        expire_ids(work.cluster.store, work.settings, work.guard)
-        expire_tokens(work.cluster.store, work.guard)
-    yield from ()
+        offsets = expire_offsets(store, settings, work.guard)
+        producers = expire_producers(store, settings, work.guard)
+        ids = expire_ids(store, settings, work.guard)
+        expire_tokens(store, work.guard)
+        yield from _expired(offsets, producers, ids)
+
+
+def _plan_expire(work: Work) -> Iterator[Report]:
+    store, settings = work.cluster.store, work.settings
+    if work.topic_names is None:
+        counts = (count_expired_offsets, count_silent_producers, count_expired_ids)
+        yield from _expired(*(count(store, settings) for count in counts))
+
+
+def _expired(offsets: int, producers: int, ids: int) -> Iterator[Report]:
+    found = ((offsets, "committed offset"), (producers, "producer"), (ids, "transactional id"))
+    shown = ", ".join(count_of(count, what) for count, what in found if count)
+    if shown:
+        yield Report("expire", notes=(f"expired: {shown}",))
 
 
 def _abort_transactions(work: Work) -> Iterator[Report]:
@@ -67,50 +85,75 @@ def _abort_transactions(work: Work) -> Iterator[Report]:
             yield Report("transactions", notes=(f"aborted {transactional_id}: its time was over",))
 
 
+def _plan_transactions(work: Work) -> Iterator[Report]:
+    if work.topic_names is None:
+        for _, transactional_id in timed_out(work.cluster.store):
+            yield Report("transactions", notes=(f"aborts {transactional_id}: its time is over",))
+
+
 TASKS: tuple[Task, ...] = (
     Task(
         "flush",
         "force to disk what was acknowledged before (flush.ms)",
         lambda s: s.log_flush_scheduler_interval_ms,
         flush_topics,
+        plan_flush,
     ),
-    Task("seal", "inline tails older than segment.ms become files", lambda s: s.log_seal_interval_ms, seal_tails),
+    Task(
+        "seal",
+        "inline tails older than segment.ms become files",
+        lambda s: s.log_seal_interval_ms,
+        seal_tails,
+        plan_seal,
+    ),
     Task(
         "transactions",
         "abort transactions that have been open for longer than their transaction.timeout.ms",
         lambda s: s.transaction_abort_interval_ms,
         _abort_transactions,
+        _plan_transactions,
     ),
     Task(
         "retention",
         "drop what retention.ms and retention.bytes no longer keep",
         lambda s: s.log_retention_check_interval_ms,
         retain,
+        plan_retain,
     ),
     Task(
         "compact",
         "keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it",
         lambda s: s.log_cleaner_backoff_ms,
         compact,
+        plan_compaction,
     ),
-    Task("merge", "small segments become one of segment.bytes", lambda s: s.log_merge_interval_ms, merge_segments),
+    Task(
+        "merge",
+        "small segments become one of segment.bytes",
+        lambda s: s.log_merge_interval_ms,
+        merge_segments,
+        plan_merge,
+    ),
     Task(
         "delta",
         "Delta tables are brought up to date, checkpointed, and freed of expired log files",
         lambda s: s.delta_maintenance_interval_ms,
         tend_delta_tables,
+        plan_delta_tables,
     ),
     Task(
         "files",
         "delete retired files, deleted topics, and files that nobody names",
         lambda s: s.log_clean_up_interval_ms,
         _only_with_a_steady_clock("files", clean_up_files),
+        _only_with_a_steady_clock("files", plan_clean_up),
     ),
     Task(
         "expire",
         "forget offsets of empty groups, silent producers and transactional ids",
         lambda s: s.offsets_retention_check_interval_ms,
         _only_with_a_steady_clock("expire", _expire),
+        _only_with_a_steady_clock("expire", _plan_expire),
     ),
 )
 """In the order in which `maintenance` runs them: each leaves less to the next."""
@@ -122,8 +165,12 @@ def run_tasks(
     *,
     topics: Collection[str] | None = None,
     settings: ClusterSettings | None = None,
+    dry_run: bool = False,
 ) -> Iterator[Report]:
     """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on.
+
+    With `dry_run` nothing is changed: each report says what its task would do as things are now, without what the tasks
+    before it would change.
 
     Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic; and at the
     end, when every task has run, the first failure.
@@ -139,13 +186,16 @@ def run_tasks(
         stack.callback(writer.close)
         work = Work(opened, settings, writer, topic_names=topics)
         list(work.topics())  # unknown ones are refused before anything is done
-        if opened.store.read(any_offline):  # it may be back
+        if not dry_run and opened.store.read(any_offline):  # it may be back
             AtHand(opened, settings).look()
         failed: Exception | None = None
         for task in TASKS:
             if wanted is None or task.name in wanted:
                 try:
-                    yield from task.run(work)
+                    if dry_run:
+                        yield from (replace(report, dry_run=True) for report in task.plan(work))
+                    else:
+                        yield from task.run(work)
                 except (SparkLogError, OSError) as error:
                     failed = failed or error
         if failed is not None:

@@ -119,7 +119,7 @@ def test_a_file_stays_while_a_delta_table_lists_it(cluster, log, tmp_path):
     report = clean(cluster)["t"]
     assert (report.before.files, report.notes) == (
         0,
-        ("1 retired files wait until a Delta table does not list them any more",),
+        ("1 retired file waits until no Delta table lists it",),
     )
     assert len(files(folder_of(cluster, 1), topic)) == 2
     delta_log.unlink()

@@ -267,7 +267,7 @@ def test_it_is_done_when_it_is_due(local, local_log):
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 a2")
     [report] = compact(local, force=False)
-    assert str(report).startswith("compact t: 1 partitions, 1 -> 1 files, ")
+    assert str(report).startswith("compact t: 1 partition, 1 -> 1 files, ")
     append(local_log, topic, *["b1 c1", "d1 e1", "f1 g1", "h1 i1"])
     assert compact(local, force=False) == []  # a pass, that found nothing to take away
     assert [each.end_offset for each in passes(local, topic)] == [2, 10]

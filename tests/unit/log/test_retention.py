@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.config import TopicConfig
-from spark_log.log.retention import new_log_start
+from spark_log.log.retention_rules import new_log_start
 from spark_log.log.rewriting import Segment
 
 NOW_MS = 1_000
