@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
@@ -27,10 +27,8 @@ _NOT_HERE = {
         ("alter_user_scram_credentials", "describe_user_scram_credentials"), "users are the store's and the storage's"
     ),
     **dict.fromkeys(
-        (
-            "api_versions", "describe_features", "update_features", "get_broker_version_data",
-            "describe_metadata_quorum", "send_request", "send_requests",
-        ),
+        ("api_versions", "describe_features", "update_features", "get_broker_version_data",
+         "describe_metadata_quorum", "send_request", "send_requests"),
         "there is no broker protocol and no quorum",
     ),
     "describe_topic_partitions": "describe_topics returns every partition",
@@ -66,10 +64,11 @@ class Admin:
     Kafka has and spark-log has not is refused with UnsupportedVersionError, as an old broker would.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        address, self.config = parse_settings(
-            AdminSettings, settings, KafkaAdminClient.DEFAULT_CONFIG, KafkaConfigurationError
-        )
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaAdminClient.DEFAULT_CONFIG
+
+    def __init__(self, **configs: Any) -> None:
+        address, settings = parse_settings(AdminSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
+        self.config = {"bootstrap_servers": address, **vars(settings)}
         with kafka_errors():
             self._cluster = Cluster.open(address)
 

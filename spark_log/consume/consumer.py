@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
@@ -52,10 +52,11 @@ class Consumer(Questions):
     kafka-python's and spark_log's.
     """
 
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaConsumer.DEFAULT_CONFIG
+    """kafka-python's, for programs that choose their settings by it."""
+
     def __init__(self, *topics: str, **configs: Any) -> None:
-        address, self.settings = parse_settings(
-            ConsumerSettings, configs, KafkaConsumer.DEFAULT_CONFIG, KafkaConfigurationError
-        )
+        address, self.settings = parse_settings(ConsumerSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
         with kafka_errors():
             self.cluster = Cluster.open(address)
         self._background = Background(f"spark-log-consumer-{self.settings.group_id or id(self)}")
@@ -210,7 +211,12 @@ class Consumer(Questions):
         while True:
             if self._iterator is None:
                 self._iterator = self._iterate()
-            record = next(self._iterator, None)
+            try:
+                record = next(self._iterator, None)
+            except IllegalStateError:
+                if self._polling.closed.is_set():  # by another thread or a signal handler, while this one waited
+                    raise StopIteration("the consumer is closed") from None
+                raise
             if record is not None:
                 return record
             self._iterator = None

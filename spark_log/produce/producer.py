@@ -6,8 +6,8 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TransactionAbortedError
@@ -28,7 +28,7 @@ from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.partitioning import ClusterView, choose_with
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
-from spark_log.produce.settings import parse, serialize_with
+from spark_log.produce.settings import KAFKA_DEFAULTS, parse, serialize_with
 from spark_log.produce.tables import checked, chunks
 from spark_log.produce.transaction import ProducerTransaction, committer, of_topics_read
 
@@ -53,6 +53,8 @@ class Producer:
     kafka-python's and, where the class exists, spark-log's of the same name too.
     """
 
+    DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KAFKA_DEFAULTS
+
     @kafka_errors()
     def __init__(self, **configs: Any) -> None:
         address, settings = parse(configs)
@@ -62,7 +64,7 @@ class Producer:
         self._serialize_key = serialize_with("key_serializer", settings.key_serializer)
         self._serialize_value = serialize_with("value_serializer", settings.value_serializer)
         self._choose = choose_with(settings.partitioner)
-        self.config = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        self.config = {"bootstrap_servers": address, **vars(settings)}
         cluster = Cluster.open(address)
         self._cluster = cluster
         self._state = _State()

@@ -153,6 +153,9 @@ class ProducerSettings:
         object.__setattr__(self, "enable_idempotence", idempotent)
 
 
+KAFKA_DEFAULTS = {**KafkaProducer.DEFAULT_CONFIG, "partitioner": None}
+"""kafka-python's settings and defaults; its partitioner is the one of None here."""
+
 _ACKS = (0, 1, -1)
 _NUMBERS = {
     "delivery_timeout_ms": 0,
@@ -191,10 +194,9 @@ def serialize_with(name: str, serializer: Any) -> Serialize | None:
 
 def parse(given: dict[str, Any]) -> tuple[str, ProducerSettings]:
     """(address, settings) of a producer's keyword arguments. ValueError for a name that kafka-python has not either."""
-    theirs = {**KafkaProducer.DEFAULT_CONFIG, "partitioner": None}
     rest = dict(given)
     if type(rest.get("partitioner")) is DefaultPartitioner:
         rest["partitioner"] = None
     if rest.get("transactional_id") is not None and "delivery_timeout_ms" not in rest:
         rest.setdefault("linger_ms", _TRANSACTION_LINGER_MS)
-    return parse_settings(ProducerSettings, rest, theirs, ValueError)
+    return parse_settings(ProducerSettings, rest, KAFKA_DEFAULTS, ValueError)

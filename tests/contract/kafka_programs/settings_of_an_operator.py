@@ -24,7 +24,9 @@ class OldText(Serializer, Deserializer):
         return bytes_.decode()
 
 
-connection = {
+everything = {
+    "acks": "all",
+    "group_id": "operators",
     "bootstrap_servers": ["localhost:9092"],
     "api_version": (2, 5, 0),
     "api_version_auto_timeout_ms": 10_000,
@@ -41,13 +43,20 @@ connection = {
     "socket_options": [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],
     "ssl_cafile": None,
 }
+
+
+def settings_for(client):
+    return {name: value for name, value in everything.items() if name in client.DEFAULT_CONFIG}
+
+
 producer = kafka.KafkaProducer(
     key_serializer=OldText(),
     metrics_sample_window_ms=1000,
     partitioner=DefaultPartitioner(),
     value_serializer=JsonText(),
-    **connection,
+    **settings_for(kafka.KafkaProducer),
 )
+assert producer.config["acks"] == -1 and "group_id" not in producer.config
 producer.send("operated", {"a": 1}, "key").get(timeout=10)
 producer.close()
 consumer = kafka.KafkaConsumer(
@@ -59,10 +68,12 @@ consumer = kafka.KafkaConsumer(
     key_deserializer=OldText(),
     max_in_flight_requests_per_connection=1,
     value_deserializer=JsonText(),
-    **connection,
+    **settings_for(kafka.KafkaConsumer),
 )
+assert consumer.config["group_id"] == "operators"
 assert [(record.key, record.value) for record in consumer] == [("key", {"a": 1})]
 consumer.close()
-admin = kafka.KafkaAdminClient(**connection)
+admin = kafka.KafkaAdminClient(api_version_auto_timeout_ms=10_000, **settings_for(kafka.KafkaAdminClient))
+assert admin.config["bootstrap_servers"]
 assert "operated" in admin.list_topics()
 admin.close()
