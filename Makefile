@@ -36,8 +36,8 @@ postgres:  ## PostgreSQL's server programs, where they are missing
 
 delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
 
-$(VENV)/.delta: $(VENV)/.installed scripts/spark_jars.py | java
-	$(WITH_JAVA) $(PYTHON) scripts/spark_jars.py
+$(VENV)/.delta: $(VENV)/.installed spark_log/delta_jars.py | java
+	$(WITH_JAVA) $(PYTHON) -m spark_log delta install
 	@touch $@
 
 check: venv lint-docker  ## ruff, mypy --strict, the layers, the Dockerfile

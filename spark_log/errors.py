@@ -325,6 +325,10 @@ class LogDirMismatchError(FatalError):
     """A log dir does not carry the id that the metadata store knows: it is empty, swapped or restored."""
 
 
+class DeltaNotInstalledError(FatalError):
+    """Delta's JARs are not on Spark's class path, or could not be installed."""
+
+
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s/]*@")
 _QUERY_SECRET = re.compile(r"([?&](?:password|secret_key|access_key|sslpassword|token)=)[^&\s'\"]*", re.IGNORECASE)
 

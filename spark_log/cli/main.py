@@ -13,9 +13,11 @@ from spark_log.cli import (
     cluster,
     consume,
     coordinator,
+    delta,
     group,
     maintenance,
     partition,
+    path,
     produce,
     store,
     topic,
@@ -57,6 +59,8 @@ app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
 app.command("maintenance")(maintenance.maintenance)
 app.add_typer(store.app, name="store")
+app.add_typer(delta.app, name="delta")
+app.command("path")(path.path)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 
+from spark_log.delta_jars import NOT_INSTALLED
 from spark_log.errors import SparkLogError, redact
 
 _OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
@@ -18,7 +19,7 @@ def one_line(error: BaseException) -> str:
     if inside:
         text = inside[-1]
     elif _DELTA_MISSING.search(text):
-        text = "Delta's JARs are missing: spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 …"
+        text = NOT_INSTALLED
     elif not isinstance(error, SparkLogError):
         text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return redact(" ".join(text.split()))

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.cluster import Cluster
+from tests.support.spark import spark_without_delta
 
+CONF = Path(__file__).resolve().parents[2] / "conf"
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
 
@@ -19,13 +21,13 @@ def python_of(heading: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
-def output_of(program: str, folder: Path) -> str:
+def output_of(program: str, folder: Path, **environment: str) -> str:
     """What a Python program of the README prints, run as it stands in a folder of its own."""
     (folder / "program.py").write_text(program)
     run = subprocess.run(
         [sys.executable, "program.py"],
         cwd=folder,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -36,10 +38,12 @@ def output_of(program: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_ten_lines_of_pyspark_run_as_they_stand(tmp_path: Path) -> None:
+def test_ten_lines_of_pyspark_run_with_the_recommended_settings_and_without_delta(tmp_path: Path) -> None:
+    home = spark_without_delta(tmp_path / "spark")
     [code] = python_of("Ten lines of PySpark")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    printed = output_of(code + '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n', tmp_path)
+    code += '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n'
+    printed = output_of(code, tmp_path, SPARK_HOME=str(home), SPARK_CONF_DIR=str(CONF))
     assert "rows 1000000" in printed
     assert "only showing top 5 rows" in printed
 

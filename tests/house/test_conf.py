@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from spark_log import delta_jars
+
 CONF = Path(__file__).parents[2] / "conf"
-STATIC = {"spark.sql.extensions", "spark.sql.catalog.spark_catalog"}
-"""Settings that a running session cannot change."""
 READ_BY_THE_STATE_STORE = "spark.sql.streaming.stateStore.rocksdb."
 """Prefix of names that Spark does not register."""
 
@@ -19,20 +19,19 @@ def defaults() -> dict[str, str]:
 def test_spark_knows_every_sql_setting(spark: SparkSession) -> None:
     named = {name for name in defaults() if name.startswith("spark.sql.")}
     assert not spark.conf.isModifiable("spark.sql.no.such.setting")
-    unknown = {name for name in named - STATIC if not spark.conf.isModifiable(name)}
+    unknown = {name for name in named if not spark.conf.isModifiable(name)}
     assert all(name.startswith(READ_BY_THE_STATE_STORE) for name in unknown), unknown
 
 
-def test_classes_named_are_on_the_class_path(spark: SparkSession) -> None:
+def test_classes_named_are_in_spark_itself_without_delta(spark: SparkSession) -> None:
     loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()
     for value in defaults().values():
         if value.startswith(("org.apache.", "io.delta.")):
-            loader.loadClass(value)
+            jar = loader.loadClass(value).getProtectionDomain().getCodeSource().getLocation().getPath()
+            assert Path(jar).name.startswith("spark-"), f"{value} is in {jar}"
 
 
-def test_delta_jar_is_the_one_in_all_places() -> None:
-    texts = [
-        path.read_text()
-        for path in (CONF.parent / "scripts" / "spark_jars.py", Path(__file__).parents[1] / "support" / "spark.py")
-    ]
-    assert all("io.delta:delta-spark_4.2_2.13:4.4.0" in text for text in texts)
+def test_delta_settings_are_there_to_uncomment() -> None:
+    lines = (CONF / "spark-defaults.conf").read_text().splitlines()
+    commented = [line.removeprefix("# ").split() for line in lines if line.startswith("# spark.")]
+    assert [tuple(setting) for setting in commented] == list(delta_jars.SETTINGS.items())

@@ -7,20 +7,30 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+from spark_log import delta_jars
+
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Tests start JVMs more than they compute in them; the second compiler and its threads would only take their time."""
 
 
 def delta_settings() -> dict[str, str]:
     """What a session needs for Delta. `make delta` puts the JARs beside Spark's own; else Spark fetches them."""
-    settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    }
-    if not any(Path(pyspark.__file__).parent.glob("jars/io.delta_delta-spark_*.jar")):
-        settings["spark.jars.packages"] = DELTA
-    return settings
+    if delta_jars.missing_in(delta_jars.spark_jars_folder()):
+        return {**delta_jars.SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
+    return delta_jars.SETTINGS
+
+
+def spark_without_delta(folder: Path) -> Path:
+    """A SPARK_HOME in `folder`, as `pip install` leaves it: this environment's Spark without what `make delta` adds."""
+    home = Path(pyspark.__file__).parent
+    (folder / "jars").mkdir(parents=True)
+    for entry in home.iterdir():
+        if entry.name != "jars":
+            (folder / entry.name).symlink_to(entry)
+    for jar in (home / "jars").iterdir():
+        if jar.name not in delta_jars.JARS:
+            (folder / "jars" / jar.name).symlink_to(jar)
+    return folder
 
 
 def session(master: str, warehouse: Path, **settings: str) -> SparkSession:

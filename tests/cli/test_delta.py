@@ -1,0 +1,67 @@
+"""`spark-log delta install`, with Spark's real resolver and a Maven mirror on this machine."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from spark_log import delta_jars
+from spark_log.cli.main import app
+from tests.support.maven_mirror import fill, served
+
+pytestmark = pytest.mark.slow
+
+
+def install(folder: Path, mirror: str) -> Result:
+    return CliRunner().invoke(
+        app, ["delta", "install", "--jars-dir", str(folder)], env={"DEFAULT_ARTIFACT_REPOSITORY": mirror}
+    )
+
+
+def test_jars_come_from_the_mirror_verified_and_once(tmp_path: Path) -> None:
+    places = fill(tmp_path / "mirror")
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    (jars / "io.delta_delta-storage-4.3.0.jar").write_bytes(b"of an older Delta")
+    (jars / "io.delta_delta-kernel-api-4.4.0.jar").write_bytes(b"damaged")
+    (jars / "mine.jar").write_bytes(b"mine")
+    before = {file.name: file.read_bytes() for file in jars.iterdir()}
+    altered = places["io.delta_delta-spark_4.2_2.13-4.4.0.jar"]
+    content = altered.read_bytes()
+    with served(tmp_path / "mirror") as url:
+        altered.write_bytes(content + b"altered")
+        refused = install(jars, url)
+        assert refused.exit_code == 1
+        assert "spark-log: io.delta_delta-spark_4.2_2.13-4.4.0.jar has not the expected SHA-256" in refused.stderr
+        assert {file.name: file.read_bytes() for file in jars.iterdir()} == before
+
+        altered.write_bytes(content)
+        done = install(jars, url)
+        assert done.exit_code == 0, done.output
+    assert f"downloading {url}io/delta/delta-spark_4.2_2.13/4.4.0/delta-spark_4.2_2.13-4.4.0.jar" in done.stderr
+    assert {file.name for file in jars.iterdir()} == {*delta_jars.JARS, "mine.jar"}
+    assert delta_jars.missing_in(jars) == []
+    settings = dict(line.split() for line in done.stdout.splitlines())
+    assert settings == {**delta_jars.SETTINGS, "spark.jars": ",".join(str(jars / name) for name in delta_jars.JARS)}
+
+    again = install(jars, url)  # the mirror is gone
+    assert (again.exit_code, again.stdout) == (0, done.stdout)
+    assert "has all of them already" in again.stderr
+
+
+def test_no_network_and_no_write_permission_are_told_before_anything_changes(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/maven"
+        away = install(tmp_path / "jars", url)
+    assert away.exit_code == 1
+    said = away.stderr.splitlines()[-1]
+    assert said.startswith(f"spark-log: the mirror {url} (DEFAULT_ARTIFACT_REPOSITORY) could not be reached")
+    assert "Connection refused" in said
+    assert list((tmp_path / "jars").iterdir()) == []
+
+    forbidden = install(Path("/proc/spark-log"), url)  # not even root writes there
+    assert forbidden.exit_code == 1
+    assert "cannot write to /proc/spark-log" in forbidden.stderr
+    assert "--jars-dir" in forbidden.stderr
