@@ -35,7 +35,7 @@ WRITE_BATCHES_MAX = 2**32
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
     with Cluster.open(options.cluster) as cluster:
-        topics = cluster.store.read(lambda connection: _topic_plans(connection, options.topic))
+        topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
         now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
         write_id = write_ids.register(
             cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
@@ -47,19 +47,21 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     )
 
 
-def _topic_plans(connection: sa.Connection, name: str | None) -> dict[str, TopicPlan]:
-    """Of the topic of this name, or of all topics that users write to."""
+def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
+    """Of the topic of option `topic`, or of all topics that users write to."""
+    name = options.topic
     found = find_topics(connection, None if name is None else [name])
     if name is not None and name not in found:
         raise UnknownTopicOrPartitionError(
             f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
         )
-    return {name: _topic_plan(connection, topic) for name, topic in found.items() if not is_internal(name)}
+    codec = options.compression_type
+    return {name: _topic_plan(connection, topic, codec) for name, topic in found.items() if not is_internal(name)}
 
 
-def _topic_plan(connection: sa.Connection, topic: Topic) -> TopicPlan:
+def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
     targets = targets_of(connection, topic, None, "all")
-    encoding = Encoding.of(topic.config)
+    encoding = Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
     return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets)
 
 

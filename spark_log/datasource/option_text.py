@@ -22,6 +22,10 @@ class OptionText:
     def text(self, name: str) -> str | None:
         return self._texts.get(name.lower())
 
+    def names_after(self, prefix: str) -> list[str]:
+        """The rest of each key that begins with `prefix`, sorted, in lower case."""
+        return sorted(key.removeprefix(prefix) for key in self._texts if key.startswith(prefix))
+
     def refuse(self, name: str, message: str) -> None:
         if self.text(name) is not None:
             raise InvalidOptionError(message)

@@ -1,9 +1,9 @@
 """The options of `format("spark_log")`: text becomes types once, here.
 
 Names, defaults, precedence and messages are those of Spark's connector ("Structured Streaming + Kafka Integration
-Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored. Everything wrong raises
-InvalidOptionError (a topic name: InvalidTopicError) that names the option and the value. Passwords in cluster addresses
-do not show in reprs or messages.
+Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored; what becomes of each `kafka.…` is in
+kafka_options.py. Everything wrong raises InvalidOptionError (a topic name: InvalidTopicError) that names the option and
+the value. Passwords in cluster addresses do not show in reprs or messages.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from spark_log.cluster.names import validate_user_topic
+from spark_log.datasource.kafka_options import refuse_kafka_options
 from spark_log.datasource.offsets import EARLIEST, LATEST, parse_offsets, parse_timestamps
 from spark_log.datasource.option_text import INT32_MAX, INT64_MAX, INTEGER, OptionText
 from spark_log.datasource.positions import (
@@ -37,28 +38,11 @@ READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "ti
 """Fields of every row read, in order; `headers` follows them with includeHeaders."""
 HEADERS_COLUMN = "headers"
 
+_ACKS = ("all", "-1", "0", "1")
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
 TXN_APP_ID_LENGTH_MAX = 508
 """Maximum length: the size of column `spark_batch.application` without the prefix "txn:"."""
-
-_REFUSED_IN_READS = {
-    "kafka.auto.offset.reset": "Kafka option 'auto.offset.reset' is not supported. Instead set the source option "
-    "'startingoffsets' to 'earliest' or 'latest' to specify where to start. Structured Streaming manages which offsets "
-    "are consumed internally, rather than relying on the consumer to do it. This will ensure that no data is missed "
-    "when new topics/partitions are dynamically subscribed. Note that 'startingoffsets' only applies when a new "
-    "Streaming query is started, and that resuming will always pick up from where the query left off.",
-    "kafka.key.deserializer": "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte "
-    "arrays. Use DataFrame operations to explicitly deserialize the keys.",
-    "kafka.value.deserializer": "Kafka option 'value.deserializer' is not supported as values are deserialized as byte "
-    "arrays. Use DataFrame operations to explicitly deserialize the values.",
-    "kafka.enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported. Set the source option 'group.id' "
-    "to have a query commit the end offsets of each batch.",
-    "kafka.interceptor.classes": "Kafka option 'interceptor.classes' is not supported. Use DataFrame operations "
-    "instead.",
-}
-_REFUSED_IN_WRITES = {
-    "kafka.key.serializer": "Kafka option 'key.serializer' is not supported as keys are written as byte arrays.",
-    "kafka.value.serializer": "Kafka option 'value.serializer' is not supported as values are written as byte arrays.",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,8 +97,7 @@ class ReadOptions:
         subscription = parse_subscription(given)
         min_partitions = given.positive("minPartitions", "minPartitions", INT32_MAX)
         max_records = given.positive("maxRecordsPerPartition", "maxrecordsperpartition", INT64_MAX)
-        for key, message in _REFUSED_IN_READS.items():
-            given.refuse(key, message)
+        refuse_kafka_options(given, "read")
         given.one_of("kafka.isolation.level", ("read_committed", "read_uncommitted"), "read_committed")
         cluster = _cluster(given, environ)
         max_offsets = given.positive("maxOffsetsPerTrigger", "maxOffsetsPerTrigger", INT64_MAX)
@@ -196,20 +179,24 @@ class WriteOptions:
     pending: PendingWrite | None = None
     """Option `transaction`: set by `streams.batch_transaction`, for its batch writes."""
     group: SinkGroup | None = None
+    compression_type: str | None = None
+    """Option `kafka.compression.type`, for topics whose compression.type nobody has set; None: the topic's."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
         """As `ReadOptions.parse`. Raises PolicyViolationError for an internal topic."""
         given = OptionText(options)
-        for key, message in _REFUSED_IN_WRITES.items():
-            given.refuse(key, message)
+        refuse_kafka_options(given, "write")
+        given.one_of("kafka.acks", _ACKS, "all")
         topic = given.text("topic")
         if topic is not None:
             topic = validate_user_topic(topic.strip(), "write to", "option 'topic'")
         txn, pending = _txn(given, streaming), _pending(given, streaming)
         if txn is not None and pending is not None:
             raise InvalidOptionError(f"Options 'txnAppId' ({txn.app_id!r}) and 'transaction' exclude each other")
-        return cls(_cluster(given, environ), topic, txn, pending, _group(given, streaming))
+        codec = given.one_of("kafka.compression.type", _CODECS, "none")
+        cluster = _cluster(given, environ)
+        return cls(cluster, topic, txn, pending, _group(given, streaming), None if codec == "none" else codec)
 
     def __repr__(self) -> str:
         return _redacted_repr(self)

@@ -88,7 +88,7 @@ class SparkLogDataSource(DataSource):
 
         if overwrite:
             raise InvalidOptionError(
-                "Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: a log is only appended to"
+                'Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'
             )
         options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
         check_write_schema(schema, options)

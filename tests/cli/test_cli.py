@@ -205,6 +205,18 @@ def test_wrong_usage_is_exit_code_2(events: Path, arguments: list[str]) -> None:
     assert result.exit_code == 2, result.output
 
 
+def test_the_address_of_a_kafka_broker_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for failed in (
+        run("topic", "list", "--cluster", "localhost:9092"),
+        run("topic", "list", cluster=Path("localhost:9092")),
+        run("init", "localhost:9092"),
+    ):
+        assert failed.exit_code == 1
+        assert failed.output.startswith("spark-log: cluster: 'localhost:9092' is the address of a Kafka broker.")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_cluster_given_is_wrong_usage_and_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     assert run("topic", "list").exit_code == 2
     result = run("topic", "list", "--cluster", str(tmp_path))

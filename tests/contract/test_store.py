@@ -18,6 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from spark_log import Admin, Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import (
@@ -841,6 +842,34 @@ def test_an_address_of_another_kind_is_refused_without_its_password(text):
     with pytest.raises(InvalidConfigurationError) as raised:
         Address.parse(text)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:9092", " b1.example.com:9092, b2:9093 ", "SASL_SSL://b:9093", "[::1]:9092"]
+)
+def test_the_address_of_a_kafka_broker_is_recognised(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfigurationError) as raised:
+        Address.parse(text)
+    assert str(raised.value).startswith(f"cluster: {text.strip()!r} is the address of a Kafka broker.")
+    assert "folder" in str(raised.value) and "postgresql+psycopg://" in str(raised.value)
+
+
+@pytest.mark.parametrize("servers", ["b1:9092", ["b1:9092"], ["b1:9092", "b2:9092"], ("b1:9092", "b2:9092")])
+def test_a_client_given_brokers_says_so(servers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (Producer, Consumer, Admin):
+        with pytest.raises(InvalidConfigurationError, match=r"'b1:9092(,b2:9092)?' is the address of a Kafka broker"):
+            make(bootstrap_servers=servers)
+
+
+def test_a_folder_that_is_named_like_a_broker_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "localhost:9092").mkdir()
+    Cluster.init("localhost:9092").close()
+    assert Cluster.open("localhost:9092").store.address.folder == tmp_path / "localhost:9092"
+    for folder in ("./b:9092", "/data/b:9092", "b:port", "a b:9092", "/a:1,/b:2"):
+        assert Address.parse(folder).folder is not None
 
 
 def test_redact_leaves_the_rest():

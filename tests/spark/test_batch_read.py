@@ -186,6 +186,9 @@ def test_options_that_no_query_can_have_are_refused_at_load(
         reader.option("subscribe", ",").load()
     with fails('Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got {"t":5}'):
         reader.option("subscribe", "t").option("startingOffsets", '{"t":5}').load()
+    secure = {"kafka.security.protocol": "SASL_SSL", "kafka.ssl.truststore.password": "hunter2"}
+    with fails("Kafka options 'security.protocol' (SASL_SSL), 'ssl.truststore.password' are not supported"):
+        reader.option("subscribe", "t").option("startingOffsets", "earliest").options(**secure).load()
 
 
 def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
@@ -194,6 +197,9 @@ def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
     with fails("spark-log init"):
         read(spark, str(tmp_path / "nowhere"), subscribe="t").collect()
     assert not (tmp_path / "nowhere").exists()
+    kafka = spark.read.format("spark_log").option("kafka.bootstrap.servers", "b1:9092,b2:9092").option("subscribe", "t")
+    with fails("cluster: 'b1:9092,b2:9092' is the address of a Kafka broker"):
+        kafka.load().collect()
 
 
 def test_a_password_is_never_shown(spark: SparkSession) -> None:

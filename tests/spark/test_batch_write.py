@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from kafka.partitioner.default import murmur2
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -58,6 +59,11 @@ def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
         ("'v' AS value, 2 AS partition", {"topic": "t"}, "partition: 2 does not exist, the topic has 2 partitions"),
         ("repeat('v', 3000) AS value", {"topic": "t"}, "max.message.bytes is 2000"),
         ("'v' AS value", {"topic": "t", "kafka.key.serializer": "x"}, "is not supported"),
+        (
+            "'v' AS value",
+            {"topic": "t", "kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"},
+            "Kafka options 'sasl.mechanism', 'security.protocol' (SASL_SSL) are not supported",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -73,15 +79,30 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
 def test_save_modes(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     make(cluster, "t")
     frame = spark.sql("SELECT 'v' AS value")
-    with fails("Save mode Overwrite not allowed"):
+    with fails('Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'):
         write(frame, cluster, mode="overwrite", topic="t")
     for mode in ("ignore", "errorifexists"):
-        with fails("cannot be written in the"):  # Spark's own
+        with fails("cannot be written in the", '"Append"'):  # Spark's own, before any of our code runs
             write(frame, cluster, mode=mode, topic="t")
+    with fails('cannot be written in the "ErrorIfExists" mode', '"Append"'):  # README says the same of the default
+        frame.write.format("spark_log").option("cluster", str(cluster.store.address)).option("topic", "t").save()
     assert stored(cluster, "t") == {}
     write(frame, cluster, topic="t")
     assert stored(cluster, "t") == {0: ["v"]}
     assert left_behind(cluster, tmp_path) == (0, 0)
+
+
+def test_compression_of_a_write_holds_for_topics_that_have_not_set_their_own(
+    spark: SparkSession, cluster: Cluster
+) -> None:
+    make(cluster, "default", inline_max_bytes="0")
+    make(cluster, "set", inline_max_bytes="0", compression_type="snappy")
+    frame = spark.sql("SELECT 'v' AS value, topic FROM VALUES ('default'), ('set') AS topics(topic)")
+    write(frame, cluster, kafka__compression__type="gzip", kafka__acks="1")
+    s = tables.segment.c
+    query = sa.select(tables.topic.c.name, s.codec).join(tables.segment, s.topic_id == tables.topic.c.topic_id)
+    rows = cluster.store.read(lambda connection: connection.execute(query).all())
+    assert sorted(map(tuple, rows)) == [("default", "gzip"), ("set", "snappy")]
 
 
 def test_columns_of_every_kind_come_back(spark: SparkSession, cluster: Cluster) -> None:

@@ -2,9 +2,11 @@
 
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
+from spark_log.datasource.kafka_options import KAFKA_OPTIONS, Ignored
 from spark_log.datasource.options import READ_COLUMNS, PendingWrite, ReadOptions, SinkGroup, TxnVersion, WriteOptions
 from spark_log.datasource.positions import (
     CommittedOffsets,
@@ -60,7 +62,7 @@ def test_keys_and_words_in_any_case(key: str, value: str) -> None:
 
 
 def test_unknown_keys_are_ignored() -> None:
-    assert read(**{"kafka.security.protocol": "SSL", "fetchOffset.numRetries": "x", "nonsense": ""}) == read()
+    assert read(**{"fetchOffset.numRetries": "x", "nonsense": ""}) == read()
 
 
 # --- which topics ---------------------------------------------------------------------------------------------------
@@ -330,6 +332,71 @@ def test_columns() -> None:
 )
 def test_options_of_kafka_that_are_refused(option: str, streaming: bool) -> None:
     refused({**BASE, f"Kafka.{option}": "x"}, f"Kafka option '{option}' is not supported", streaming)
+
+
+SECURE = {
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "SCRAM-SHA-512",
+    "Kafka.sasl.jaas.config": 'ScramLoginModule required password="hunter2";',
+    "kafka.ssl.truststore.location": "/etc/hunter2.jks",
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tls_and_sasl_are_refused_in_one_error_without_secrets(streaming: bool) -> None:
+    expected = (
+        "Kafka options 'sasl.jaas.config', 'sasl.mechanism', 'security.protocol' (SASL_SSL), 'ssl.truststore.location'"
+        " are not supported: spark-log has no connection to a broker. Remove them; the address of the metadata store"
+        " carries credentials and TLS (postgresql+psycopg://user:password@host/database?sslmode=verify-full), and each"
+        " storage of log dirs has its own."
+    )
+    for parse, extra in ((ReadOptions.parse, {"subscribe": "t"}), (WriteOptions.parse, {"topic": "t"})):
+        with pytest.raises(InvalidOptionError) as raised:
+            parse({"kafka.bootstrap.servers": "b:9092", **extra, **SECURE}, streaming=streaming, environ={})
+        assert str(raised.value) == expected
+
+
+def test_plaintext_is_what_is_the_case() -> None:
+    assert read(**{"kafka.security.protocol": " plaintext "}) == read()
+    assert write(**{"kafka.security.protocol": "PLAINTEXT"}) == write()
+
+
+def test_everything_refused_is_in_one_error() -> None:
+    with pytest.raises(InvalidOptionError) as raised:
+        write(**{"kafka.transactional.id": "x", "kafka.partitioner.class": "RoundRobin", "kafka.ssl.key.password": "x"})
+    assert all(
+        f"'{name}'" in str(raised.value) for name in ("transactional.id", "partitioner.class", "ssl.key.password")
+    )
+    refused(
+        {**BASE, "kafka.key.deserializer": "x", "kafka.enable.auto.commit": "true"},
+        "Kafka option 'enable.auto.commit' is not supported. Set the source option 'group.id' to have a query commit"
+        " the end offsets of each batch.\nKafka option 'key.deserializer' is not supported as keys",
+    )
+
+
+def test_options_of_the_other_side_and_of_tuning_are_ignored() -> None:
+    tuning = {"kafka.linger.ms": "5", "kafka.max.poll.records": "7", "kafka.request.timeout.ms": "1", "kafka.odd": ""}
+    producer = {"kafka.transactional.id": "x", "kafka.acks": "7", "kafka.compression.type": "brotli"}
+    assert read(**tuning, **producer) == read()
+    assert write(**tuning, **{"kafka.auto.offset.reset": "earliest", "kafka.isolation.level": "x"}) == write()
+
+
+def test_acks_and_compression() -> None:
+    for acks in ("all", "-1", "1", "0"):
+        assert write(**{"kafka.acks": acks}) == write(), "at least what was asked for"
+    assert write(**{"kafka.enable.idempotence": "false"}) == write()
+    with pytest.raises(InvalidOptionError, match=r"'kafka.acks' must be all or -1 or 0 or 1, got '2'"):
+        write(**{"kafka.acks": "2"})
+    assert write(**{"kafka.compression.type": " GZIP "}).compression_type == "gzip"
+    assert write(**{"kafka.compression.type": "none"}).compression_type is None, "Kafka's default"
+    with pytest.raises(InvalidOptionError, match=r"'kafka.compression.type' must be .*, got 'brotli'"):
+        write(**{"kafka.compression.type": "brotli"})
+
+
+def test_readme_names_every_kafka_option_that_has_a_meaning_or_is_refused() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    names = [name for name, decision in KAFKA_OPTIONS.items() if not isinstance(decision, Ignored)]
+    assert [name for name in names if f"`{name}`" not in readme] == []
 
 
 def test_rack() -> None:
