@@ -133,8 +133,10 @@ def _address(given: Mapping[str, Any]) -> str:
     if cluster is not None and alias is not None and cluster != alias:
         raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting, give one of them")
     address = cluster if cluster is not None else alias
-    if isinstance(address, list | tuple) and address and all(isinstance(each, str) for each in address):
-        address = ",".join(address)  # one address; several are those of Kafka's brokers, which Address tells the user
+    if isinstance(address, list | tuple) and len(address) == 1:
+        address = address[0]
+    elif isinstance(address, list | tuple) and all(isinstance(each, str) for each in address):
+        address = ",".join(address)  # of Kafka's brokers: Address says so
     if address is None:
         address = os.environ.get("SPARK_LOG_CLUSTER", "")
     if isinstance(address, os.PathLike):
