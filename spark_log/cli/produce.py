@@ -102,6 +102,8 @@ def produce(
             with sender, _open(file) as source, _Progress(file) as progress:
                 for records, size in _records(source, parse):
                     sender.send(records)
+                    for expired in log.expired.take():
+                        note(f"Warning: {expired}")
                     progress.advance(size, sender.records)
         except KeyboardInterrupt:
             if transactional_id is not None:

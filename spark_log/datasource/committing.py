@@ -2,6 +2,7 @@
 store.
 """
 
+import logging
 import socket
 from collections.abc import Sequence
 
@@ -27,6 +28,8 @@ from spark_log.log.transacting import Stored, register
 from spark_log.log.unappended import delete_files
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
+
+logger = logging.getLogger(__name__)
 
 WRITE_BATCHES_MAX = 2**32
 """More than one write has: the places of the next one in a transaction begin there."""
@@ -87,7 +90,7 @@ def commit_write(
             offsets = {Committer(ends.group_id): ends.commits(cluster)}
             parts.append(commits_offsets(cluster.store, offsets))
         request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
-        if append_whole(cluster, request).replayed:
+        if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).replayed:
             _drop(cluster, written, write_id)
         elif len(batches) < len(written):
             _delete(cluster, [each for each in written if each not in batches])
@@ -115,8 +118,11 @@ def register_write(
         _delete(cluster, [each for each in written if each.topic_id <= pending.after_topic_id])
 
 
-def append_whole(cluster: Cluster, request: AppendRequest) -> AppendResult:
-    """Append all of it; raises what refused a batch."""
+def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
+    """Append all of it; raises what refused a batch.
+
+    Warns of records that retention.ms does not keep; of a stream's micro-batches the first with such records does.
+    """
     topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
     log = Log(cluster, holder="spark commit")
     try:
@@ -126,6 +132,9 @@ def append_whole(cluster: Cluster, request: AppendRequest) -> AppendResult:
     for outcome in result.outcomes:
         if isinstance(outcome, Rejected):
             raise outcome.error
+    for expired in log.expired.take():
+        if not (micro_batch and expired.begun_before):
+            logger.warning("%s", expired)
     return result
 
 

@@ -24,6 +24,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.topic_write import write_topic
 from spark_log.errors import InvalidOptionError
+from spark_log.ids import OffsetRange
 from spark_log.jobs.arguments import Batch
 from spark_log.jobs.failures import guarded
 from spark_log.jobs.measure import Measured, bytes_of, measured
@@ -32,6 +33,7 @@ from spark_log.jobs.produce_arguments import Columns, ProduceArguments, parse
 from spark_log.jobs.running import run_to_end, triggered
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.log.expired import find_expired
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +57,9 @@ def run(arguments: ProduceArguments) -> int:
         )
         seconds = clock.monotonic_s() - started
         after = end_offsets(cluster, [topic.name])
-    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after)
+        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
+        expired = find_expired(cluster.store, topic, written)
+    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
     tell(*summary_lines(summary, shared.json))
     spark.stop()
     return 0

@@ -11,7 +11,8 @@ _BY_SUFFIX = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 
 EXAMPLES = """\
-  spark-submit jobs/produce.py flights flights.csv --key tailnum --timestamp time_hour --create-topic --partitions 4
+  spark-submit jobs/produce.py flights flights.csv --key tailnum --timestamp time_hour \\
+      --create-topic --partitions 4 --config retention.ms=-1     # keeps records however old their timestamps are
   spark-submit jobs/produce.py clicks 'data/*.json' --key 'cast(user as string)' --value 'to_json(struct(user, url))'
   spark-submit jobs/produce.py clicks /data/incoming --format json --schema 'user STRING, url STRING' \\
       --stream --checkpoint /data/checkpoints/clicks --trigger '10 seconds'
@@ -114,7 +115,9 @@ def _parser() -> Parser:
     record = parser.add_argument_group("what a record holds (columns or SQL expressions)")
     record.add_argument("--key", metavar="EXPR", help="default: no key; numbers become text")
     record.add_argument("--value", metavar="EXPR", help="default: all columns as JSON")
-    record.add_argument("--timestamp", metavar="EXPR", help="default: the time of the write")
+    record.add_argument(
+        "--timestamp", metavar="EXPR", help="default: the time of the write; retention.ms counts from it"
+    )
     record.add_argument("--partition", metavar="EXPR", help="default: by the key, or round-robin")
     record.add_argument("--header", metavar="NAME=EXPR", type=pair, action="append", help="repeat for more")
     topic = parser.add_argument_group("topic")

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from spark_log.ids import TopicPartition
+from spark_log.log.expired import Expired
+from spark_log.quantities import count_of
 
 _PARTITIONS_SHOWN_MAX = 32
 
@@ -39,6 +41,8 @@ class Summary:
     """Values that are not of --value-schema."""
     late: int = 0
     """Rows dropped after the watermark."""
+    expired: Expired | None = None
+    """Of the records that were written, those that retention.ms does not keep."""
 
 
 def progress_line(progress: BatchProgress, as_json: bool) -> str:
@@ -59,6 +63,7 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
             "bytes": summary.bytes,
             "malformed": summary.malformed,
             "late": summary.late,
+            "expired": summary.expired and asdict(summary.expired),
             "seconds": round(summary.seconds, 3),
             "before": _nested(summary.before),
             "after": _nested(summary.after),
@@ -77,7 +82,9 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
         before = summary.before.get(tp, 0)
         lines.append(f"  {tp.topic}-{tp.partition}: offset {before:,} -> {after:,} ({after - before:+,})")
     if len(summary.after) > len(shown):
-        lines.append(f"  … and {len(summary.after) - len(shown):,} partitions more")
+        lines.append(f"  … and {count_of(len(summary.after) - len(shown), 'partition')} more")
+    if summary.expired is not None:
+        lines.append(f"  Warning: {summary.expired}")
     return lines
 
 

@@ -41,6 +41,7 @@ from spark_log.log.encode import (
     prepare,
     segment_batch,
 )
+from spark_log.log.expired import ExpiredWatch
 from spark_log.log.followers import Followers
 from spark_log.log.reach import append_reaching
 from spark_log.log.reader import LogReader
@@ -97,6 +98,8 @@ class Log(LogReader):
         self._sealer = Sealer(self._seal_and_publish) if seal_beside else None
         self._at_hand = AtHand(cluster, settings)
         self._followers = Followers(cluster)
+        self.expired = ExpiredWatch(cluster.store)
+        """Of what is appended here: `take` it and warn."""
         self._left_behind = False
         self._doubts: list[InDoubt] = []
         self._doubts_lock = threading.Lock()
@@ -281,6 +284,7 @@ class Log(LogReader):
         if any(_somebody_is_behind(state) for state in result.partitions.values()):
             self._left_behind = True
             self._followers.wake()  # of embedded brokers: there is nobody else to do their work
+        self.expired.look(request.batches, result.outcomes, topics)
         if not request.durable:
             self._force_what_is_due(topics, result)
         touched = {

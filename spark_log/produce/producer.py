@@ -273,7 +273,9 @@ class Producer:
         transaction = self._transactional()
         number = transaction.begin_commit()
         self.flush()
-        return transaction.commit(self._log, number)
+        written = transaction.commit(self._log, number)
+        self._sender.warn_of_expired()
+        return written
 
     @kafka_errors()
     def abort_transaction(self) -> None:

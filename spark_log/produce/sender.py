@@ -201,6 +201,7 @@ class Sender(threading.Thread):
         except Exception as error:
             self._failed(pieces, error)
             return
+        self.warn_of_expired()
         self.metrics.append_took(clock.monotonic_s() - now_s, len(pieces))
         for piece, outcome in zip(pieces, outcomes, strict=True):
             if isinstance(outcome, Appended):
@@ -209,6 +210,11 @@ class Sender(threading.Thread):
                 self._finish(piece, outcome.base_offset, None)
             else:
                 self._rejected(piece, outcome)
+
+    def warn_of_expired(self) -> None:
+        """Warn, once a topic, of records that retention.ms does not keep."""
+        for each in self._log.expired.take():
+            logger.warning("%s", each)
 
     def _register(self, transaction: ProducerTransaction, pieces: Sequence[Piece], timeout_ms: int) -> None:
         """In a transaction: a record's future succeeds, without an offset, when the record is pending."""

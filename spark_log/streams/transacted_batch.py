@@ -187,7 +187,7 @@ class BatchTransaction:
             transacting.ends(claim, len(batches)),
             commits_offsets(store, self._commits),
         ]
-        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts))
+        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts), micro_batch=True)
         failpoint("transaction.committed")
         if result.replayed:  # by another driver, meanwhile: nothing of ours was appended
             with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost

@@ -11,6 +11,7 @@ from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Log
 from spark_log.maintenance import TASKS
 from tests.cli.test_cli import cluster as cluster
+from tests.cli.test_cli import events as events
 from tests.cli.test_cli import ok, run
 from tests.support.records import read_all
 from tests.support.topics import append
@@ -78,3 +79,39 @@ def test_a_failure_is_told_and_keeps_nothing_else_from_being_done(cluster: Path)
     assert (good["topic"], good["after"]["files"]) == ("good", 1)
     assert done.stderr.startswith("spark-log: merge: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_old_records_are_warned_of_shown_by_a_dry_run_and_kept_by_a_topic_without_retention(events: Path) -> None:
+    """Flights of 2013 into a topic with the default retention.ms, as a user does who does not know of it."""
+    first_ms, day_ms = 1_357_034_400_000, 86_400_000
+    records = ({"key": f"N{n}", "value": "on time", "timestamp": first_ms + n * day_ms} for n in range(5))
+    flights = "".join(f"{json.dumps(record)}\n" for record in records)
+    sent = run("produce", "events", "--format", "json", stdin=flights, cluster=events)
+    assert sent.exit_code == 0
+    assert sent.stderr == (
+        "Warning: topic 'events': 5 records from 2013-01-01 to 2013-01-05, older than retention.ms=604800000 (7 days):"
+        " retention deletes such records at its next run. To keep them: `spark-log topic alter events --config"
+        " retention.ms=-1`, or write without timestamps\n"
+    )
+    for _ in range(2):  # the first has changed nothing
+        (line,) = ok("maintenance", "--dry-run", "--json", cluster=events).splitlines()
+        planned = json.loads(line)
+        assert (planned["task"], planned["topic"], planned["dry_run"]) == ("retention", "events", True)
+        assert (planned["before"]["records"], planned["after"]["records"]) == (5, 0)
+    shown = ok("maintenance", "retention", "--dry-run", cluster=events)
+    assert shown.startswith("Dry run: nothing was changed. A run would do this: ")
+    assert "5 -> 0" in shown
+    assert "retention.ms=604800000 (7 days): newest record of the segments 2013-01-05T10:00:00.000Z" in shown
+    assert len(ok("consume", "events", "--json", cluster=events).splitlines()) == 5
+
+    warning = sent.stderr.split("`")[1]
+    ok(*warning.split()[1:], cluster=events)
+    assert ok("maintenance", "--dry-run", cluster=events) == "Nothing to do.\n"
+    assert run("produce", "events", "--format", "json", stdin=flights, cluster=events).stderr == ""
+    assert ok("maintenance", "retention", cluster=events) == "Nothing to do.\n"
+    assert len(ok("consume", "events", "--json", cluster=events).splitlines()) == 10
+
+    ok("topic", "alter", "events", "-c", "retention.ms=43200000", cluster=events)
+    done = ok("maintenance", "retention", cluster=events)
+    assert "retention.ms=43200000 (12 hours): newest record of the segments 2013-01-05T10:00:00.000Z" in done
+    assert ok("consume", "events", "--json", "--from", "earliest", cluster=events) == ""

@@ -15,8 +15,9 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import create_topic
+from spark_log.cluster.topics import alter_configs, create_topic
 from spark_log.log.log import Log
+from spark_log.maintenance import run_tasks
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.spark import QUICK_JVM
 
@@ -42,11 +43,12 @@ def environment(cluster: Path) -> dict[str, str]:
     }
 
 
-def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> str:
+def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0, warning: str = "") -> str:
     done = subprocess.run(
         command(job, *arguments), env=environment(cluster), cwd=cluster, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == exit_code, done.stdout + done.stderr
+    assert warning in done.stderr
     return done.stdout
 
 
@@ -70,8 +72,16 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
     ]
     (tmp_path / "in.csv").write_text("\n".join(["id,name,at", *lines]))
     produce = ["events", str(tmp_path / "in.csv"), "--key", "name", "--timestamp", "at", "--header", "id=id"]
-    sent = summary_of(submit(cluster, "produce", *produce, "--create-topic", "--partitions", "3", "--json"))
+    create = ["--create-topic", "--partitions", "3", "--json"]
+    warning = "topic 'events': 500 records of 2013-01-01, older than retention.ms=604800000 (7 days): retention deletes"
+    sent = summary_of(submit(cluster, "produce", *produce, *create, warning=warning))
     assert sent["records"] == 500
+    assert sent["expired"]["records"] == 500
+    [would] = run_tasks(str(cluster), ["retention"], dry_run=True)
+    assert (would.topic, would.before.records) == ("events", 500)
+    with Cluster.open(str(cluster)) as opened:  # as the warning says
+        alter_configs(opened, "events", {"retention.ms": "-1"})
+    assert list(run_tasks(str(cluster), ["retention"])) == []
     assert sum(sent["after"]["events"].values()) == 500
     assert set(sent["before"]["events"].values()) == {0}
 

@@ -31,6 +31,13 @@ def test_produce_a_file() -> None:
     assert given.new_topic == NewTopic(3, 1, {"x.y": "1"})
 
 
+def test_an_example_of_the_help_with_timestamps_keeps_its_records() -> None:
+    lines = produce_arguments.EXAMPLES.replace("\\\n", " ").splitlines()
+    examples = [produce_arguments.parse(shlex.split(line, comments=True)[2:], ENVIRONMENT) for line in lines]
+    stamped = [each for each in examples if each.columns.timestamp is not None]
+    assert stamped and all(each.new_topic and each.new_topic.configs["retention.ms"] == "-1" for each in stamped)
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
