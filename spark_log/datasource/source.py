@@ -86,6 +86,8 @@ class SparkLogDataSource(DataSource):
         from spark_log.datasource.batch_writer import BatchWriter
         from spark_log.datasource.write_schema import check_write_schema
 
+        # Modes errorifexists (the default) and ignore never get here: Spark's DataFrameWriter refuses them for every
+        # Python data source, without asking it.
         if overwrite:
             raise InvalidOptionError(
                 'Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'
