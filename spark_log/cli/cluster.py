@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json, parse_pairs
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 
 app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
 
@@ -75,6 +75,9 @@ def init(
             show_default=False,
         ),
     ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="An existing cluster is no error, and stays as it is.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a cluster with one broker.
@@ -86,13 +89,20 @@ def init(
     """
     from spark_log.cluster.cluster import Cluster
 
-    with Cluster.init(address, log_dir=log_dir) as cluster:
+    made = True
+    try:
+        opened = Cluster.init(address, log_dir=log_dir)
+    except ClusterAlreadyExistsError:
+        if not if_not_exists:
+            raise
+        opened, made = Cluster.open(address), False
+    with opened as cluster:
         shown = str(cluster.store.address)
         dirs = [redact(info.uri) for info in cluster.log_dirs().values()]
         if as_json:
             print_json({"cluster_id": cluster.cluster_id, "address": shown, "log_dirs": dirs})
             return
-        say(f"Made cluster {cluster.cluster_id} at {shown}, segments in {', '.join(dirs)}.")
+        say(f"{'Made' if made else 'There is'} cluster {cluster.cluster_id} at {shown}, segments in {', '.join(dirs)}.")
         say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={shown}; spark-log topic create events --partitions 4")
 
 

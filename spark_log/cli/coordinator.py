@@ -10,7 +10,9 @@ from spark_log.cli.output import note, print_facts, print_json, say
 
 def coordinator(
     cluster: Cluster_,
-    status: Annotated[bool, typer.Option("--status", help="Show who is the coordinator, and end.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show who is the coordinator, and end. Exit code 1: none is.")
+    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,6 +42,9 @@ def coordinator(
             found = coordinator_status(opened)
             facts = {"holder": found.holder, "term": found.epoch, "lease_left_ms": found.left_ms}
             print_json(facts) if as_json else print_facts(facts)
+            if found.holder is None or found.left_ms <= 0:
+                note("spark-log: there is no coordinator")
+                raise typer.Exit(1)
             return
         stop = Stop().on_signals()
         settings = with_settings(opened, given) if given else None

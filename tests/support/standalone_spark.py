@@ -13,6 +13,7 @@ import pyspark
 from tests.support.spark import QUICK_JVM
 
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_WEB_UI = re.compile(r"WebUI.* (http://\S+:[0-9]+)")
 _REGISTERED = "Successfully registered with master"
 
 
@@ -38,6 +39,10 @@ class Daemon:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} said nothing like {pattern!r}:\n{log[-4000:]}")
             time.sleep(0.1)
+
+    def web_ui(self) -> str:
+        """The URL of its web UI."""
+        return self.wait_for(_WEB_UI).group(1)
 
     def stop(self) -> None:
         """Ask it to end; a Worker takes its executors with it."""
