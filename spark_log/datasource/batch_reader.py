@@ -9,8 +9,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from spark_log.datasource.filters import Pruning, prune
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.tasks import read_task
+from spark_log.datasource.worker_errors import message_only
 
 
+@message_only
 class BatchReader(DataSourceReader):
     """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names of the columns travel."""
 
@@ -38,7 +40,7 @@ class BatchReader(DataSourceReader):
             planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(partition, self._columns)
+        yield from read_task(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
         """What executors get: no address of the metadata store."""

@@ -10,9 +10,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from spark_log.datasource import address_handoff
 from spark_log.datasource.options import PendingWrite, TxnVersion, WriteOptions
 from spark_log.datasource.task_writer import TaskWriter
+from spark_log.datasource.worker_errors import message_only
 from spark_log.datasource.write_plan import TaskOutput, WritePlan
 
 
+@message_only
 class BatchWriter(DataSourceArrowWriter):
     """Driver: planning, `commit`, `abort`. Executor: `write`. The plan travels; the address of the store does not."""
 

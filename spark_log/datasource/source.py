@@ -4,6 +4,7 @@ Modules that only some need are imported where they are used: each process that 
 and each executor that unpickles these classes for its tasks, would pay for all of them (SQLAlchemy is 0.2 s).
 """
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
 from spark_log.datasource.batch_reader import BatchReader
 from spark_log.datasource.options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.stream_reader import StreamReader
+from spark_log.datasource.worker_errors import message_only
 from spark_log.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _TYPES: dict[str, DataType] = {
 _TABLE_PROPERTY = "provider"
 
 
+@message_only
 class SparkLogDataSource(DataSource):
     """Driver. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector.
 
@@ -78,9 +81,9 @@ class SparkLogDataSource(DataSource):
         return BatchReader(ReadOptions.parse(self.options, streaming=False, environ=os.environ))
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        self._refuse_schema(schema)
+        # never raises: Spark would stop the reader that it has not got, and show the error of that
         self._options_may_travel = False
-        return StreamReader(ReadOptions.parse(self.options, streaming=True, environ=os.environ))
+        return StreamReader(functools.partial(self._stream_options, schema), parse_columns(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from spark_log.datasource.batch_writer import BatchWriter
@@ -105,6 +108,10 @@ class SparkLogDataSource(DataSource):
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
         return StreamWriter(options)
+
+    def _stream_options(self, schema: StructType) -> ReadOptions:
+        self._refuse_schema(schema)
+        return ReadOptions.parse(self.options, streaming=True, environ=os.environ)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self.options) if self._options_may_travel else {},)

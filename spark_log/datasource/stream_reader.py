@@ -1,6 +1,6 @@
 """The streaming reader, with admission control and Trigger.AvailableNow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,21 +17,23 @@ from spark_log import clock
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.stream_offsets import Positions, StreamOffset
 from spark_log.datasource.tasks import read_task
+from spark_log.datasource.worker_errors import message_only
 from spark_log.ids import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from spark_log.datasource.planning import Available, ReadPlanner
 
 
+@message_only
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Driver: everything but `read`, in one long-lived process. Executor: `read`. Only the names of the columns travel.
 
     Offsets that Spark stores are `StreamOffset` as JSON: `{"t":{"0":5}}` and what a restart must know besides.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._options: ReadOptions | None = options
-        self._columns = options.columns
+    def __init__(self, options: Callable[[], ReadOptions], columns: tuple[str, ...]) -> None:
+        self._options: Callable[[], ReadOptions] | None = options
+        self._columns = columns
         self._planner: ReadPlanner | None = None
         self._target: Positions | None = None
         self._last_trigger_ms: int | None = None
@@ -180,14 +182,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(partition, self._columns)
+        yield from read_task(partition, self._columns)
 
     def _driver(self) -> "ReadPlanner":
         if self._planner is None:
             from spark_log.datasource.planning import ReadPlanner
 
             assert self._options is not None, "planned on the driver"
-            self._planner = ReadPlanner(self._options)
+            self._planner = ReadPlanner(self._options())
         return self._planner
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The streaming sink: exactly once."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,10 +9,13 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from spark_log.datasource.batch_writer import write_task
 from spark_log.datasource.options import WriteOptions
+from spark_log.datasource.worker_errors import hide_traceback, message_only
 from spark_log.datasource.write_plan import TaskOutput, WritePlan
+from spark_log.errors import SparkLogError
 from spark_log.records.fingerprint import EMPTY, combine
 
 
+@message_only
 class StreamWriter(DataSourceStreamArrowWriter):
     """Driver only: plans a micro-batch when it is sent to executors (as a `StreamTaskWriter`), commits or aborts it.
 
@@ -59,10 +63,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from spark_log.datasource.committing import plan_write
 
         if self._plan is None:  # Spark pickles the writer twice, and the write id is to be one
-            self._plan = plan_write(self._options, fingerprint=True)
+            try:
+                self._plan = plan_write(self._options, fingerprint=True)
+            except SparkLogError as error:  # of another class, Spark prints a traceback and shows the class alone
+                hide_traceback()
+                raise pickle.PicklingError(f"{type(error).__module__}.{type(error).__name__}: {error}") from error
         return StreamTaskWriter, (self._plan,)
 
 
+@message_only
 class StreamTaskWriter(DataSourceStreamArrowWriter):
     """Executor only: writes the tasks of a micro-batch."""
 

@@ -12,11 +12,18 @@ _RAISED_IN_A_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE|$)
 _DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
 
 
+_STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=WARN)"
+
+
+def _ours(error: BaseException) -> list[str]:
+    """Messages of ours, and of Spark SQL's raise_error, inside an error of Spark's."""
+    return _OURS_INSIDE_SPARKS.findall(str(error)) or _RAISED_IN_A_QUERY.findall(str(error))
+
+
 def one_line(error: BaseException) -> str:
     """What happened, for a person, without a traceback and without passwords."""
     text = str(error)
-    inside = _OURS_INSIDE_SPARKS.findall(text) or _RAISED_IN_A_QUERY.findall(text)
-    if inside:
+    if inside := _ours(error):
         text = inside[-1]
     elif _DELTA_MISSING.search(text):
         text = NOT_INSTALLED
@@ -34,4 +41,6 @@ def guarded(job: str, body: Callable[[], int]) -> int:
         return body()
     except (SparkLogError, OSError, PySparkException, Py4JError) as error:
         print(f"{job}: {one_line(error)}", file=sys.stderr, flush=True)
+        if isinstance(error, PySparkException | Py4JError) and not _ours(error):
+            print(_STACK_TRACE, file=sys.stderr, flush=True)
         return 1

@@ -3,32 +3,53 @@
 import logging
 import os
 import sys
+from typing import Any
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from spark_log import delta_jars
 from spark_log.datasource.active_session import activate_session
-from spark_log.datasource.source import SparkLogDataSource
 
 _DEFAULTS = {
     # instants print, and are parsed, the same on every machine
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+_LOG_LEVEL = "spark.log.level"
+_LOG_FAILURES = [
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.v2.AppendDataExec",
+    "org.apache.spark.sql.execution.datasources.v2.DataWritingSparkTask",
+    "org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.util.Utils",
+]
+"""Loggers that write the stack trace of a failed task, 100 lines of them, before the job can say what has failed."""
+_SPARKS_LOGGING = "org/apache/spark/log4j2-defaults.properties"
 
 
 def start_session(name: str, *, delta: bool) -> SparkSession:
     """A session that knows format("spark_log"), and with `delta` format("delta").
 
     DeltaNotInstalledError if `delta` is asked for and Spark does not have its JARs.
+
+    It logs warnings only, unless spark.log.level or a log4j2 file of the user's says otherwise. On one machine, where
+    the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is given.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
+    defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}
+    if not is_remote():
+        SparkContext._ensure_initialized()  # before, SparkConf does not know what spark-submit was given
+        if _logging_is_sparks():
+            defaults[_LOG_LEVEL] = "WARN"
     given = SparkConf()
-    for key, value in {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}.items():
+    for key, value in defaults.items():
         if not given.contains(key):
             builder = builder.config(key, value)
     # what it says, a stack trace as one line of JSON, is told in failures.py
@@ -37,5 +58,21 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     if delta:
         delta_jars.check_loaded(session)
     activate_session(session)
-    session.dataSource.register(SparkLogDataSource)
+    if not is_remote() and not given.contains(_LOG_LEVEL):
+        _leave_failures_to_the_job(session)
     return session
+
+
+def _leave_failures_to_the_job(session: SparkSession) -> None:
+    if (session.sparkContext.master or "").startswith("local"):
+        jvm: Any = SparkContext._jvm
+        log4j = jvm.org.apache.logging.log4j
+        for name in _LOG_FAILURES:
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+def _logging_is_sparks() -> bool:
+    """Whether the JVM logs as Spark does where no file configures log4j: 150 lines of INFO a job."""
+    jvm: Any = SparkContext._jvm
+    in_use = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getConfigurationSource()
+    return in_use.getLocation() is None or _SPARKS_LOGGING in in_use.getLocation()

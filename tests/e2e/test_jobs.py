@@ -43,13 +43,24 @@ def environment(cluster: Path) -> dict[str, str]:
     }
 
 
-def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0, warning: str = "") -> str:
-    done = subprocess.run(
-        command(job, *arguments), env=environment(cluster), cwd=cluster, capture_output=True, text=True, timeout=300
-    )
+def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> str:
+    return run(command(job, *arguments), environment(cluster), cluster, exit_code)[0]
+
+
+def submit_plainly(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> tuple[str, list[str]]:
+    """stdout, and the lines of stderr, of a user who has no settings at all, in an empty folder."""
+    settings = {name: value for name, value in environment(cluster).items() if name != "SPARK_CONF_DIR"}
+    folder = cluster.with_name("empty")
+    folder.mkdir(exist_ok=True)
+    script = str(REPOSITORY / "jobs" / f"{job}.py")
+    out, err = run([SUBMIT[0], script, *arguments], settings, folder, exit_code)
+    return out, err.splitlines()
+
+
+def run(arguments: list[str], settings: dict[str, str], folder: Path, exit_code: int) -> tuple[str, str]:
+    done = subprocess.run(arguments, env=settings, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == exit_code, done.stdout + done.stderr
-    assert warning in done.stderr
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def summary_of(output: str) -> dict[str, Any]:
@@ -74,7 +85,11 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
     produce = ["events", str(tmp_path / "in.csv"), "--key", "name", "--timestamp", "at", "--header", "id=id"]
     create = ["--create-topic", "--partitions", "3", "--json"]
     warning = "topic 'events': 500 records of 2013-01-01, older than retention.ms=604800000 (7 days): retention deletes"
-    sent = summary_of(submit(cluster, "produce", *produce, *create, warning=warning))
+    printed, logged = submit_plainly(cluster, "produce", *produce, *create)
+    assert len(logged) <= 9, "\n".join(logged)
+    assert [line for line in logged if warning in line]
+    assert not [line for line in logged if "data source" in line]
+    sent = summary_of(printed)
     assert sent["records"] == 500
     assert sent["expired"]["records"] == 500
     [would] = run_tasks(str(cluster), ["retention"], dry_run=True)
@@ -107,10 +122,15 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
     assert pq.read_table(out).num_rows == 500
 
 
-def test_errors_are_one_line(cluster: Path) -> None:
+def test_errors_are_one_line(cluster: Path, tmp_path: Path) -> None:
     assert submit(cluster, "produce", "nope", "in.csv", exit_code=1).startswith("produce: no file matches 'in.csv'")
     said = submit(cluster, "consume", "--subscribe", "nope", exit_code=1)
     assert said == ("consume: topic 'nope': unknown topic or partition (make it with `spark-log topic create nope`)\n")
+    (tmp_path / "in.csv").write_text(f"id,name\n1,{'x' * 2_000_000}\n")
+    arguments = ["events", str(tmp_path / "in.csv"), "--value", "name", "--create-topic"]
+    out, logged = submit_plainly(cluster, "produce", *arguments, exit_code=1)
+    assert out == "produce: value: the record in row 0 has 2000088 bytes, max.message.bytes is 1048588\n"
+    assert len(logged) <= 8, "\n".join(logged)
 
 
 def test_help_and_wrong_usage(cluster: Path) -> None:

@@ -1,0 +1,46 @@
+"""An error of the user's is shown by its message, in the first lines of what Spark says."""
+
+import pytest
+from pyspark.errors import PySparkException
+
+from spark_log.cluster.topics import create_topic
+
+
+def shown(action) -> list[str]:
+    """The lines that a user sees, without Spark's description of a streaming query, which follows them."""
+    with pytest.raises(PySparkException) as raised:
+        action()
+    return str(raised.value).partition("\n=== Streaming Query ===")[0].splitlines()
+
+
+def test_the_message_comes_first(spark, cluster, tmp_path) -> None:
+    create_topic(cluster, "t")
+    address = str(cluster.store.address)
+
+    def read(**options):
+        return lambda: spark.read.format("spark_log").options(**options).load().count()
+
+    def write(rows, topic):
+        return lambda: rows.write.format("spark_log").options(cluster=address, topic=topic).mode("append").save()
+
+    def stream(sink, **options):
+        query = spark.readStream.format("spark_log").options(cluster=address, **options).load().writeStream
+        query = query.format(sink).options(cluster=address, topic="no-sink", checkpointLocation=str(tmp_path / sink))
+        return lambda: query.trigger(availableNow=True).start().awaitTermination()
+
+    large = spark.sql("SELECT repeat('x', 2000000) AS value")
+    for action, message in [
+        (read(cluster=address), "One of the following options must be specified"),
+        (read(cluster=str(tmp_path / "nothing"), subscribe="t"), "ClusterNotFoundError: no cluster at"),
+        (read(cluster=address, subscribe="t", startingOffsets="3"), "InvalidOptionError: Expected e.g."),
+        (read(cluster=address, subscribe="no-topic"), "topic 'no-topic': unknown topic or partition"),
+        (write(large, "no-topic"), "topic 'no-topic': unknown topic or partition"),
+        (write(spark.range(1), "t"), "Required attribute 'value' not found"),
+        (write(large, "t"), "MessageSizeTooLargeError: value: the record in row 0 has"),
+        (stream("noop", subscribe="no-topic"), "topic 'no-topic': unknown topic or partition"),
+        (stream("noop", subscribe="t", endingOffsets="latest"), "ending offset not valid in streaming queries"),
+        (stream("spark_log", subscribe="t"), "topic 'no-sink': unknown topic or partition"),
+    ]:
+        lines = shown(action)
+        assert len(lines) <= 3, lines
+        assert message in "\n".join(lines[:2]), lines
