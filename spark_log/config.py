@@ -220,6 +220,15 @@ class TopicConfig:
         "fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
+    delta_max_lag_ms: int = _config(
+        "delta.max.lag.ms",
+        60_000,
+        Integer(-1),
+        "Ours. How long a record may be in the log before the topic's Delta table lists it: the inline tail is sealed "
+        "at this age. A coordinator does so; without one the clients that append do, and when they close. -1 = no "
+        "limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
+        "ms",
+    )
     file_delete_delay_ms: int = _config(
         "file.delete.delay.ms",
         7 * DAY_MS,
@@ -431,14 +440,15 @@ class ClusterSettings:
     """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
     log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""
 
-    log_seal_interval_ms: int = 10_000
-    """Ours. How often the coordinator looks for inline tails older than segment.ms, or left over by a failure."""
+    log_seal_interval_ms: int = 1_000
+    """Ours. How often the coordinator looks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
+    failure), and for Delta tables that are behind."""
 
     log_merge_interval_ms: int = 60_000
     """Ours. How often the coordinator merges small segments."""
 
     delta_maintenance_interval_ms: int = 600_000
-    """Ours. How often the coordinator looks after the Delta tables: what is behind, checkpoints, expired log files."""
+    """Ours. How often the coordinator compares Delta tables with the log, writes checkpoints, deletes old log files."""
 
     offsets_retention_check_interval_ms: int = 600_000
     """How often the coordinator forgets offsets of empty groups, and silent producers (Kafka's

@@ -22,7 +22,7 @@ from spark_log.cluster.balance import auto_rebalance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.inspection import inspect_log_dirs, suspects
 from spark_log.cluster.lag import LagWatch, members_behind
-from spark_log.cluster.lease import Guard, Lease, LeaseStatus, lease_status
+from spark_log.cluster.lease import COORDINATOR, Guard, Lease, LeaseStatus, lease_status
 from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
@@ -31,14 +31,13 @@ from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.targets import groups_in_need, groups_with_members, tend
 from spark_log.log.followers import Followers
+from spark_log.log.merge import BACKGROUND_GROWTH
 from spark_log.log.moving import switch
 from spark_log.log.write_ids import Writer
 from spark_log.maintenance.tasks import TASKS, Task
 from spark_log.maintenance.work import Work
 
 logger = logging.getLogger(__name__)
-
-LEASE = "coordinator"
 
 _INSPECT_S = 2.0
 """How often to look at log dirs of which nobody complains."""
@@ -108,7 +107,9 @@ def _maintenance_duty(task: Task) -> Duty:
     def run(term: Term) -> None:
         writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
         try:
-            work = Work(term.cluster, term.settings, writer, term.guard, stopping=term.stopping)
+            work = Work(
+                term.cluster, term.settings, writer, term.guard, stopping=term.stopping, growth=BACKGROUND_GROWTH
+            )
             for report in task.run(work):
                 logger.info("%s", report)
         finally:
@@ -177,7 +178,7 @@ def controller_duties() -> tuple[Duty, ...]:
 
 def coordinator_status(cluster: Cluster) -> LeaseStatus:
     """Who is the coordinator of the cluster."""
-    return lease_status(cluster.store, LEASE)
+    return lease_status(cluster.store, COORDINATOR)
 
 
 def controller_status(cluster: Cluster) -> LeaseStatus:
@@ -207,7 +208,7 @@ class Coordinator:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="spark-log-embedded-replicas", daemon=True)
         self.controller = Standing(cluster, controller.LEASE, settings, controller_duties())
-        self.coordinator = Standing(cluster, LEASE, settings, coordinator_duties() if duties is None else duties)
+        self.coordinator = Standing(cluster, COORDINATOR, settings, coordinator_duties() if duties is None else duties)
 
     @property
     def acting(self) -> bool:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli.options import Cluster_
-from spark_log.cli.output import bytes_of, note, print_table, say
+from spark_log.cli.output import bytes_of, count_of, note, print_table, say
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance import Report
 
@@ -27,6 +29,7 @@ def maintenance(
         list[str] | None,
         typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.", show_default=False),
     ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Seal every inline tail, whatever its age.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; tell what would be done and deleted, and why.")
     ] = False,
@@ -37,7 +40,7 @@ def maintenance(
     **Tasks**, in the order in which they run
 
     - `flush`: force to disk what was acknowledged before (flush.ms)
-    - `seal`: inline tails older than segment.ms become files
+    - `seal`: inline tails older than delta.max.lag.ms or segment.ms become files, and Delta tables list them
     - `transactions`: abort transactions that have been open for longer than their transaction.timeout.ms
     - `retention`: drop what retention.ms and retention.bytes no longer keep
     - `compact`: keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it
@@ -51,6 +54,7 @@ def maintenance(
     - `spark-log maintenance`
     - `spark-log maintenance seal merge --topic events`
     - `spark-log maintenance retention --dry-run`
+    - `spark-log maintenance seal --now` (then each topic's Delta table has every record)
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance import TASKS
@@ -63,12 +67,19 @@ def maintenance(
     found: list[Report] = []
     failures: list[str] = []
     with Cluster.open(cluster) as opened, _spinner() as spinner:
-        for report in _run(opened, chosen, topic, dry_run, spinner, failures):
+        for report in _run(opened, chosen, topic, now, dry_run, spinner, failures):
             found.append(report)
             if as_json:
                 typer.echo(json.dumps(asdict(report)))
+        waiting = _records_not_in_delta(opened, topic) if "seal" in chosen and not (now or as_json) else 0
     if not as_json:
         _print(found, dry_run)
+    if waiting:
+        verb = "is" if waiting == 1 else "are"
+        say(
+            f"{count_of(waiting, 'record')} {verb} not in the Delta tables yet: delta.max.lag.ms is not over."
+            " `spark-log maintenance seal --now` does not wait for it."
+        )
     for text in failures:
         note(f"spark-log: {text}")
     if failures:
@@ -79,6 +90,7 @@ def _run(
     cluster: "Cluster",
     names: Sequence[str],
     topics: Sequence[str] | None,
+    now: bool,
     dry_run: bool,
     spinner: Any,
     failures: list[str],
@@ -89,11 +101,26 @@ def _run(
         if spinner is not None:
             spinner.update(f"{name} …")
         try:
-            yield from run(cluster, [name], topics=topics, dry_run=dry_run)
+            yield from run(cluster, [name], topics=topics, now=now, dry_run=dry_run)
         except UnknownTopicOrPartitionError:
             raise  # nothing has been done
         except (SparkLogError, OSError) as error:
             failures.append(f"{name}: {' '.join(redact(str(error)).split())}")
+
+
+def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> int:
+    """Records of these topics that their Delta tables do not list, of the log dir that lacks most."""
+    from spark_log.cluster.topics import find_topics
+    from spark_log.log.delta_lag import delta_lags
+
+    def look(connection: "Connection") -> int:
+        ids = [topic.topic_id for topic in find_topics(connection, names or None).values()]
+        most: dict[int, int] = {}
+        for (topic_id, _), lag in delta_lags(connection, ids).items():
+            most[topic_id] = max(lag.records, most.get(topic_id, 0))
+        return sum(most.values())
+
+    return cluster.store.read(look)
 
 
 def _spinner() -> AbstractContextManager[Any]:

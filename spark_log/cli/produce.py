@@ -90,7 +90,7 @@ def produce(
     from spark_log.log.log import Log
 
     with Cluster.open(cluster) as opened:
-        log = Log(opened, holder="spark-log produce")
+        log = Log(opened, holder="spark-log produce", seal_beside=True)
         into = log.find_topic(topic)
         sender: Sender
         if transactional_id is None:

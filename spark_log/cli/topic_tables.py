@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from spark_log.cli.output import bytes_of, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -61,14 +61,21 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.description import TopicDescription, describe_named
     from spark_log.cluster.usage import Usage, usage
+    from spark_log.log.delta_lag import DeltaTableInfo, describe_delta_tables
 
     with Cluster.open(address) as cluster:
+        log_dirs = cluster.log_dirs()
 
-        def look(connection: "Connection") -> tuple[list[TopicDescription], dict[tuple[int, int], Usage]]:
-            described = describe_named(connection, names, cluster.store.clock(connection))
-            return described, usage(connection, [description.topic.topic_id for description in described])
+        def look(
+            connection: "Connection",
+        ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[DeltaTableInfo]]]:
+            now = cluster.store.clock(connection)
+            described = describe_named(connection, names, now)
+            used = usage(connection, [description.topic.topic_id for description in described])
+            topics = [description.topic for description in described]
+            return described, used, describe_delta_tables(connection, topics, log_dirs, now.wall_ms)
 
-        found, used = cluster.store.read(look)
+        found, used, delta = cluster.store.read(look)
     return [
         {
             "topic": topic.name,
@@ -77,6 +84,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             "created_ms": topic.created_ms,
             "replication_factor": topic.replication_factor,
             "configs": dict(topic.overrides),
+            "delta_tables": [asdict(table) for table in delta[topic.topic_id]],
             "partitions": [
                 {
                     "partition": part.partition,
@@ -120,6 +128,8 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
                 for part in row["partitions"]
             ],
         )
+        for table in row["delta_tables"]:
+            say(f"Delta table {table['location']}: {_delta_state(table)}")
 
 
 def config_definitions(names: Sequence[str], as_json: bool) -> None:
@@ -145,6 +155,12 @@ def config_definitions(names: Sequence[str], as_json: bool) -> None:
 
 def configs_of(overrides: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(overrides.items()))
+
+
+def _delta_state(table: Mapping[str, Any]) -> str:
+    if table["lag_records"]:
+        return f"{count_of(table['lag_records'], 'record')} behind, for {table['lag_ms'] / 1000:.1f} s"
+    return "up to date" if table["exists"] else "not made yet: there are no records"
 
 
 def _leader(part: Mapping[str, Any]) -> Any:

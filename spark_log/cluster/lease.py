@@ -15,6 +15,9 @@ from spark_log.metadata.store import Attempt, Store
 
 _L = t.lease.c
 
+COORDINATOR = "coordinator"
+"""Name of the lease whose holder does the periodic duties that are not the controller's."""
+
 Guard = Callable[[sa.Connection], None]
 """Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
 

@@ -46,7 +46,7 @@ _PROPERTIES = {
     "delta.appendOnly": "true",
     # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's. Not for
     # ever: every checkpoint lists what was removed within it
-    "delta.deletedFileRetentionDuration": "interval 365 days",
+    "delta.deletedFileRetentionDuration": "interval 30 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
 }

@@ -91,11 +91,12 @@ class Log(LogReader):
         holder: str = "log",
         seal_beside: bool = False,
     ) -> None:
-        """With `seal_beside` a full tail is sealed in the background, for who appends again and again; an append seals
-        it itself only if that does not keep up.
+        """With `seal_beside` tails are sealed in the background, for a process that appends again and again; an append
+        seals a full one itself only if that does not keep up.
         """
         super().__init__(cluster, settings=settings, holder=holder)
-        self._sealer = Sealer(self._seal_and_publish) if seal_beside else None
+        self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
+        self._seal_beside = seal_beside
         self._at_hand = AtHand(cluster, settings)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
@@ -105,12 +106,13 @@ class Log(LogReader):
         self._doubts_lock = threading.Lock()
 
     def close(self) -> None:
-        """Let the replicas that our appends left behind get what they lack, for some seconds at most."""
-        if self._sealer is not None:
-            self._sealer.close(_DRAIN_S)
+        """Let the replicas that our appends left behind get what they lack, and seal the tails that we appended to
+        where no coordinator does: for some seconds at most.
+        """
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
+        self._sealer.close(_DRAIN_S)
         try:
             self._settle_doubts(READ_TIMEOUT_MS)
         except SparkLogError as error:
@@ -295,17 +297,16 @@ class Log(LogReader):
         for (topic_id, partition), state in result.partitions.items():
             topic = topics[topic_id]
             if state.tail_bytes < topic.config.inline_tail_bytes:
+                if state.tail_bytes:
+                    self._sealer.watch(topic)
                 continue
-            if self._sealer is not None and state.tail_bytes < _TAILS_MAX * topic.config.inline_tail_bytes:
+            if self._seal_beside and state.tail_bytes < _TAILS_MAX * topic.config.inline_tail_bytes:
                 self._sealer.add(topic, partition)
             elif self._try_seal(topic, partition):
                 touched.add(topic_id)
         try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
+        self._sealer.run_due()
         return result
-
-    def _seal_and_publish(self, topic: Topic, partitions: Sequence[int]) -> None:
-        if sum(self._try_seal(topic, partition) for partition in partitions):
-            try_publish(self.cluster, [topic])
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
         """Turn the tails of the partitions into segment files now, and publish; returns how many files.

@@ -7,6 +7,10 @@ A run of files is merged if, over its inputs,
 So a record's segment at least doubles each time the record is written again: that happens at most log2(n / m) times
 while its segment grows from m records to n, however segments come in and however often merging runs. Of a run of equal
 files nothing is left over; in the worst case the sizes that stay are each larger than all that follow together.
+
+That is with GROWTH = 2, on request. In the background the factor is BACKGROUND_GROWTH, which writes a record a third
+as often while small files come in without end (what is replaced stays on disk for file.delete.delay.ms), and leaves a
+few more of them. A run that fills half of segment.bytes needs a factor of 2 only: it is seldom merged again.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,6 +28,9 @@ from spark_log.log.slices import LogDirs
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
 
+GROWTH = 2
+BACKGROUND_GROWTH = 8
+
 FILES_MAX = 1_000
 """Inputs of one merge: its transaction, which appends wait for, stays a matter of milliseconds."""
 
@@ -33,7 +40,9 @@ Write = Callable[[Rewriting, str, LogDirs], Written]
 _S = t.segment.c
 
 
-def runs(files: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
+def runs(
+    files: Sequence[Segment], bytes_max: int, seen: Collection[int] = (), growth: int = GROWTH
+) -> list[list[Segment]]:
     """Which files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
 
     Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run reaches over
@@ -43,14 +52,14 @@ def runs(files: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -
     found: list[list[Segment]] = []
     first = 0
     while first < len(files):
-        length = _longest(files, first, bytes_max, boundaries)
+        length = _longest(files, first, bytes_max, boundaries, growth)
         if length:
             found.append(list(files[first : first + length]))
         first += length or 1
     return found
 
 
-def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int]) -> int:
+def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int], growth: int) -> int:
     """How many files from `first` on may be merged, 0 for none."""
     start = last = files[first]
     size, count, largest, most = start.bytes, start.record_count, start.bytes, start.record_count
@@ -61,7 +70,8 @@ def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: f
             break
         count += file.record_count
         largest, most = max(largest, file.bytes), max(most, file.record_count)
-        if size >= 2 * largest and count >= 2 * most:
+        factor = GROWTH if 2 * size >= bytes_max else growth
+        if size >= factor * largest and count >= factor * most:
             longest = number
         last = file
     return longest
@@ -74,14 +84,18 @@ def merge(
     partition: int,
     guard: Guard = nobody_forbids,
     write_file: Write | None = None,
+    growth: int = GROWTH,
+    bytes_max: int | None = None,
 ) -> Iterator[tuple[Rewriting, Written]]:
-    """Merge what there is to merge in the partition; each merge when its swap is done.
+    """Merge what there is to merge in the partition, into files of at most `bytes_max` (segment.bytes without it);
+    each merge when its swap is done.
 
     Ends with the first one that is refused, because an input or the ISR has changed: the next run sees the new state.
     `write_file` writes the files, here without it.
     """
+    largest = min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     while True:
-        found = cluster.store.read(lambda connection: runs_of(connection, topic, partition))
+        found = cluster.store.read(lambda connection: runs_of(connection, topic, partition, growth, largest))
         for run in found:
             rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
             if rewriting is None:
@@ -100,7 +114,9 @@ def merge(
             return
 
 
-def runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[list[Segment]]:
+def runs_of(
+    connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
+) -> list[list[Segment]]:
     """The runs of a partition that may be merged: of the files below the inline tail. Delta tables list a file above
     it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such a file
     is merged once the tail is sealed.
@@ -109,17 +125,20 @@ def runs_of(connection: sa.Connection, topic: Topic, partition: int) -> list[lis
     end = tail[0].base_offset if tail else None
     files = segments(connection, topic, partition, inline=False)
     files = [each for each in files if end is None or each.base_offset < end]
-    return runs(files, topic.config.segment_bytes, publication.seen_offsets(connection, topic, partition))
+    seen = publication.seen_offsets(connection, topic, partition)
+    return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
 
 
-def partitions_to_merge(connection: sa.Connection, topic: Topic) -> list[int]:
-    """Partitions of the topic that may have something to merge: two files that would fit into one, at least."""
-    fits = _S.bytes * 2 <= topic.config.segment_bytes
+def partitions_to_merge(
+    connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
+) -> list[int]:
+    """Partitions of the topic that may have something to merge: so many files of which two would fit into one."""
+    fits = _S.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     query = (
         sa.select(_S.partition)
         .where(_S.topic_id == topic.topic_id, ~_S.inline, fits)
         .group_by(_S.partition)
-        .having(sa.func.count() >= 2)
+        .having(sa.func.count() >= files_min)
         .order_by(_S.partition)
     )
     return list(connection.execute(query).scalars())

@@ -16,7 +16,7 @@ from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 
 _P, _R, _S, _C = t.partition.c, t.replica.c, t.segment.c, t.publication_cursor.c
-_LIMIT = sa.case((_P.high_watermark < _R.log_end_offset, _P.high_watermark), else_=_R.log_end_offset)
+REPLICA_LIMIT = sa.case((_P.high_watermark < _R.log_end_offset, _P.high_watermark), else_=_R.log_end_offset)
 """Up to where this replica's segments may be published: whole there, and below the high watermark."""
 _CHUNK = 5_000
 
@@ -99,7 +99,7 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     blobs_from = _first_blobs(connection, topic, info)
     cursors: dict[int, Cursor] = {}
     fallen = False
-    query = sa.select(_P.partition, _P.change, _LIMIT, _C.high_watermark, _C.seen_offset)
+    query = sa.select(_P.partition, _P.change, REPLICA_LIMIT, _C.high_watermark, _C.seen_offset)
     for partition, change, limit, limit_before, seen_before in connection.execute(
         query.select_from(source).where(stale)
     ):
@@ -151,7 +151,7 @@ def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> l
     """Everything that the table is to list."""
     source, here = _replicas(topic, info)
     source = source.join(t.segment, (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition))
-    query = sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~_S.inline, _S.end_offset <= _LIMIT)
+    query = sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~_S.inline, _S.end_offset <= REPLICA_LIMIT)
     return _files(connection.execute(query.order_by(_S.partition, _S.base_offset)))
 
 
@@ -165,7 +165,7 @@ def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) 
         *(
             sa.select(*_FILE_COLUMNS)
             .select_from(source.join(t.segment, condition))
-            .where(stale, ~_S.inline, _S.end_offset <= _LIMIT)
+            .where(stale, ~_S.inline, _S.end_offset <= REPLICA_LIMIT)
             for condition in (newer, above)
         )
     )

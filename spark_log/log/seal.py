@@ -11,6 +11,7 @@ from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.topics import Topic
 from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
+from spark_log.ids import TopicId
 from spark_log.log.rewriting import Rewriting, Segment, Written, may_follow, plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
 from spark_log.metadata import tables as t
@@ -77,13 +78,28 @@ class Tail:
     first_appended_ms: int
 
 
-def is_due(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
-    """Whether to seal it: it is as large as inline.tail.bytes (sealing it failed before), or older than segment.ms."""
-    return tail.bytes >= config.inline_tail_bytes or now_ms - tail.first_appended_ms >= config.segment_ms
+def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
+    """The tails of a topic that are to be sealed; `ahead_ms`: how long it takes until the next look.
+
+    When one has reached delta.max.lag.ms, all are: they make one Delta commit. Else those that are older than
+    segment.ms, or as large as inline.tail.bytes (sealing them failed before).
+    """
+    if any(lag_is_over(tail, config, now_ms + ahead_ms) for tail in tails):
+        return list(tails)
+    return [
+        tail
+        for tail in tails
+        if tail.bytes >= config.inline_tail_bytes or now_ms - tail.first_appended_ms >= config.segment_ms
+    ]
 
 
-def tails(connection: sa.Connection, topic: Topic) -> list[Tail]:
-    """The tails of the topic's partitions that have one."""
+def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
+    """Whether its first record has waited for delta.max.lag.ms, or the clock was set back since."""
+    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < config.delta_max_lag_ms
+
+
+def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:
+    """The tails of the partitions that have one, by topic; of these topics, or of all."""
     first = (
         sa.select(_S.appended_ms)
         .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.inline)
@@ -92,8 +108,13 @@ def tails(connection: sa.Connection, topic: Topic) -> list[Tail]:
         .scalar_subquery()
     )
     query = (
-        sa.select(_P.partition, _P.tail_bytes, sa.func.coalesce(first, 0))
-        .where(_P.topic_id == topic.topic_id, _P.tail_bytes > 0)
-        .order_by(_P.partition)
+        sa.select(_P.topic_id, _P.partition, _P.tail_bytes, sa.func.coalesce(first, 0))
+        .where(_P.tail_bytes > 0)
+        .order_by(_P.topic_id, _P.partition)
     )
-    return [Tail(*row) for row in connection.execute(query)]
+    if topic_ids is not None:
+        query = query.where(_P.topic_id.in_(topic_ids))
+    found: dict[TopicId, list[Tail]] = {}
+    for topic_id, *facts in connection.execute(query):
+        found.setdefault(topic_id, []).append(Tail(*facts))
+    return found

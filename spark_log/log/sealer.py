@@ -1,69 +1,206 @@
-"""Sealing beside appends: who appends small batches again and again does not wait for a file when a tail is full."""
+"""Sealing by the clients that append, in time for delta.max.lag.ms where no coordinator does it.
+
+A client knows to which topics it has appended small batches; how old their tails are is asked of the store. So a tail
+that a killed process left is found by the next one that appends to the topic.
+"""
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, lease_status
 from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, redact
 from spark_log.exit_hooks import stop_at_exit
+from spark_log.ids import TopicId
+from spark_log.log.delta import try_publish
+from spark_log.log.delta_lag import delta_lags
+from spark_log.log.merge import BACKGROUND_GROWTH, merge, partitions_to_merge
+from spark_log.log.seal import Tail, due_tails, tails
+from spark_log.log.write_ids import Writer
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S_MIN = 1.0
+"""How long to wait at least between two looks at the tails of a topic: what could not be sealed stays due."""
+_MERGE_BYTES_MAX = 16 * 2**20
+"""Size of the largest file that a client merges; larger ones are for the coordinator."""
+
+
+@dataclass
+class _Watched:
+    """A topic with tails to which this process has appended; `full`: partitions that are to be sealed at once."""
+
+    topic: Topic
+    look_at_s: float
+    full: set[int] = field(default_factory=set)
+
+    @property
+    def look_every_s(self) -> float:
+        return max(_LOOK_S_MIN, self.topic.config.delta_max_lag_ms / 1000)
+
 
 class Sealer:
-    """Runs `seal(topic, partitions)` for the tails that it is told of, a topic at a time, in a daemon thread.
+    """Seals the tails of topics that a process appends to. Thread-safe.
 
-    Thread-safe. The thread starts with the first tail.
+    With `beside`, in a daemon thread, which starts with the first tail; else in the calls of `run_due` and `close`.
     """
 
-    def __init__(self, seal: Callable[[Topic, Sequence[int]], object]) -> None:
-        self._seal = seal
+    def __init__(
+        self, cluster: Cluster, writer: Writer, seal: Callable[[Topic, int], int], *, beside: bool = False
+    ) -> None:
+        """`seal` seals one partition and returns how many files it made; it logs its failures and raises nothing."""
+        self._cluster, self._writer, self._seal = cluster, writer, seal
+        self._beside = beside
         self._changed = threading.Condition()
-        self._due: dict[int, tuple[Topic, set[int]]] = {}
-        self._busy = False
-        self._closed = False
+        self._watched: dict[TopicId, _Watched] = {}
+        self._busy = self._closed = False
         self._thread: threading.Thread | None = None
 
     def add(self, topic: Topic, partition: int) -> None:
-        """The tail is full."""
+        """The tail of the partition is full: seal it in the thread."""
+        self._watch(topic, partition)
+
+    def watch(self, topic: Topic) -> None:
+        """The topic has a tail, of unknown age."""
+        if topic.config.delta_max_lag_ms >= 0 and topic.topic_id not in self._watched:
+            self._watch(topic, None)
+
+    def _watch(self, topic: Topic, full: int | None) -> None:
         with self._changed:
             if self._closed:
                 return
-            self._due.setdefault(topic.topic_id, (topic, set()))[1].add(partition)
-            if self._thread is None:
+            # without the thread the process may end soon, and `close` looks
+            watched = self._watched.setdefault(topic.topic_id, _Watched(topic, math.inf))
+            if topic.config.delta_max_lag_ms >= 0:
+                # without the thread the process may end soon, and `close` looks
+                soon_s = clock.monotonic_s() + (0 if self._beside else watched.look_every_s)
+                watched.look_at_s = min(watched.look_at_s, soon_s)
+            if full is not None:
+                watched.full.add(full)
+            if self._beside and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
                 self._thread.start()
                 stop_at_exit(self)
             self._changed.notify_all()
 
+    def run_due(self) -> None:
+        """Without a thread: do what has become due."""
+        while not self._beside and (due := self._take(clock.monotonic_s())) is not None:
+            self._tend(*due)
+
     def close(self, timeout_s: float) -> None:
-        """Seal what is due, for so long at most: what is left is sealed by whoever appends next, or the coordinator."""
+        """Seal what is full; and all tails of the topics that were appended to, unless a coordinator is there to do it.
+
+        Begins nothing after `timeout_s`: the rest is for the next client that appends, or the coordinator.
+        """
+        until_s = clock.monotonic_s() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: not self._due and not self._busy, timeout_s)
+            self._changed.wait_for(
+                lambda: not self._busy and not any(each.full for each in self._watched.values()), timeout_s
+            )
+            left = [each.topic for each in self._watched.values() if each.topic.config.delta_max_lag_ms >= 0]
         for thread in self.request_stop():
             thread.join(timeout_s)
+        try:
+            if left and not self._has_coordinator():
+                for topic in left:
+                    if clock.monotonic_s() < until_s:
+                        self._freshen(topic, [tail.partition for tail in self._tails(topic)])
+        except (SparkLogError, OSError) as error:
+            logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
 
     def request_stop(self) -> list[threading.Thread]:
         """Seal nothing more than what is being sealed."""
         with self._changed:
             self._closed = True
-            self._due.clear()
+            self._watched.clear()
             self._changed.notify_all()
         return [] if self._thread is None else [self._thread]
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._due) or self._closed)
+                while not self._closed and (due := self._take(clock.monotonic_s())) is None:
+                    next_s = min((each.look_at_s for each in self._watched.values()), default=math.inf)
+                    self._changed.wait(None if next_s == math.inf else next_s - clock.monotonic_s())
                 if self._closed:
                     return
-                topic, partitions = self._due.pop(next(iter(self._due)))
                 self._busy = True
             try:
-                self._seal(topic, sorted(partitions))
-            except Exception:  # the next full tail must still find the thread
-                logger.exception("%s: tails not sealed, tried again later", topic.name)
+                assert due is not None
+                self._tend(*due)
             finally:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
+
+    def _take(self, now_s: float) -> tuple[_Watched, list[int], bool] | None:
+        """A topic with something to do: its full partitions, and whether to look at its other tails."""
+        with self._changed:
+            for watched in self._watched.values():
+                look = watched.look_at_s <= now_s
+                if watched.full or look:
+                    full, watched.full = sorted(watched.full), set()
+                    if look:
+                        watched.look_at_s = now_s + watched.look_every_s
+                    return watched, full, look
+        return None
+
+    def _tend(self, watched: _Watched, full: list[int], look: bool) -> None:
+        """Raises nothing: what could not be done is due again at the next look, and for every other client."""
+        topic = watched.topic
+        try:
+            if look:
+                self._look(watched, full)
+            elif sum(self._seal(topic, partition) for partition in full):
+                try_publish(self._cluster, [topic])
+        except (SparkLogError, OSError) as error:
+            logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
+        except Exception:  # a bug: the thread goes on for the other topics
+            logger.exception("topic %s: tails not sealed", topic.name)
+
+    def _look(self, watched: _Watched, full: list[int]) -> None:
+        topic = watched.topic
+        found = self._tails(topic)
+        now_ms = self._cluster.store.now().wall_ms
+        left: list[Tail] = []
+        if not self._has_coordinator():
+            due = due_tails(found, topic.config, now_ms)
+            self._freshen(topic, sorted({*full, *(tail.partition for tail in due)}))
+            left = [tail for tail in found if tail not in due]
+        oldest_ms = min((tail.first_appended_ms for tail in left), default=now_ms)
+        until_due_s = (oldest_ms + topic.config.delta_max_lag_ms - now_ms) / 1000
+        with self._changed:
+            watched.look_at_s = clock.monotonic_s() + max(_LOOK_S_MIN, until_due_s)
+            if not found and not watched.full:  # the next append brings it back
+                self._watched.pop(topic.topic_id, None)
+
+    def _freshen(self, topic: Topic, partitions: list[int]) -> None:
+        """Seal the tails of these partitions, publish, and merge the small files that have gathered."""
+        sealed = [partition for partition in partitions if self._seal(topic, partition)]
+        store = self._cluster.store
+        behind = store.read(lambda connection: delta_lags(connection, [topic.topic_id]))
+        if sealed or behind:
+            try_publish(self._cluster, [topic])
+        if not sealed:
+            return
+        crowded = store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
+        merged = False
+        for partition in sorted({*sealed} & {*crowded}):
+            for _ in merge(
+                self._cluster, self._writer, topic, partition, growth=BACKGROUND_GROWTH, bytes_max=_MERGE_BYTES_MAX
+            ):
+                merged = True
+        if merged:
+            try_publish(self._cluster, [topic])
+
+    def _tails(self, topic: Topic) -> list[Tail]:
+        return self._cluster.store.read(lambda connection: tails(connection, [topic.topic_id])).get(topic.topic_id, [])
+
+    def _has_coordinator(self) -> bool:
+        return lease_status(self._cluster.store, COORDINATOR).left_ms > 0

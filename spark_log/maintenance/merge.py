@@ -21,7 +21,7 @@ def merge_segments(work: Work, write: Write | None = None, threads: int = _THREA
         work,
         "merge",
         _due(work),
-        lambda topic, partition: merge(work.cluster, work.writer, topic, partition, work.guard, write),
+        lambda topic, partition: merge(work.cluster, work.writer, topic, partition, work.guard, write, work.growth),
         threads,
     )
 

@@ -1,10 +1,18 @@
-"""Task `seal`: tails that are older than segment.ms, or were not sealed when they became long."""
+"""Task `seal`: inline tails become segment files in time for delta.max.lag.ms and segment.ms, and Delta tables that are
+behind are brought up to date.
+"""
 
 import os
 from collections.abc import Iterator
 
+import sqlalchemy as sa
+
 from spark_log.cluster.topics import Topic
-from spark_log.log.seal import Tail, is_due, sealing, tails
+from spark_log.errors import SparkLogError
+from spark_log.ids import TopicId
+from spark_log.log.delta import publish
+from spark_log.log.delta_lag import delta_lags
+from spark_log.log.seal import Tail, due_tails, sealing, tails
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrites import rewrite_partitions
 from spark_log.maintenance.work import Work
@@ -14,30 +22,64 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 def seal_tails(work: Work) -> Iterator[Report]:
-    """Seal what is due, below the high watermark."""
-    wanted = [(topic, [tail.partition for tail in due]) for topic, due in _due(work)]
+    """Seal what is due, or with `work.now` every tail, below the high watermark; then publish what is behind."""
+    due, behind = _due(work)
     yield from rewrite_partitions(
         work,
         "seal",
-        wanted,
+        [(topic, [tail.partition for tail in found]) for topic, found in due],
         lambda topic, partition: sealing(work.cluster, work.writer, topic, partition, work.guard),
         _THREADS,
     )
+    failed: Exception | None = None
+    for topic in behind:
+        try:
+            publish(work.cluster, topic)
+            yield Report("seal", topic.name, notes=("published what was behind",))
+        except (SparkLogError, OSError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def plan_seal(work: Work) -> Iterator[Report]:
-    """What `seal_tails` would seal now. Changes nothing."""
-    for topic, due in _due(work):
-        if due:
-            notes = (f"{sum(tail.bytes for tail in due):,} bytes of inline tails become files", "deletes nothing")
-            yield Report("seal", topic.name, len(due), notes=notes)
+    """What `seal_tails` would do now. Changes nothing."""
+    due, behind = _due(work)
+    for topic, found in due:
+        notes = (f"{sum(tail.bytes for tail in found):,} bytes of inline tails become files", "deletes nothing")
+        yield Report("seal", topic.name, len(found), notes=notes)
+    for topic in behind:
+        yield Report("seal", topic.name, notes=("publishes what is behind", "deletes nothing"))
 
 
-def _due(work: Work) -> list[tuple[Topic, list[Tail]]]:
+def _due(work: Work) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
+    """Topics with tails to seal, which are published after it; and others whose Delta tables are behind.
+
+    A file that was just appended is about to be published by its writer, so half of delta.max.lag.ms is left to it.
+    """
     store = work.cluster.store
     now_ms = store.now().wall_ms
-    wanted = []
+    waiting, unpublished = store.read(lambda connection: (tails(connection), _unpublished(connection)))
+    due: list[tuple[Topic, list[Tail]]] = []
+    behind: list[Topic] = []
+    if not waiting and not unpublished:
+        return due, behind
     for topic in work.topics():
-        found = store.read(lambda connection, topic=topic: tails(connection, topic))  # type: ignore[misc]
-        wanted.append((topic, [tail for tail in found if is_due(tail, topic.config, now_ms)]))
-    return wanted
+        found = waiting.get(topic.topic_id, [])
+        if not work.now:
+            found = due_tails(found, topic.config, now_ms, work.settings.log_seal_interval_ms)
+        late_ms = 0 if work.now else topic.config.delta_max_lag_ms // 2
+        if found:
+            due.append((topic, found))
+        elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):
+            behind.append(topic)
+    return due, behind
+
+
+def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
+    """When the oldest segment file that some Delta table of the topic lacks was appended."""
+    found: dict[TopicId, int] = {}
+    for (topic_id, _), lag in delta_lags(connection).items():
+        if lag.sealed_ms is not None:
+            found[topic_id] = min(lag.sealed_ms, found.get(topic_id, lag.sealed_ms))
+    return found

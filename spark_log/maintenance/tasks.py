@@ -101,7 +101,7 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         "seal",
-        "inline tails older than segment.ms become files",
+        "inline tails older than delta.max.lag.ms or segment.ms become files, and Delta tables list them",
         lambda s: s.log_seal_interval_ms,
         seal_tails,
         plan_seal,
@@ -166,8 +166,10 @@ def run_tasks(
     topics: Collection[str] | None = None,
     settings: ClusterSettings | None = None,
     dry_run: bool = False,
+    now: bool = False,
 ) -> Iterator[Report]:
-    """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on.
+    """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on. With
+    `now` every inline tail is sealed, whatever its age.
 
     With `dry_run` nothing is changed: each report says what its task would do as things are now, without what the tasks
     before it would change.
@@ -184,7 +186,7 @@ def run_tasks(
         settings = settings or opened.store.settings
         writer = Writer(opened.store, "maintenance", settings.producer_write_id_lease_ms)
         stack.callback(writer.close)
-        work = Work(opened, settings, writer, topic_names=topics)
+        work = Work(opened, settings, writer, topic_names=topics, now=now)
         list(work.topics())  # unknown ones are refused before anything is done
         if not dry_run and opened.store.read(any_offline):  # it may be back
             AtHand(opened, settings).look()

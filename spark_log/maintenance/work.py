@@ -1,4 +1,4 @@
-"""What an maintenance task works with."""
+"""The input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.log.merge import GROWTH
 from spark_log.log.write_ids import Writer
 
 
@@ -22,6 +23,10 @@ class Work:
     guard: Guard = nobody_forbids
     topic_names: Collection[str] | None = None
     """Only these; None for all."""
+    now: bool = False
+    """Whether to seal every tail, whatever its age."""
+    growth: int = GROWTH
+    """By what factor a merge must enlarge the files that it merges (`log.merge`)."""
     stopping: Callable[[], bool] = lambda: False
     """Whether to leave the rest to the next run: asked between two pieces of work that take long."""
 

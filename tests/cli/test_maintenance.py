@@ -2,8 +2,11 @@
 
 import inspect
 import json
+import re
 import shutil
 from pathlib import Path
+
+from deltalake import DeltaTable
 
 from spark_log.cli.maintenance import maintenance
 from spark_log.cluster.cluster import Cluster
@@ -47,6 +50,27 @@ def test_what_it_tells(cluster: Path) -> None:
         assert (report["task"], report["topic"], report["partitions"], report["notes"]) == ("merge", "other", 1, [])
         assert (report["before"]["files"], report["after"]["files"]) == (4, 1)
         assert report["before"]["records"] == report["after"]["records"] == 4
+        log.close()
+
+
+def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
+    with Cluster.open(str(cluster)) as opened:
+        create_topic(opened, "t")
+        log = Log(opened)
+        append(log, "t", "a", "b")
+        waiting = ok("maintenance", "seal", cluster=cluster)
+        assert waiting == (
+            "Nothing to do.\n2 records are not in the Delta tables yet: delta.max.lag.ms is not over."
+            " `spark-log maintenance seal --now` does not wait for it.\n"
+        )
+        before = ok("topic", "describe", "t", cluster=cluster).splitlines()[-1]
+        assert re.fullmatch(r"Delta table .*/t-[0-9a-f]{8}: 2 records behind, for \d+\.\d s", before), before
+        assert "seal" in ok("maintenance", "seal", "--now", cluster=cluster)
+        assert ok("topic", "describe", "t", cluster=cluster).splitlines()[-1].endswith(": up to date")
+        (described,) = json.loads(ok("topic", "describe", "t", "--json", cluster=cluster))
+        (delta,) = described["delta_tables"]
+        assert (delta["exists"], delta["lag_records"], delta["lag_ms"]) == (True, 0, 0)
+        assert len(DeltaTable(delta["location"]).to_pyarrow_table()) == 2
         log.close()
 
 

@@ -6,24 +6,24 @@ from tests.support.subprocess_python import run_python
 
 PROGRAMS = {
     "sealing": """
-import io, threading
+import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
+from spark_log import Cluster, create_topic
 from spark_log.log.sealer import Sealer
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()
 
-def seal(topic, partitions):
+def seal(topic, partition):
     began.set()
     for _ in range(20):
         pq.write_table(table, io.BytesIO())
     print("sealed")
+    return 0
 
-class Topic:
-    topic_id, name = 1, "t"
-
-sealer = Sealer(seal)
-sealer.add(Topic, 0)
+cluster = Cluster.init(sys.argv[1])
+sealer = Sealer(cluster, None, seal, beside=True)
+sealer.add(create_topic(cluster, "t"), 0)
 began.wait()
 """,
     "a duty": """

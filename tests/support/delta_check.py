@@ -18,6 +18,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.log.delta import storage_options
+from spark_log.log.delta_lag import delta_lags
 from spark_log.metadata import tables as t
 
 _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
@@ -50,6 +51,8 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
             assert active == wanted, f"{where}: {len(active)} active files, {len(wanted)} wanted"
             found = table.to_pyarrow_table(columns=["partition"]).num_rows
             assert found == sum(row.record_count for row in rows), f"{where}: {found} rows"
+            lag = cluster.store.read(delta_lags).get((topic.topic_id, log_dir_id))
+            assert lag is None or lag.sealed_ms is None, f"{where}: nothing is left to publish, but the lag is {lag}"
             assert_stream_sees_each_record_once(cluster, log_dir, topic, twice)
 
 

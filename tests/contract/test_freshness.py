@@ -1,0 +1,196 @@
+"""delta.max.lag.ms: a topic's Delta table lists a record within that time, whoever appended it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable
+
+from spark_log.cluster.topics import create_topic
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator
+from spark_log.log.delta import delta_tables
+from spark_log.log.delta_lag import delta_lags
+from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.group_members import until
+from tests.support.records import table
+from tests.support.s3 import also_on_s3
+from tests.support.topics import append, make
+
+_S = t.segment.c
+SOON = {"delta_max_lag_ms": "100", "retention_ms": "-1"}  # the test records are of a fixed day
+
+
+def in_table(cluster, topic):
+    """Values in the topic's Delta table, in no order; an empty list without a table."""
+    [location] = delta_tables(cluster, topic).values()
+    if not DeltaTable.is_deltatable(location):
+        return []
+    return [value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist()]
+
+
+def tail(cluster):
+    """Records in inline tails."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(_S.record_count), 0)).where(_S.inline)
+    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+def make_older(cluster, by_ms):
+    change = t.segment.update().values(appended_ms=_S.appended_ms - by_ms)
+    cluster.store.transact(lambda connection, _attempt: connection.execute(change))
+
+
+def test_a_closed_producer_leaves_a_complete_delta_table(cluster, produce):
+    topic = make(cluster, "t", 4)
+    producer = produce()
+    for number in range(10):
+        producer.send("t", key=str(number).encode(), value=f"v{number}".encode())
+    producer.flush()
+    assert tail(cluster) == 10
+    producer.close()
+    assert sorted(in_table(cluster, topic)) == [f"v{number}" for number in range(10)]
+    assert_delta_is_the_log(cluster)
+
+
+@also_on_s3
+def test_an_open_log_is_sealed_when_it_is_closed(cluster, on_s3):
+    topic = make(cluster, "t", 2)
+    log = Log(cluster)
+    append(log, topic, "a", "b")
+    log.close()
+    assert tail(cluster) == 0
+    if not on_s3:
+        assert in_table(cluster, topic) == ["a", "b"]
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_producer_that_stays_open_and_idle_keeps_the_lag(cluster, produce):
+    topic = make(cluster, "t", 2, **SOON)
+    producer = produce()
+    for value in (b"a", b"b"):
+        producer.send("t", value)
+        producer.flush()
+    until(lambda: sorted(in_table(cluster, topic)) == ["a", "b"], cluster.store)
+    producer.send("t", b"c")  # a new tail after the sealed one
+    until(lambda: len(in_table(cluster, topic)) == 3, cluster.store)
+    assert_delta_is_the_log(cluster)
+
+
+def test_the_next_client_seals_what_a_killed_one_left(cluster, cluster_address, produce):
+    topic = make(cluster, "t")
+    program = (
+        "import os, signal, sys; from spark_log import Producer; producer = Producer(cluster=sys.argv[1])\n"
+        "producer.send('t', b'left').get(timeout=30); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, cluster_address], env=os.environ, timeout=60)
+    assert killed.returncode == -signal.SIGKILL and tail(cluster) == 1
+    make_older(cluster, 60_000)
+    producer = produce()
+    producer.send("t", b"next").get(timeout=30)
+    until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"], cluster.store)
+
+
+def test_an_append_seals_a_tail_whose_lag_is_over(cluster, log):
+    """A process without a sealing thread that appends for long, as a mirror does."""
+    topic = make(cluster, "t", **SOON)
+    append(log, topic, "first")
+    until(lambda: append(log, topic, "more") or "first" in in_table(cluster, topic), cluster.store)
+
+
+def test_a_coordinator_keeps_the_lag(cluster):
+    fast = make(cluster, "fast", 2, **SOON)
+    slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
+    log = Log(cluster)
+    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)) as coordinator:
+        until(lambda: coordinator.acting, cluster.store)
+        append(log, fast, "a")
+        append(log, slow, "b")
+        log.close()
+        until(lambda: in_table(cluster, fast) == ["a"], cluster.store)
+        assert in_table(cluster, slow) == [] and tail(cluster) == 1, "a closing client leaves it to the coordinator"
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_coordinator_publishes_what_an_append_could_not(cluster, log, monkeypatch):
+    topic = make(cluster, "t", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="1000")
+    monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)  # a writer killed before its publication
+    append(log, topic, "a")
+    make_older(cluster, 500)
+    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)):
+        until(lambda: in_table(cluster, topic) == ["a"], cluster.store)
+
+
+def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):
+    topic = make(cluster, "t", 8)
+    log.append(topic, [Records(number, table(f"v{number}")) for number in range(8)])
+    assert list(run_tasks(cluster, ["seal"])) == []
+    make_older(cluster, 60_000)
+    log.append(topic, [Records(0, table("young"))])
+    [report] = run_tasks(cluster, ["seal"])
+    assert (report.partitions, report.before.records) == (8, 9)
+    [location] = delta_tables(cluster, topic).values()
+    assert DeltaTable(location).version() == 1
+
+
+def test_seal_now(cluster, log):
+    topic = make(cluster, "t", delta_max_lag_ms="-1")
+    append(log, topic, "a")
+    make_older(cluster, 3_600_000)
+    assert list(run_tasks(cluster, ["seal"])) == [], "no limit"
+    [report] = run_tasks(cluster, ["seal"], now=True)
+    assert report.before.records == 1 and in_table(cluster, topic) == ["a"]
+    append(log, topic, "b")
+    log.close()
+    assert tail(cluster) == 1, "no limit, so nothing is sealed at close"
+
+
+def test_clients_merge_the_small_files_that_freshness_makes(cluster, cluster_address):
+    topic = make(cluster, "t")
+    for number in range(17):
+        log = Log(cluster)
+        append(log, topic, f"v{number:02}")
+        log.close()
+    [location] = delta_tables(cluster, topic).values()
+    files = DeltaTable(location).get_add_actions(flatten=True)["num_records"].to_pylist()
+    assert sum(files) == 17 and len(files) <= 8
+    assert_delta_is_the_log(cluster)
+
+
+def test_lag(cluster, log):
+    topic = make(cluster, "t", 2)
+    append(log, topic, "a", "b")
+    append(log, topic, "c", partition=1)
+    make_older(cluster, 5_000)
+    now_ms = cluster.store.now().wall_ms
+    [((topic_id, _), lag)] = cluster.store.read(delta_lags).items()
+    assert (topic_id, lag.records, lag.sealed_ms) == (topic.topic_id, 3, None)
+    assert 5_000 <= now_ms - lag.oldest_ms < 60_000
+    log.seal(topic, [0])
+    [lag] = cluster.store.read(delta_lags).values()
+    assert (lag.records, lag.sealed_ms) == (1, None)
+    log.seal(topic, [1])
+    assert cluster.store.read(delta_lags) == {}
+
+
+def test_lag_of_files_above_the_tail(cluster, log, monkeypatch):
+    topic = make(cluster, "t", inline_max_bytes="2000")
+    append(log, topic, "small")
+    append(log, topic, os.urandom(3000).hex())
+    [lag] = cluster.store.read(delta_lags).values()
+    assert (lag.records, lag.sealed_ms) == (1, None), "the file is in the table, the tail below it is not"
+    monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)
+    append(log, topic, os.urandom(3000).hex(), "with it")
+    [lag] = cluster.store.read(delta_lags).values()
+    assert lag.records == 3 and lag.sealed_ms is not None
+
+
+@pytest.mark.parametrize("lag_ms", ["-1", "60000"])
+def test_config(cluster, lag_ms):
+    topic = create_topic(cluster, "t", configs={"delta.max.lag.ms": lag_ms})
+    assert topic.config.delta_max_lag_ms == int(lag_ms)

@@ -1,0 +1,34 @@
+"""A Spark write of a few records is in the topic's Delta table when the write is done, without a coordinator."""
+
+from pathlib import Path
+
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.coordinator import Coordinator
+from spark_log.log.delta import delta_tables
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.topics import make, read_stream, write
+
+
+def test_small_writes_of_a_batch_and_of_a_stream(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+    first, second = make(cluster, "first", 3), make(cluster, "second", 2)
+    write(spark.range(10).selectExpr("string(id) AS key", "string(id) AS value"), cluster, topic="first")
+    assert _values(cluster, first) == [str(number) for number in range(10)]
+
+    frame = read_stream(spark, cluster, subscribe="first", startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    sink = frame.writeStream.format("spark_log").option("cluster", str(cluster.store.address))
+    sink = sink.option("topic", "second").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    sink.trigger(availableNow=True).start().awaitTermination()
+    assert _values(cluster, second) == [str(number) for number in range(10)]
+    assert_delta_is_the_log(cluster)
+
+    with Coordinator(cluster, duties=[]):  # it is there to do it, later
+        write(spark.range(5).selectExpr("'later' AS value"), cluster, topic="first")
+        assert "later" not in _values(cluster, first)
+
+
+def _values(cluster: Cluster, topic: object) -> list[str]:
+    [location] = delta_tables(cluster, topic).values()  # type: ignore[arg-type]
+    return sorted(value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist())
