@@ -440,9 +440,9 @@ class ClusterSettings:
     """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
     log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""
 
-    log_seal_interval_ms: int = 1_000
+    log_seal_interval_ms: int = 5_000
     """Ours. How often the coordinator looks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
-    failure), and for Delta tables that are behind."""
+    failure), and for Delta tables that are behind. Lower it where some delta.max.lag.ms is smaller."""
 
     log_merge_interval_ms: int = 60_000
     """Ours. How often the coordinator merges small segments."""

@@ -94,8 +94,15 @@ def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms:
 
 
 def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
-    """Whether its first record has waited for delta.max.lag.ms, or the clock was set back since."""
-    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < config.delta_max_lag_ms
+    """Whether to seal it for delta.max.lag.ms, of which the last tenth is left for sealing and publication; also if the
+    clock was set back since its first record came.
+    """
+    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config)
+
+
+def seal_after_ms(config: TopicConfig) -> int:
+    """How long the first record of a tail may wait."""
+    return config.delta_max_lag_ms * 9 // 10
 
 
 def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:

@@ -20,7 +20,7 @@ from spark_log.ids import TopicId
 from spark_log.log.delta import try_publish
 from spark_log.log.delta_lag import delta_lags
 from spark_log.log.merge import BACKGROUND_GROWTH, merge, partitions_to_merge
-from spark_log.log.seal import Tail, due_tails, tails
+from spark_log.log.seal import Tail, due_tails, seal_after_ms, tails
 from spark_log.log.write_ids import Writer
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class _Watched:
 
     @property
     def look_every_s(self) -> float:
-        return max(_LOOK_S_MIN, self.topic.config.delta_max_lag_ms / 1000)
+        return max(_LOOK_S_MIN, seal_after_ms(self.topic.config) / 1000)
 
 
 class Sealer:
@@ -174,7 +174,7 @@ class Sealer:
             self._freshen(topic, sorted({*full, *(tail.partition for tail in due)}))
             left = [tail for tail in found if tail not in due]
         oldest_ms = min((tail.first_appended_ms for tail in left), default=now_ms)
-        until_due_s = (oldest_ms + topic.config.delta_max_lag_ms - now_ms) / 1000
+        until_due_s = (oldest_ms + seal_after_ms(topic.config) - now_ms) / 1000
         with self._changed:
             watched.look_at_s = clock.monotonic_s() + max(_LOOK_S_MIN, until_due_s)
             if not found and not watched.full:  # the next append brings it back

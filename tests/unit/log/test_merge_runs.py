@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.log.merge import FILES_MAX, runs
+from spark_log.log.merge import BACKGROUND_GROWTH, FILES_MAX, runs
 from spark_log.log.rewriting import OFFSETS_MAX, Segment
 
 
@@ -48,6 +48,22 @@ def merged_sizes(found):
 )
 def test_sizes(sizes, merged):
     assert merged_sizes(runs(files(*sizes), 100)) == merged
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [
+        ([5] * 7, []),
+        ([5] * 8, [[5] * 8]),
+        ([40] + [5] * 7, []),
+        ([40] + [5] * 8, [[5] * 8]),
+        # what fills half of the largest file needs to double only
+        ([250, 250], [[250, 250]]),
+        ([245, 245], []),
+    ],
+)
+def test_in_the_background_a_merge_waits_for_more(sizes, merged):
+    assert merged_sizes(runs(files(*sizes), 1000, growth=BACKGROUND_GROWTH)) == merged
 
 
 def test_a_file_of_many_records_waits_for_as_many():
