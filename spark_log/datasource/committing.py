@@ -128,7 +128,7 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
     try:
         result = log.commit(request, topics)
     finally:
-        log.close()
+        log.close(more_to_come=micro_batch)
     for outcome in result.outcomes:
         if isinstance(outcome, Rejected):
             raise outcome.error

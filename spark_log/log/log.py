@@ -105,14 +105,17 @@ class Log(LogReader):
         self._doubts: list[InDoubt] = []
         self._doubts_lock = threading.Lock()
 
-    def close(self) -> None:
+    def close(self, *, more_to_come: bool = False) -> None:
         """Let the replicas that our appends left behind get what they lack, and seal the tails that we appended to
         where no coordinator does: for some seconds at most.
+
+        With `more_to_come`, as after a micro-batch, another Log is going to append to the same topics: tails are sealed
+        as often as delta.max.lag.ms needs, not after every append.
         """
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
-        self._sealer.close(_DRAIN_S)
+        self._sealer.close(_DRAIN_S, more_to_come=more_to_come)
         try:
             self._settle_doubts(READ_TIMEOUT_MS)
         except SparkLogError as error:

@@ -105,6 +105,19 @@ def seal_after_ms(config: TopicConfig) -> int:
     return config.delta_max_lag_ms * 9 // 10
 
 
+def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:
+    """Append time of the newest record in a file, among the partitions of the topic that have a tail; 0 for none."""
+    last = (
+        sa.select(_S.appended_ms)
+        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, ~_S.inline)
+        .order_by(_S.base_offset.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = sa.select(sa.func.max(sa.func.coalesce(last, 0))).where(_P.topic_id == topic_id, _P.tail_bytes > 0)
+    return connection.execute(query).scalar_one() or 0
+
+
 def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:
     """The tails of the partitions that have one, by topic; of these topics, or of all."""
     first = (

@@ -20,7 +20,7 @@ from spark_log.ids import TopicId
 from spark_log.log.delta import try_publish
 from spark_log.log.delta_lag import delta_lags
 from spark_log.log.merge import BACKGROUND_GROWTH, merge, partitions_to_merge
-from spark_log.log.seal import Tail, due_tails, seal_after_ms, tails
+from spark_log.log.seal import Tail, due_tails, last_files_ms, seal_after_ms, tails
 from spark_log.log.write_ids import Writer
 
 logger = logging.getLogger(__name__)
@@ -93,9 +93,11 @@ class Sealer:
         while not self._beside and (due := self._take(clock.monotonic_s())) is not None:
             self._tend(*due)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
         """Seal what is full; and all tails of the topics that were appended to, unless a coordinator is there to do it.
 
+        With `more_to_come` only tails whose time is over, or whose topic has gone without new files for a while: the
+        first micro-batch after a pause is sealed, since it may be the only one, and many in a row share a file.
         Begins nothing after `timeout_s`: the rest is for the next client that appends, or the coordinator.
         """
         until_s = clock.monotonic_s() + timeout_s
@@ -109,7 +111,7 @@ class Sealer:
         try:
             if left and not self._has_coordinator():
                 for topic in left:
-                    if clock.monotonic_s() < until_s:
+                    if clock.monotonic_s() < until_s and (not more_to_come or self._may_be_the_last(topic)):
                         self._freshen(topic, [tail.partition for tail in self._tails(topic)])
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
@@ -179,6 +181,13 @@ class Sealer:
             watched.look_at_s = clock.monotonic_s() + max(_LOOK_S_MIN, until_due_s)
             if not found and not watched.full:  # the next append brings it back
                 self._watched.pop(topic.topic_id, None)
+
+    def _may_be_the_last(self, topic: Topic) -> bool:
+        """Whether to seal now although the next append could."""
+        files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
+        now_ms = self._cluster.store.now().wall_ms
+        paused_ms = topic.config.delta_max_lag_ms - seal_after_ms(topic.config)
+        return bool(due_tails(self._tails(topic), topic.config, now_ms)) or not 0 <= now_ms - files_ms < paused_ms
 
     def _freshen(self, topic: Topic, partitions: list[int]) -> None:
         """Seal the tails of these partitions, publish, and merge the small files that have gathered."""

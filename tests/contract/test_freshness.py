@@ -138,6 +138,30 @@ def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):
     assert DeltaTable(location).version() == 1
 
 
+def test_of_many_micro_batches_in_a_row_the_first_is_sealed_and_the_others_share_a_file(cluster):
+    topic = make(cluster, "t", retention_ms="-1")
+
+    def micro_batch(value):
+        log = Log(cluster)
+        append(log, topic, value)
+        log.close(more_to_come=True)
+
+    micro_batch("first")
+    assert in_table(cluster, topic) == ["first"]
+    for number in range(5):
+        micro_batch(f"v{number}")
+    assert tail(cluster) == 5
+    make_older(cluster, 6_000)  # a pause of a tenth of delta.max.lag.ms
+    micro_batch("last")
+    assert tail(cluster) == 0 and len(in_table(cluster, topic)) == 7
+    micro_batch("young")
+    micro_batch("new")
+    only_blobs = t.segment.update().where(_S.inline).values(appended_ms=_S.appended_ms - 54_000)
+    cluster.store.transact(lambda connection, _attempt: connection.execute(only_blobs))
+    micro_batch("lag over")
+    assert tail(cluster) == 0
+
+
 def test_seal_now(cluster, log):
     topic = make(cluster, "t", delta_max_lag_ms="-1")
     append(log, topic, "a")

@@ -237,7 +237,7 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
 def test_tails_are_sealed_by_age_and_those_that_were_left_over(cluster, log):
     old = make(cluster, "old", segment_ms="60000")
     young = make(cluster, "young", segment_ms="60000")
-    left = make(cluster, "left", segment_ms="600000")
+    left = make(cluster, "left", segment_ms="600000", delta_max_lag_ms="-1")
     for name in ("old", "young", "left"):
         append(log, name, "a")
         append(log, name, "b")
