@@ -13,11 +13,11 @@ from tests.support.topics import make, read_stream, write
 
 
 def test_small_writes_of_a_batch_and_of_a_stream(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
-    first, second = make(cluster, "first", 3), make(cluster, "second", 2)
+    first, second = make(cluster, "first", 2), make(cluster, "second", 2)
     write(spark.range(10).selectExpr("string(id) AS key", "string(id) AS value"), cluster, topic="first")
     assert _values(cluster, first) == [str(number) for number in range(10)]
 
-    frame = read_stream(spark, cluster, subscribe="first", startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    frame = read_stream(spark, cluster, subscribe="first", startingOffsets="earliest")
     sink = frame.writeStream.format("spark_log").option("cluster", str(cluster.store.address))
     sink = sink.option("topic", "second").option("checkpointLocation", str(tmp_path / "checkpoint"))
     sink.trigger(availableNow=True).start().awaitTermination()
