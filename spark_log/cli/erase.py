@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.options import Cluster_, Json, TopicName, parse_before
-from spark_log.cli.output import note, print_json, say
+from spark_log.cli.output import count_of, note, print_json, say
 
 _PURGE = """\
 The files that held these records are deleted at once in every log dir, with older copies that merges and compactions
@@ -68,7 +68,9 @@ def erase(
         if not yes:
             if purge:
                 note(_PURGE)
-            typer.confirm(f"Erase all records of {len(keys.unique()):,} keys from {name}?", abort=True, err=True)
+            typer.confirm(
+                f"Erase all records of {count_of(len(keys.unique()), 'key')} from {name}?", abort=True, err=True
+            )
         erased = erase_records(opened, name, keys, ends=ends, purge=purge)
     if as_json:
         print_json(erased.as_dict())

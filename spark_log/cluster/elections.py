@@ -20,6 +20,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.ids import TopicPartition
+from spark_log.quantities import count_of
 
 
 def elect(
@@ -66,7 +67,7 @@ def _why_not(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
     elif state.leader is None:
         reason = "cannot take over: the partition is offline, and electing its leader is not a preferred election"
     else:
-        reason = f"lacks the last {state.log_end_offset - preferred.log_end_offset} records"
+        reason = f"lacks {count_of(state.log_end_offset - preferred.log_end_offset, 'record')} at the end of the log"
     return PreferredLeaderNotAvailableError(
         f"partition {_show(tp)}: its preferred leader, broker {preferred.broker_id}, {reason}"
     )

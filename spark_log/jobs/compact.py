@@ -19,6 +19,7 @@ from spark_log.maintenance.compact_on_spark import compact_on_spark
 from spark_log.maintenance.compaction_pass import compacted_topics
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.work import Work
+from spark_log.quantities import count_of
 
 _EXAMPLES = """\
   spark-submit jobs/compact.py --cluster /data/log
@@ -106,4 +107,4 @@ def _summary(reports: Sequence[Report], seconds: float, as_json: bool) -> list[s
         return [f"compact: nothing is due, {seconds:.1f} s"]
     lines = [str(each) for each in reports]
     rate = f", {before.records / seconds:,.0f} records/s" if seconds > 0 else ""
-    return [*lines, f"compact: {before.records:,} -> {after.records:,} records, {seconds:.1f} s{rate}"]
+    return [*lines, f"compact: {before.records:,} -> {count_of(after.records, 'record')}, {seconds:.1f} s{rate}"]

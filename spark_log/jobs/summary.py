@@ -51,7 +51,7 @@ def progress_line(progress: BatchProgress, as_json: bool) -> str:
     behind = "" if progress.behind is None else f", {progress.behind:,} behind"
     late = f", {progress.late:,} late" if progress.late else ""
     rate = f"{progress.records_per_s:,.0f} records/s"
-    return f"batch {progress.batch_id}: {progress.records:,} records, {rate}{behind}{late}"
+    return f"batch {progress.batch_id}: {count_of(progress.records, 'record')}, {rate}{behind}{late}"
 
 
 def summary_lines(summary: Summary, as_json: bool) -> list[str]:
@@ -70,13 +70,16 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
         }
         return [json.dumps(facts)]
     rate = f", {summary.records / summary.seconds:,.0f} records/s" if summary.seconds > 0 else ""
-    size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else f"{summary.bytes:,} bytes"
-    lines = [f"{summary.job}: {summary.records:,} records, {size}, {summary.seconds:.1f} s{rate}"]
+    size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else count_of(summary.bytes, "byte")
+    lines = [f"{summary.job}: {count_of(summary.records, 'record')}, {size}, {summary.seconds:.1f} s{rate}"]
     if summary.malformed:
-        seen = "see column _malformed" if summary.job == "consume" else "they went to --dead-letter-topic"
-        lines.append(f"  {summary.malformed:,} values are not of --value-schema: {seen}")
+        one = summary.malformed == 1
+        went = f"{'it' if one else 'they'} went to --dead-letter-topic"
+        seen = "see column _malformed" if summary.job == "consume" else went
+        lines.append(f"  {count_of(summary.malformed, 'value')} {'is' if one else 'are'} not of --value-schema: {seen}")
     if summary.late:
-        lines.append(f"  {summary.late:,} rows were later than the watermark, and dropped")
+        were = "was" if summary.late == 1 else "were"
+        lines.append(f"  {count_of(summary.late, 'row')} {were} later than the watermark, and dropped")
     shown = sorted(summary.after.items())[:_PARTITIONS_SHOWN_MAX]
     for tp, after in shown:
         before = summary.before.get(tp, 0)

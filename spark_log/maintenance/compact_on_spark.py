@@ -42,6 +42,7 @@ from spark_log.maintenance.compaction_pass import (
 )
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.work import Work
+from spark_log.quantities import count_of
 from spark_log.records.segment_file import SegmentFacts
 
 if TYPE_CHECKING:
@@ -99,10 +100,15 @@ def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[
     if units:
         size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
         records = sum(unit.record_count for unit in units)
-        progress(f"{len(passes)} partitions are due: {records:,} records, {size:,} bytes, {len(units)} units")
+        partitions, read, files = (
+            count_of(count, what)
+            for count, what in ((len(passes), "partition"), (records, "record"), (len(units), "unit"))
+        )
+        progress(f"due: {partitions}, {read}, {size:,} bytes, {files}")
         write_id, _ = work.writer.file_name()
         outcomes = _compact_units(spark, passes, write_id, work.cluster.log_dirs())
-        progress(f"{sum(o.compacted is not None and o.compacted.written is not None for o in outcomes)} files written")
+        written = sum(o.compacted is not None and o.compacted.written is not None for o in outcomes)
+        progress(f"{count_of(written, 'file')} written")
         rest = iter(outcomes)
         for planned in passes:
             mine = [next(rest) for _ in planned.units]

@@ -46,6 +46,7 @@ from spark_log.maintenance.purge import purge_old_files
 from spark_log.maintenance.report import Amount
 from spark_log.metadata import tables as t
 from spark_log.metadata.identity import check_identity
+from spark_log.quantities import count_of
 from spark_log.records.key_set import KeySet
 
 _FRUITLESS_MAX = 10
@@ -130,7 +131,7 @@ def _begin(
 
 def _notes(above: Mapping[int, int]) -> list[str]:
     return [
-        f"partition {partition}: {count} offsets above the high watermark were not looked at: erase again later"
+        f"partition {partition}: not looked at: {count_of(count, 'offset')} above the high watermark: erase again later"
         for partition, count in above.items()
     ]
 
@@ -168,8 +169,9 @@ class _Run:
             fruitless = 0 if len(self.clean) > known else fruitless + 1
             if fruitless > _FRUITLESS_MAX:
                 raise self.error or NotEnoughReplicasError(
-                    f"topic {self.topic.name}: {len(suspects)} segments and {tails} tails could not be replaced: their"
-                    " in-sync replicas are too few, or keep changing; what was erased stays erased"
+                    f"topic {self.topic.name}: {count_of(len(suspects), 'segment')} and"
+                    f" {count_of(tails, 'tail')} could not be replaced: their in-sync replicas are too few, or keep"
+                    " changing; what was erased stays erased"
                 )
             if fruitless:
                 self.at_hand.look()

@@ -6,6 +6,7 @@ from typing import Any
 
 from spark_log.maintenance.purge import Purged
 from spark_log.maintenance.report import Amount
+from spark_log.quantities import count_of
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,14 @@ class Erased:
 
     def lines(self) -> list[str]:
         shown = [
-            f"Erased {self.records:,} records of {self.keys:,} keys from {self.topic}: {self.before.files:,} of"
-            f" {self.segments_scanned:,} segments in {self.partitions:,} partitions were replaced"
-            f" ({self.before.bytes:,} -> {self.after.bytes:,} bytes)."
+            f"Erased {count_of(self.records, 'record')} of {count_of(self.keys, 'key')} from {self.topic}: replaced"
+            f" {self.before.files:,} of {count_of(self.segments_scanned, 'segment')} in"
+            f" {count_of(self.partitions, 'partition')} ({self.before.bytes:,} -> {self.after.bytes:,} bytes)."
         ]
         if self.purged is not None:
-            moved = f", and {self.purged.replicas:,} replicas that had moved away" if self.purged.replicas else ""
-            shown.append(f"Purged {self.purged.files:,} old files ({self.purged.bytes:,} bytes){moved}.")
+            replicas = count_of(self.purged.replicas, "replica")
+            moved = f", and {replicas} that had moved away" if self.purged.replicas else ""
+            shown.append(f"Purged {count_of(self.purged.files, 'old file')} ({self.purged.bytes:,} bytes){moved}.")
         elif self.before:
             shown.append(
                 "The replaced files stay for file.delete.delay.ms, where older Delta versions still show the"

@@ -19,6 +19,7 @@ from spark_log.log.orphans import is_copy, write_id_of
 from spark_log.log.publication import named_paths
 from spark_log.maintenance.erase_workers import Workers
 from spark_log.metadata import tables as t
+from spark_log.quantities import count_of
 
 _NAMED_MAX = 10
 """Files or transactions that one note names."""
@@ -38,8 +39,8 @@ def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Top
         .order_by(_P.transactional_id)
     )
     return [
-        f"transaction {name!r} is open, and its {count} batches ({inline} in the metadata store at"
-        f" {cluster.store.address}, {count - inline} files in log dirs) were not looked at: when it has ended"
+        f"transaction {name!r} is open; not looked at: its {count_of(count, 'batch', 'batches')} ({inline} in the"
+        f" metadata store at {cluster.store.address}, {count - inline} in log dirs). When it has ended"
         " (`spark-log transaction abort` ends it), erase again"
         for name, count, inline in connection.execute(query)
     ]
@@ -126,7 +127,7 @@ def _told(cluster: Cluster, uri: str, held: Sequence[str]) -> list[str]:
 
 
 def _files(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED_MAX:,} more files" if len(paths) > _NAMED_MAX else ""
+    more = f" and {count_of(len(paths) - _NAMED_MAX, 'more file')}" if len(paths) > _NAMED_MAX else ""
     return ", ".join(paths[:_NAMED_MAX]) + more
 
 

@@ -30,6 +30,7 @@ from spark_log.log.orphans import delete_orphans
 from spark_log.maintenance.erase_workers import Workers
 from spark_log.maintenance.leftovers import after_purge, previous_folders
 from spark_log.metadata import tables as t
+from spark_log.quantities import count_of
 
 _F = t.retired_file.c
 
@@ -76,7 +77,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     waiting = len({*store.read(lambda connection: _retired(connection, topic))} & {*due})
     notes = [*deleted.notes, *after_purge(cluster, log_dirs, topic, workers)]
     if waiting:
-        notes.append(f"{waiting} retired files could not be deleted yet, in whatever log dir has them: erase again")
+        notes.append(f"not deleted yet in some log dir: {count_of(waiting, 'retired file')}: erase again")
     in_store = store.scrub()
     if in_store is not None:
         notes.append(in_store)

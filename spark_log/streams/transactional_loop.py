@@ -33,6 +33,7 @@ from spark_log.errors import (
 )
 from spark_log.groups.offsets import Commit
 from spark_log.produce.producer import Producer
+from spark_log.quantities import count_of
 from spark_log.stopping import Stop
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class Totals:
     aborted: int = 0
 
     def __str__(self) -> str:
-        return f"{self.records:,} records in {self.transactions:,} transactions, {self.aborted:,} aborted"
+        transactions = count_of(self.transactions, "transaction")
+        return f"{count_of(self.records, 'record')} in {transactions}, {self.aborted:,} aborted"
 
 
 @dataclass(frozen=True)

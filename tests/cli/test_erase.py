@@ -31,7 +31,7 @@ def test_it_asks_tells_and_never_repeats_a_key(cluster: Path, tmp_path: Path) ->
 
         done = CliRunner().invoke(app, asked, input="y\n")
         assert done.exit_code == 0, done.output
-        assert "Erased 2 records of 2 keys from t: 2 of 2 segments in 2 partitions were replaced" in done.stdout
+        assert "Erased 2 records of 2 keys from t: replaced 2 of 2 segments in 2 partitions" in done.stdout
         assert "Purged 2 old files" in done.stdout
         shown = run(
             "topic", "erase", "t", "-k", "secret-c", "--end", "0=-1", "--end", "1=1", "-y", "--json", cluster=cluster

@@ -151,7 +151,7 @@ def test_every_replica_and_one_that_is_away(three_brokers, log_of, tmp_path):
 
     erased = erase(cluster, "t", [GONE], purge=True)
     assert erased.ends == {0: 4}
-    assert any("1 offsets above the high watermark" in note for note in erased.notes)
+    assert any("1 offset above the high watermark" in note for note in erased.notes)
     assert erased.records == 2
     assert erased.purged.files == 4, "two files in two log dirs"
     [away] = erased.purged.unreachable

@@ -73,7 +73,7 @@ def test_a_function_is_killed_between_all_steps_and_bills_each_order_once(cluste
     assert stored(cluster, "bills") == bills, "committed, and nobody was told"
     append(log, "orders", "0/2")
     ([summary], err) = finish(start(cluster, *BILL, *UNTIL_DONE))
-    assert summary["records"] == 1 and "1 records in 1 transactions" in err
+    assert summary["records"] == 1 and "1 record in 1 transaction" in err
     assert stored(cluster, "bills") == {0: ["paid 0/0", "paid 0/1", "paid 0/2"], 1: bills[1]}
 
     append(log, "orders", "0/3", "bad")

@@ -96,7 +96,7 @@ def compacted(spark: SparkSession, cluster: Cluster, log: Log):
     assert [report.before.records for report in reports] == [6_000, 6_000]
     assert [report.after.records for report in reports] == [len(hot), len(latest)]
     assert reports[1].before.files > reports[1].after.files > 3
-    assert told[0].startswith("5 partitions are due: 12,000 records, ")
+    assert told[0].startswith("due: 5 partitions, 12,000 records, ")
     assert found_in(log, other) == hot
     return topic, latest
 

@@ -1,0 +1,32 @@
+"""Counts in sentences: one of a thing is singular wherever it is told."""
+
+from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines
+from spark_log.maintenance import Amount, Report
+from spark_log.maintenance.erase_report import Erased
+from spark_log.maintenance.purge import Purged
+from spark_log.quantities import count_of, exact_duration_of
+from spark_log.streams.transactional_loop import Totals
+
+
+def test_counts_and_durations() -> None:
+    assert [count_of(n, "record") for n in (0, 1, 2_000)] == ["0 records", "1 record", "2,000 records"]
+    assert [count_of(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
+    told = [exact_duration_of(ms) for ms in (604_800_000, 86_400_000, 129_600_000, 60_000, 1_000, 1_500, 0)]
+    assert told == ["7 days", "1 day", "36 hours", "1 minute", "1 second", "1,500 ms", "0 ms"]
+
+
+def test_one_is_singular_in_every_summary() -> None:
+    purged = Purged(1, 10, 1, 0, (), ())
+    erased = Erased("t", 1, {}, 1, 1, 1, Amount(1, 20, 2), Amount(1, 10, 1), purged, ())
+    first, second, *_ = erased.lines()
+    assert first == "Erased 1 record of 1 key from t: replaced 1 of 1 segment in 1 partition (20 -> 10 bytes)."
+    assert second == "Purged 1 old file (10 bytes), and 1 replica that had moved away."
+    assert str(Report("merge", "t", 1)) == "merge t: 1 partition"
+    assert str(Totals(1, 1, 1)) == "1 record in 1 transaction, 1 aborted"
+    assert progress_line(BatchProgress(0, 1, 2, 3.0, None), False) == "batch 0: 1 record, 3 records/s"
+    summary = Summary("transform", 1, 1, 0.0, {}, {}, malformed=1, late=1)
+    assert summary_lines(summary, False) == [
+        "transform: 1 record, 1 byte, 0.0 s",
+        "  1 value is not of --value-schema: it went to --dead-letter-topic",
+        "  1 row was later than the watermark, and dropped",
+    ]
