@@ -35,7 +35,8 @@ def read_topic(
     tail of the same snapshot travels inside the plan. `cluster` is an address or an open Cluster. Segments are read
     from a replica in `client_rack`, if there is one.
 
-    Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, and InvalidConfigurationError if Spark's class path lacks
+    the file system of an object store (hadoop-aws for S3).
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.reader import LogReader

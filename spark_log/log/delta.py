@@ -9,6 +9,7 @@ version and our app transaction are those recorded), only the segments that chan
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -128,11 +129,16 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
                 continue
             # it panics, in a class of its own, in the child of a process that has used it before the fork
             raise StorageUnavailableError(
-                redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")
+                redact(f"Delta table of topic {topic.name} in {info.uri}: {_one_line(error)}")
             ) from error
     raise StorageUnavailableError(
         f"Delta table of topic {topic.name}: {_ATTEMPTS} commits lost the race; giving up for now"
     )
+
+
+def _one_line(error: BaseException) -> str:
+    """deltalake draws its errors as a coloured tree of lines."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
 class _Found(NamedTuple):
@@ -335,12 +341,16 @@ def _partition_values(partition: int | None, base_offset: int | None) -> dict[st
 
 
 def storage_options(log_dir: LogDir) -> dict[str, str]:
-    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs."""
-    if log_dir.local:
-        return {}
+    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
+
+    Both take what the URI does not say from the same AWS_... environment variables.
+    """
     parts = urlsplit(log_dir.uri)
+    if log_dir.local or parts.scheme != "s3":
+        return {}
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    options: dict[str, str] = {}
+    # an endpoint of http://, from the URI or from AWS_ENDPOINT_URL, is the user's word already: the records go there
+    options = {"aws_allow_http": "true"}
     if parts.username:
         options["aws_access_key_id"] = unquote(parts.username)
     if parts.password:
@@ -351,5 +361,4 @@ def storage_options(log_dir: LogDir) -> dict[str, str]:
         endpoint = query["endpoint_override"]
         scheme = query.get("scheme", "https")
         options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-        options["aws_allow_http"] = "true" if options["aws_endpoint_url"].startswith("http://") else "false"
     return options

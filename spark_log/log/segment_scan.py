@@ -17,6 +17,7 @@ from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, SparkLogError
 from spark_log.ids import LogDirId
 from spark_log.log.fetch import BAD_REPLICA, no_good_replica
+from spark_log.log.hadoop import check_file_systems
 from spark_log.log.slices import LogDirs, Slice
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,11 @@ def scan_segments(
     """All rows of the slices' files: the stored `columns` (a DDL string), and a column for each of `facts`.
 
     A fact is an int32 or int64 array with a value for each slice, in their order. Raises what
-    `fetch.no_good_replica` makes of it if no log dir has a segment.
+    `fetch.no_good_replica` makes of it if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
+    of an object store.
     """
     files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
+    check_file_systems(spark, files)
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
     # whatever the session says: a segment that cannot be read is an error, not fewer rows
     reader = spark.read.schema(columns).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)

@@ -133,3 +133,18 @@ def test_a_restored_store_is_noticed_while_other_threads_run(cluster, log, proxy
     change(cluster, t.publication_cursor.delete())
     with pytest.raises(StoreChangedError, match="restored"):
         publish(cluster, topic)
+
+
+def test_a_plain_http_endpoint_of_the_environment_serves_delta_too(s3_server, s3_uri, tmp_path, monkeypatch, caplog):
+    """Nothing but what pyarrow.fs needs: Delta's own AWS_ALLOW_HTTP is not asked for."""
+    for name, value in s3_server.storage_options().items():
+        if name != "AWS_ALLOW_HTTP":
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    folder = s3_uri.partition("?")[0].rpartition("@")[2]
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=f"s3://{folder}") as cluster:
+        log, topic = Log(cluster), create_topic(cluster, "t", configs=FILES)
+        log.append(topic, [Records(0, table("a", "b"))])
+        log.close()
+        assert_delta_is_the_log(cluster)
+    assert "not updated" not in caplog.text

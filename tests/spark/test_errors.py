@@ -3,7 +3,12 @@
 import pytest
 from pyspark.errors import PySparkException
 
+from spark_log import read_topic
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
+from spark_log.errors import InvalidConfigurationError
+from spark_log.log.log import Log, Records
+from tests.support.records import table
 
 
 def shown(action) -> list[str]:
@@ -44,3 +49,14 @@ def test_the_message_comes_first(spark, cluster, tmp_path) -> None:
         lines = shown(action)
         assert len(lines) <= 3, lines
         assert message in "\n".join(lines[:2]), lines
+
+
+def test_a_missing_file_system_of_hadoop_is_named(spark, tmp_path, s3_uri) -> None:
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=s3_uri) as cluster:
+        log, topic = Log(cluster), create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+        log.append(topic, [Records(0, table("a", "b"))])
+        log.close()
+        address = str(cluster.store.address)
+    with pytest.raises(InvalidConfigurationError, match=r"s3a://.*--packages org.apache.hadoop:hadoop-aws:3\.5\.0 "):
+        read_topic(spark, address, "t")
+    assert spark.read.format("spark_log").options(cluster=address, subscribe="t").load().count() == 2
