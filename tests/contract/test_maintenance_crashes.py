@@ -58,7 +58,7 @@ class Scene:
         self.cluster = Cluster.init(address, log_dir=str(folder / "d1"))
         add_broker(self.cluster, 2, [str(folder / "d2")])
         self.roots = [folder / "d1", folder / "d2"]
-        configs = {"inline.max.bytes": "700", "retired.file.retention.ms": "0"}
+        configs = {"inline.max.bytes": "700", "retired.file.retention.ms": "0", "delta.max.lag.ms": "-1"}
         self.topic = create_topic(self.cluster, "t", 2, 2, configs)
         doomed = create_topic(self.cluster, "doomed", 1, 2, {"inline.max.bytes": "0"})
         self.log = Log(self.cluster)
