@@ -121,7 +121,9 @@ def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured,
     source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
     writer = _to_sink(shaped(source, arguments, None), arguments)
     query = triggered(writer, arguments.shared).start()
-    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)))
+    sink = arguments.sink
+    written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
+    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written)
     before, after = offsets_around(totals)
     return totals.counted, before, after
 

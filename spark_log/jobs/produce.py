@@ -147,4 +147,5 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     query = triggered(writer, arguments.shared).start()
-    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json))).counted
+    written = [(arguments.shared.cluster, arguments.topic)]
+    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written).counted

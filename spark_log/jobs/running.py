@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_log import clock
+from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.jobs.arguments import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.measure import NAME, Measured
 from spark_log.jobs.summary import BatchProgress
+from spark_log.log.log import Log
 from spark_log.stopping import Stop
 from spark_log.streams.windows import late_in
 
@@ -52,8 +54,16 @@ class Totals:
         return Totals(self.counted.plus(measured_in(progress)), self.late + late_in(progress), first, progress)
 
 
-def run_to_end(spark: SparkSession, query: StreamingQuery, tell: Callable[[BatchProgress], None]) -> Totals:
-    """Raises StreamingQueryException. A signal lets the batch in flight finish first."""
+def run_to_end(
+    spark: SparkSession,
+    query: StreamingQuery,
+    tell: Callable[[BatchProgress], None],
+    topics: Iterable[tuple[str, str]] = (),
+) -> Totals:
+    """Raises StreamingQueryException. A signal lets the batch in flight finish first.
+
+    `topics`, by cluster address and name, are written by the query: when it has ended, their Delta tables are complete.
+    """
     stop = stop_on_signals(spark)
     totals = Totals()
     deadline: float | None = None
@@ -63,6 +73,11 @@ def run_to_end(spark: SparkSession, query: StreamingQuery, tell: Callable[[Batch
             deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
             if not query.status["isTriggerActive"] or clock.monotonic_s() >= deadline:
                 query.stop()
+    for address, topic in topics:
+        with Cluster.open(address) as cluster:
+            log = Log(cluster, holder=f"job {query.name or query.id}")
+            log.seal_at_close([log.find_topic(topic)])
+            log.close()
     return _take_new(query, totals, tell)
 
 

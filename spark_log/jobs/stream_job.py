@@ -66,7 +66,8 @@ def run_stream_job(
         output_mode=arguments.output_mode,
         name=job,
     )
-    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, shared.json)))
+    written = [(output.cluster, output.topic) for output in _topics_written(arguments)]
+    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, shared.json)), written)
     before, after = offsets_around(totals)
     counted = totals.counted
     seconds = clock.monotonic_s() - started
@@ -84,12 +85,16 @@ def check(arguments: StreamArguments, inputs: Sequence[Input]) -> None:
             planner.available()
         finally:
             planner.close()
-    wanted = [arguments.output] if isinstance(arguments.output, TopicOutput) else []
-    if arguments.dead_letter_topic is not None:
-        wanted.append(TopicOutput(arguments.shared.cluster, arguments.dead_letter_topic))
-    for output in wanted:
+    for output in _topics_written(arguments):
         with Cluster.open(output.cluster) as cluster:
             find_or_create(cluster, output.topic, None)
+
+
+def _topics_written(arguments: StreamArguments) -> list[TopicOutput]:
+    written = [arguments.output] if isinstance(arguments.output, TopicOutput) else []
+    if arguments.dead_letter_topic is not None:
+        written.append(TopicOutput(arguments.shared.cluster, arguments.dead_letter_topic))
+    return written
 
 
 def source(spark: SparkSession, given: Input) -> DataFrame:

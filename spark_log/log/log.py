@@ -122,6 +122,13 @@ class Log(LogReader):
             logger.info("files of appends that failed are left to the clean-up: %s", redact(str(error)))
         super().close()
 
+    def seal_at_close(self, topics: Iterable[Topic]) -> None:
+        """Seal the tails of these topics when this is closed, as if they had been appended to: by micro-batches, say,
+        each with a Log of its own.
+        """
+        for topic in topics:
+            self._sealer.watch(topic)
+
     def append(
         self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:

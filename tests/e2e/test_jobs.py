@@ -16,6 +16,7 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import alter_configs, create_topic
+from spark_log.log.delta_lag import delta_lags
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
 from tests.support.keyed_log import append_keyed, files_with, rows_of
@@ -160,6 +161,7 @@ def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: P
     assert summary["records"] == sum(summary["batches"]) > 0
     with Cluster.open(str(cluster)) as opened:
         (described,) = describe_topics(opened, ["ticks"])
+        assert opened.store.read(delta_lags) == {}, "the job seals what its last micro-batches left"
     assert described.partitions[0].high_watermark == summary["records"]
 
 
