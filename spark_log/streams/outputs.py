@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log.datasource.active_session import activate_session
 from spark_log.datasource.options import WriteOptions
 from spark_log.datasource.write_schema import check_write_schema
+from spark_log.delta_jars import check_loaded
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
 from spark_log.streams.micro_batch import MicroBatch, this_batch
@@ -83,7 +84,7 @@ def write_stream(
     Delta tables over any crash, as long as `checkpoint` is kept; a topic or table may be named once per query. All
     topics of a cluster get their part of a micro-batch at once. With `group_id` the group's offsets are committed with
     them: where the batch ends in the query's sources, which are topics of that one cluster (and have no `group.id`).
-    Raises InvalidOptionError.
+    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table where Spark has no Delta.
     """
     if output_mode not in get_args(OutputMode):
         raise InvalidOptionError(f"output_mode {output_mode!r}: expected append, update or complete")
@@ -93,6 +94,8 @@ def write_stream(
         outputs = (outputs,)
     if not callable(outputs):
         check_outputs(outputs, output_mode, group_id)
+        if any(isinstance(each, DeltaOutput) for each in outputs):
+            check_loaded(frame.sparkSession)
         for cluster, topic in ((each.cluster, each.topic) for each in outputs if isinstance(each, TopicOutput)):
             options = WriteOptions.parse({"cluster": cluster, "topic": topic}, streaming=True, environ={})
             check_write_schema(frame.schema, options)

@@ -42,10 +42,19 @@ def test_ten_lines_of_pyspark_run_with_the_recommended_settings_and_without_delt
     home = spark_without_delta(tmp_path / "spark")
     [code] = python_of("Ten lines of PySpark")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    code += '\nprint("rows", spark.read.parquet("clicks.parquet").count())\n'
+    code += """
+print("rows", spark.read.parquet("clicks.parquet").count())
+from spark_log.errors import DeltaNotInstalledError
+from spark_log.streams import DeltaOutput, write_stream
+try:
+    write_stream(clicks.load(), DeltaOutput("table"), checkpoint="other")
+except DeltaNotInstalledError as error:
+    print(error)
+"""
     printed = output_of(code, tmp_path, SPARK_HOME=str(home), SPARK_CONF_DIR=str(CONF))
     assert "rows 1000000" in printed
     assert "only showing top 5 rows" in printed
+    assert "run `spark-log delta install`" in printed
 
 
 def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
