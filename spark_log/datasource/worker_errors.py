@@ -40,12 +40,23 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
         except SparkLogError:
             hide_traceback()
             raise
+        except GeneratorExit as closed:
+            if isinstance(closed.__context__, BrokenPipeError | ConnectionResetError) and _in_process_of_spark():
+                # Spark has all the rows it wants (LIMIT) and has hung up. The process would end now in any case, but
+                # not before it has printed that it cannot flush its last rows
+                os._exit(1)
+            raise
 
     return iterate if inspect.isgeneratorfunction(method) else call
 
 
 def hide_traceback() -> None:
     """Show the error that is about to be raised by its message alone."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    if main is not None and main.name.startswith("pyspark."):  # a process of Spark's: `python -m pyspark.daemon`
+    if _in_process_of_spark():
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+
+
+def _in_process_of_spark() -> bool:
+    """Whether Spark started this process to run the data source: `python -m pyspark.daemon` and the like."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return main is not None and main.name.startswith("pyspark.")

@@ -1,8 +1,10 @@
 """Which errors lose their traceback, and where."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,3 +36,24 @@ def test_only_errors_of_ours_in_processes_of_spark(
         with pytest.raises(type(error)):
             call()
         assert os.environ.get("SPARK_HIDE_TRACEBACK") == hidden
+
+
+def test_a_process_whose_rows_spark_no_longer_wants_ends_without_a_word() -> None:
+    """As in pyspark.worker when Spark has closed the socket (LIMIT): the iterator is closed while the write fails."""
+    program = """
+import sys
+from types import SimpleNamespace
+from tests.unit.datasource.test_worker_errors import Reader
+
+sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
+rows = (row for row in Reader().read(KeyError()))
+try:
+    next(rows)
+    raise BrokenPipeError
+finally:
+    rows.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
