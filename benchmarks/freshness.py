@@ -1,4 +1,4 @@
-"""What fresh Delta tables cost: files and bytes of a topic that gets a steady stream of small messages.
+"""The cost of fresh Delta tables: files and bytes of a topic that gets a steady stream of small messages.
 
 One Producer sends --rate messages of 100 bytes a second, with keys, to --partitions partitions for --seconds, with a
 coordinator beside it or (--without-coordinator) without. Each second it asks how long the oldest record has waited that

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""What `spark.jars.packages` needs to name for Delta."""
+"""The names for `spark.jars.packages` that bring Delta."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:4.1.1"
 """The newest one that Maven Central has. from_avro and to_avro of it work with Spark 4.2."""
 SETTINGS = {
@@ -154,7 +154,7 @@ def _download(scratch: Path, tell: Callable[[str], None]) -> None:
 
 
 def _reason(said: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What to do about a spark-submit that failed, from its output."""
+    """Advice on a spark-submit that failed, from its output."""
     if any("JAVA_HOME is not set" in line for line in said):
         return "Spark needs Java 17 or later: install it, or set JAVA_HOME"
     failures = [line for line in said if line.startswith(("Server access error", "Host "))]

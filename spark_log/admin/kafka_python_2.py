@@ -1,4 +1,4 @@
-"""What kafka-python 2 names otherwise than version 3: methods of its admin client, and fields of their results."""
+"""Names of kafka-python 2 that version 3 has changed: methods of its admin client, and fields of their results."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class MemberMetadata(NamedTuple):
-    """What a member subscribes."""
+    """The topics that a member subscribes."""
 
     version: int
     topics: list[str]
@@ -20,7 +20,7 @@ class MemberMetadata(NamedTuple):
 
 
 class MemberAssignment(NamedTuple):
-    """What a member has: `assignment` is [(topic, [partition])]."""
+    """The partitions of a member: `assignment` is [(topic, [partition])]."""
 
     version: int
     assignment: list[tuple[str, list[int]]]

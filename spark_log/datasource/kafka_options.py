@@ -1,4 +1,4 @@
-"""What becomes of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`: one table.
+"""The treatment of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`: one table.
 
 Spark's Kafka connector hands these options to its consumers and producers; here there are none. An option is honoured,
 or refused because a read or a write without it would mean or protect something else, or ignored because without it
@@ -61,7 +61,7 @@ KAFKA_OPTIONS: Mapping[str, Decision] = {
     "group.id": Honoured("alias of option group.id"),
     "client.rack": Honoured("reads prefer replicas in this rack"),
     "isolation.level": Honoured("both levels see the same: what a transaction sent is visible once it is committed"),
-    "compression.type": Honoured("codec of what is written to topics whose compression.type nobody has set"),
+    "compression.type": Honoured("codec of writes to topics that have no compression.type of their own"),
     "acks": Honoured("every write has acks=all, which 1 and 0 do not exceed"),
     # refused: without it, secrets or bytes would go unprotected
     "security.*": Refused(_BOTH, _SECURITY),
@@ -130,7 +130,7 @@ KAFKA_OPTIONS: Mapping[str, Decision] = {
 
 
 def decision_on(name: str) -> Decision:
-    """What becomes of the option of this name, in lower case and without `kafka.`."""
+    """The treatment of the option of this name, in lower case and without `kafka.`."""
     return KAFKA_OPTIONS.get(name) or KAFKA_OPTIONS.get(name.partition(".")[0] + ".*") or Ignored("unknown")
 
 

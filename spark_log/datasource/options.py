@@ -180,7 +180,7 @@ class WriteOptions:
     """Option `transaction`: set by `streams.batch_transaction`, for its batch writes."""
     group: SinkGroup | None = None
     compression_type: str | None = None
-    """Option `kafka.compression.type`, for topics whose compression.type nobody has set; None: the topic's."""
+    """Option `kafka.compression.type`, for topics that have none of their own; None: the topic's."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":

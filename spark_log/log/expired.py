@@ -63,7 +63,7 @@ class Expired:
 
 
 def find_expired(store: Store, topic: Topic, written: Mapping[int, OffsetRange]) -> Expired | None:
-    """What retention does not keep of the segments that begin at these offsets, by partition; None: nothing."""
+    """The part of these segments, by partition and base offset, that retention does not keep; None: nothing."""
 
     def read(connection: sa.Connection) -> Expired | None:
         known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now
@@ -147,7 +147,7 @@ class ExpiredWatch:
                     self._untold.append(found)
 
     def take(self) -> list[Expired]:
-        """What has been noticed and not been taken yet, at most once a topic."""
+        """Return the findings since the last call, at most one a topic."""
         with self._lock:
             untold, self._untold = self._untold, []
         return untold

@@ -51,7 +51,7 @@ _P, _S = t.partition.c, t.segment.c
 
 @dataclass(frozen=True)
 class Dropped:
-    """What has left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that could not.
+    """Segments that have left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that could not.
 
     `why`: the newest record that went for each reason, in ms.
     """
@@ -87,7 +87,7 @@ def _why(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, int]
 
 
 def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
-    """What `apply_retention` would drop now. Changes nothing."""
+    """The segments that `apply_retention` would drop now. Changes nothing."""
 
     def plan(connection: sa.Connection, number: int) -> Dropped:
         state = read_partition(connection, (topic.topic_id, number))

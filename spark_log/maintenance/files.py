@@ -28,7 +28,7 @@ def clean_up_files(work: Work) -> Iterator[Report]:
 
 
 def plan_clean_up(work: Work) -> Iterator[Report]:
-    """What `clean_up_files` would delete now. Changes nothing."""
+    """The files that `clean_up_files` would delete now. Changes nothing."""
     store = work.cluster.store
     store.read(check_identity)
     log_dirs = CountedLogDirs.of(work.cluster)

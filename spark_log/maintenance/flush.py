@@ -21,7 +21,7 @@ def flush_topics(work: Work) -> Iterator[Report]:
 
 
 def plan_flush(work: Work) -> Iterator[Report]:
-    """What `flush_topics` would force now. Changes nothing."""
+    """The data that `flush_topics` would force to disk now. Changes nothing."""
     for topic, keys in _due(work):
         yield Report("flush", topic.name, len(keys), notes=("deletes nothing",))
 

@@ -27,7 +27,7 @@ def merge_segments(work: Work, write: Write | None = None, threads: int = _THREA
 
 
 def plan_merge(work: Work) -> Iterator[Report]:
-    """What `merge_segments` would merge first now: it goes on with what that makes. Changes nothing."""
+    """The first merges that `merge_segments` would do now; their outputs may be merged again. Changes nothing."""
     store = work.cluster.store
     for topic, partitions in _due(work):
         planned = [store.read(partial(runs_of, topic=topic, partition=partition)) for partition in partitions]

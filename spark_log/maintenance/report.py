@@ -1,4 +1,4 @@
-"""What a maintenance task says of its work."""
+"""The report of a maintenance task."""
 
 from dataclasses import dataclass, field
 

@@ -20,7 +20,7 @@ def retain(work: Work) -> Iterator[Report]:
 
 
 def plan_retain(work: Work) -> Iterator[Report]:
-    """What `retain` would drop now. Changes nothing."""
+    """The segments that `retain` would drop now. Changes nothing."""
     for topic in work.topics():
         yield from _report(topic, plan_retention(work.cluster, topic))
 

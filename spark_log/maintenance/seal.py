@@ -43,7 +43,7 @@ def seal_tails(work: Work) -> Iterator[Report]:
 
 
 def plan_seal(work: Work) -> Iterator[Report]:
-    """What `seal_tails` would do now. Changes nothing."""
+    """Reports of the work that `seal_tails` would do now. Changes nothing."""
     due, behind = _due(work)
     for topic, found in due:
         notes = (f"{sum(tail.bytes for tail in found):,} bytes of inline tails become files", "deletes nothing")

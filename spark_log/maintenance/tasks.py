@@ -34,7 +34,7 @@ class Task:
     """Reports come as the work goes on, one for each topic that was changed. A failure of one topic keeps the others
     from nothing: it is raised at the end."""
     plan: Callable[[Work], Iterable[Report]]
-    """What `run` would do now. Changes nothing."""
+    """Reports of the work that `run` would do now. Changes nothing."""
 
 
 def _only_with_a_steady_clock(name: str, run: Callable[[Work], Iterable[Report]]) -> Callable[[Work], Iterable[Report]]:

@@ -120,7 +120,7 @@ def test_it_tells_what_a_run_does_and_changes_nothing(cluster, log, produce):
     assert notes["flush", "unforced"] == "deletes nothing"
     assert notes["delta", "small"].startswith("checkpoint at version ")
 
-    for task in ("retention", "files", "expire"):  # what they delete is exactly what was told
+    for task in ("retention", "files", "expire"):  # the real run deletes exactly what the dry run told
         told = [report for report in planned if report.task == task]
         done = list(run_tasks(cluster, [task]))
         assert [(r.topic, r.partitions, r.before, r.notes) for r in done] == [

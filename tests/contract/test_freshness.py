@@ -1,4 +1,4 @@
-"""delta.max.lag.ms: a topic's Delta table lists a record within that time, whoever appended it."""
+"""delta.max.lag.ms: a topic's Delta table lists a record within that time, for every kind of writer."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What `pip install` gives a user, in an environment of its own; its dependencies are this environment's."""
+"""The result of `pip install` in an environment of its own; its dependencies are this environment's."""
 
 import os
 import shutil

@@ -57,7 +57,7 @@ def test_sizes(sizes, merged):
         ([5] * 8, [[5] * 8]),
         ([40] + [5] * 7, []),
         ([40] + [5] * 8, [[5] * 8]),
-        # what fills half of the largest file needs to double only
+        # a run that fills half of the largest file needs to double only
         ([250, 250], [[250, 250]]),
         ([245, 245], []),
     ],
