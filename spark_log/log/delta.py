@@ -93,15 +93,20 @@ def publish(cluster: Cluster, topic: Topic) -> None:
         raise failed
 
 
-def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> None:
-    """Publish after an append that is done: a failure is logged and healed by the next publication, not raised."""
+def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
+    """Publish after an append that is done: a failure is logged and healed by the next publication, not raised.
+    Whether all went well.
+    """
+    done = True
     for topic in topics:
         try:
             publish(cluster, topic)
         except (SparkLogError, OSError) as error:
+            done = False
             logger.warning(
                 "topic %s: Delta table not updated, the next append tries again: %s", topic.name, redact(str(error))
             )
+    return done
 
 
 def publish_all(cluster: Cluster) -> None:

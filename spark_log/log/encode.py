@@ -214,8 +214,13 @@ class SegmentFiles:
         if len(self._files) == 1:
             outcomes = [_commit(file) for file in self._files.values()]
         else:
-            with ThreadPoolExecutor(len(self._files), "spark-log-fsync") as pool:
-                outcomes = list(pool.map(_commit, self._files.values()))
+            try:
+                with ThreadPoolExecutor(len(self._files), "spark-log-fsync") as pool:
+                    outcomes = list(pool.map(_commit, self._files.values()))
+            except RuntimeError as error:
+                if "interpreter shutdown" not in str(error):
+                    raise
+                outcomes = [_commit(file) for file in self._files.values()]
         for broker_id, failure in zip(list(self._files), outcomes, strict=True):
             if failure is not None:
                 self._leave_out(broker_id, failure)

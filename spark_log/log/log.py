@@ -129,6 +129,10 @@ class Log(LogReader):
         for topic in topics:
             self._sealer.watch(topic)
 
+    def stop_sealing(self) -> None:
+        """Have a `close` in another thread, begun or not, begin no further sealing."""
+        self._sealer.begin_nothing_more()
+
     def append(
         self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
@@ -314,7 +318,9 @@ class Log(LogReader):
                 self._sealer.add(topic, partition)
             elif self._try_seal(topic, partition):
                 touched.add(topic_id)
-        try_publish(self.cluster, [topics[topic_id] for topic_id in sorted(touched)])
+        for topic_id in sorted(touched):
+            if not try_publish(self.cluster, [topics[topic_id]]):
+                self._sealer.watch(topics[topic_id])
         self._sealer.run_due()
         return result
 

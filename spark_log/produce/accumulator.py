@@ -144,6 +144,11 @@ class Accumulator:
             self._due.notify()
             self._room.notify_all()
 
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more comes."""
+        return self._closing
+
     def release(self, size: int) -> None:
         """`size` bytes of records have their fate."""
         with self._lock:

@@ -373,9 +373,10 @@ def _close(state: _State, accumulator: Accumulator, sender: Sender, timeout_s: f
     sender.join(timeout_s)
     if not sender.is_alive():
         return
-    sender.aborted = True
+    sender.give_up()
     left = accumulator.flush()
-    logger.error("producer closed with records that were not stored within %s s", timeout_s)
+    if left:
+        logger.error("producer closed with records that were not stored within %s s", timeout_s)
     for chunk in left:
         chunk.fail(IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)"))
 

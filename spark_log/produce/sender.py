@@ -23,6 +23,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
 )
+from spark_log.exit_hooks import stop_at_exit
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.append import Appended, ProducerSequence, Rejected
 from spark_log.log.log import Log, Records
@@ -83,6 +84,16 @@ class Sender(threading.Thread):
         self._identity = Identity(lambda: register(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[Piece]] = {}
         accumulator.sender = self
+        stop_at_exit(self)
+
+    def give_up(self) -> None:
+        """Append nothing more, and begin no sealing: the time for closing the producer is over."""
+        self.aborted = True
+        self._log.stop_sealing()
+
+    def request_stop(self) -> list[threading.Thread]:
+        """The interpreter ends: one that is being closed comes to its end; any other is closed by its finalizer."""
+        return [self] if self._accumulator.closing and self.is_alive() else []
 
     def run(self) -> None:
         try:

@@ -1,0 +1,205 @@
+"""Sealing by clients when something comes between: appends during a look, failures, the end of a program."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.config import ClusterSettings
+from spark_log.coordinator import Coordinator
+from spark_log.log import sealer as sealer_module
+from spark_log.log.delta_lag import delta_lags
+from spark_log.log.log import Log
+from spark_log.log.sealer import Sealer
+from spark_log.metadata import tables as t
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.group_members import until
+from tests.support.subprocess_python import run_python
+from tests.support.topics import append, make
+
+_S = t.segment.c
+sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+
+
+def tail(cluster):
+    """Records in inline tails."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(_S.record_count), 0)).where(_S.inline)
+    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+def make_older(cluster, by_ms):
+    change = t.segment.update().values(appended_ms=_S.appended_ms - by_ms)
+    cluster.store.transact(lambda connection, _attempt: connection.execute(change))
+
+
+@pytest.fixture
+def busy_log(cluster):
+    log = Log(cluster, seal_beside=True)
+    yield log
+    log.close()
+
+
+@sqlite_only
+def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
+    topic = make(cluster, "t", delta_max_lag_ms=str(2**63 - 1), inline_tail_bytes="2000")
+    append(busy_log, topic, "small")
+    [watched] = busy_log._sealer._watched.values()
+    until(lambda: watched.look_at_s > clock.monotonic_s() + 10, cluster.store)
+    busy_log._sealer._thread.join(0.1)
+    append(busy_log, topic, "x" * 1000, "y" * 1000)
+    until(lambda: tail(cluster) == 0, cluster.store)
+
+
+@sqlite_only
+def test_an_append_during_a_look_at_the_tails_is_seen_by_the_next(cluster, busy_log, monkeypatch):
+    topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
+    ask, come = sealer_module.lease_status, iter(["during the look"])
+
+    def lease_status(*arguments):
+        for value in come if tail(cluster) == 0 else ():
+            append(busy_log, topic, value)
+        return ask(*arguments)
+
+    monkeypatch.setattr(sealer_module, "lease_status", lease_status)
+    append(busy_log, topic, "first")
+    until(lambda: _end(cluster) == 2 and tail(cluster) == 0, cluster.store)
+
+
+def _end(cluster):
+    query = sa.select(t.partition.c.log_end_offset)
+    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+
+
+@sqlite_only
+def test_full_tails_are_sealed_beside_the_appends_although_there_is_a_coordinator(cluster, busy_log):
+    topic = make(cluster, "t", inline_tail_bytes="2000")
+    with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=3_600_000)) as coordinator:
+        until(lambda: coordinator.acting, cluster.store)
+        append(busy_log, topic, "small")
+        append(busy_log, topic, "x" * 1000, "y" * 1000)
+        until(lambda: tail(cluster) == 0, cluster.store)
+
+
+@sqlite_only
+def test_what_could_not_be_sealed_is_tried_again_within_the_lag(cluster, busy_log):
+    """A tenth of it, 2 s, after the failure; not after another 18 s."""
+    topic = make(cluster, "t", delta_max_lag_ms="20000", retention_ms="-1")
+    [info] = cluster.log_dirs().values()
+    folder = Path(info.uri.removeprefix("file://"))
+    away = folder.rename(folder.with_name("away"))
+    append(busy_log, topic, "a")
+    make_older(cluster, 20_000)
+    append(busy_log, topic, "b")
+    until(lambda: failures(busy_log) > 0, cluster.store)
+    away.rename(folder)
+    until(lambda: cluster.store.read(delta_lags) == {}, cluster.store, timeout_s=10)
+    assert tail(cluster) == 0
+
+
+def failures(log):
+    return sum(each.failures for each in log._sealer._watched.values())
+
+
+@sqlite_only
+def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster):
+    topics = create_topic(cluster, "a"), create_topic(cluster, "b")
+    other_sealed = threading.Event()
+
+    def seal(topic, partition):
+        if topic.name == "b":
+            other_sealed.set()
+        elif not other_sealed.is_set():
+            sealer.add(topic, partition)
+        return 0
+
+    sealer = Sealer(cluster, None, seal, beside=True)
+    for topic in topics:
+        sealer.add(topic, 0)
+    assert other_sealed.wait(30)
+    sealer.close(30)
+
+
+@sqlite_only
+def test_closing_begins_nothing_after_its_time(cluster, log):
+    topic = make(cluster, "t", 8)
+    for partition in range(8):
+        append(log, topic, "a", partition=partition)
+    begun = []
+
+    def seal(_topic, partition):
+        begun.append(partition)
+        time.sleep(0.3)
+        return 0
+
+    sealer = Sealer(cluster, log._writer, seal)
+    sealer.watch(topic)
+    sealer.close(0.4)
+    assert 1 <= len(begun) <= 2
+
+
+@sqlite_only
+def test_a_producer_whose_records_are_stored_says_no_other_when_its_time_for_closing_is_over(cluster, produce, caplog):
+    make(cluster, "t")
+    producer = produce()
+    producer.send("t", b"v").get(timeout=30)
+    producer.close(timeout=0)
+    producer._sender.join(30)
+    assert not producer._sender.is_alive()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+LEFT_OPEN = """
+import sys
+from spark_log import Producer, create_topic
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.brokers import add_broker
+cluster = Cluster.init(sys.argv[1])
+add_broker(cluster, 2, [sys.argv[1] + "-2"])
+create_topic(cluster, "t", 1, 2)
+producer = Producer(cluster=sys.argv[1])
+producer.send("t", b"v")
+producer.flush()
+"""
+
+
+def test_a_program_that_ends_without_closing_its_producer_leaves_a_complete_delta_table(tmp_path):
+    address = str(tmp_path / "cluster")
+    assert run_python(LEFT_OPEN, address) == ""
+    with Cluster.open(address) as cluster:
+        assert cluster.store.read(delta_lags) == {}
+        assert tail(cluster) == 0
+        assert_delta_is_the_log(cluster)
+
+
+CLOSING = """
+import sys, threading, time
+from spark_log import Producer, create_topic
+from spark_log.cluster.cluster import Cluster
+from spark_log.log import sealer
+publish = sealer.try_publish
+began = threading.Event()
+
+def slowly(*arguments):
+    began.set()
+    time.sleep(1)
+    print("published")
+    return publish(*arguments)
+
+sealer.try_publish = slowly
+create_topic(Cluster.init(sys.argv[1]), "t")
+producer = Producer(cluster=sys.argv[1])
+producer.send("t", b"v")
+producer.flush()
+threading.Thread(target=producer.close, daemon=True).start()
+began.wait()
+"""
+
+
+def test_a_program_does_not_end_in_the_middle_of_sealing(tmp_path):
+    assert run_python(CLOSING, str(tmp_path / "cluster")) == "published\n"
