@@ -51,7 +51,7 @@ _P, _S = t.partition.c, t.segment.c
 
 @dataclass(frozen=True)
 class Dropped:
-    """Segments that have left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that could not.
+    """Segments that have left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that failed.
 
     `why`: the newest record that went for each reason, in ms.
     """
