@@ -103,22 +103,27 @@ def init(
             print_json({"cluster_id": cluster.cluster_id, "address": shown, "log_dirs": dirs})
             return
         say(f"{'Made' if made else 'There is'} cluster {cluster.cluster_id} at {shown}, segments in {', '.join(dirs)}.")
-        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={shown}; spark-log topic create events --partitions 4")
+        repeatable = cluster.store.address.without_password
+        if repeatable != shown:
+            say("Put the password into the environment variable PGPASSWORD, or into ~/.pgpass.")
+        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={repeatable}; spark-log topic create events --partitions 4")
 
 
 def status(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the cluster: its store, its brokers and whether their log dirs answer, its topics and what they hold."""
+    """Show the cluster: its store, whether its log dirs answer, and how much the topics of users hold."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.names import is_internal
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
     from spark_log.log.transaction_inspection import list_transactions
     from spark_log.log.transactions import ONGOING
 
     with Cluster.open(cluster) as opened:
-        topics, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
+        found, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))
+        topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
         open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]
-        total = sum(used.values(), start=Usage())
+        total = sum((part for (topic_id, _), part in used.items() if topic_id in topics), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,
             "address": str(opened.store.address),

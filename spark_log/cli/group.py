@@ -173,6 +173,8 @@ def reset(
         print_table(None, ("partition", "current offset", "new offset"), rows)
     if not execute:
         note("Nothing is changed. To commit the new offsets, add --execute.")
+    elif not as_json:
+        say(f"Committed {count_of(len(resets), 'offset')} for group {group}.")
 
 
 @app.command()

@@ -328,7 +328,7 @@ class LogDir:
             yield
         except OSError as error:
             raise StorageUnavailableError(
-                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}; nothing was appended")
+                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}")
             ) from error
 
 

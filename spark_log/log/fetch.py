@@ -158,7 +158,7 @@ class Fetcher:
         except BAD_REPLICA as error:
             self._open.pop(log_dir_id, None)
             if log_dir_id not in self._away:
-                logger.warning("log dir %s is away, other replicas are read: %s", log_dir_id, redact(str(error)))
+                logger.warning("log dir %s is away, no replica in it is read: %s", log_dir_id, redact(str(error)))
                 self._away.add(log_dir_id)
             self._away_since_s = self._away_since_s or clock.monotonic_s()
             raise

@@ -55,6 +55,11 @@ class Address:
         folder = Path(os.path.abspath(unquote(urlsplit(text).path) if separator else os.path.expanduser(text)))
         return cls(f"sqlite:///{folder / SQLITE_FILE}", folder)
 
+    @property
+    def without_password(self) -> str:
+        """For a command that a user can repeat: the password has to come from PGPASSWORD or ~/.pgpass then."""
+        return str(self) if self.folder else str(self).replace(":***@", "@", 1)
+
     def __str__(self) -> str:
         return str(self.folder) if self.folder else redact(self.url)
 

@@ -1,8 +1,11 @@
 """Maps database errors to errors of our tree, by PostgreSQL's SQLSTATE or SQLite's error name."""
 
+import re
+
 import sqlalchemy as sa
 
 from spark_log.errors import (
+    InvalidConfigurationError,
     MetadataConflictError,
     MetadataStoreError,
     MetadataStoreUnavailableError,
@@ -31,6 +34,12 @@ _STORAGE = ("53100", "58", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 _CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
 """Integrity constraint violation; duplicate table, duplicate object: two creators at once."""
 
+_WRONG_ADDRESS = re.compile(
+    r'FATAL: +(password authentication failed|(database|role) ".*" does not exist|no pg_hba.conf entry)'
+    r"|no password supplied"
+)
+"""Refused connections, without SQLSTATE, that waiting does not change. Those in another language are retried."""
+
 
 def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -> SparkLogError:
     """The error of our tree that an error of the database, or of its connection pool, stands for."""
@@ -44,6 +53,9 @@ def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -
         return MetadataStoreUnavailableError(message)
     if state.startswith(_CONFLICT):
         return MetadataConflictError(message)
+    if not state and _WRONG_ADDRESS.search(message):
+        hint = " (it comes from the URL, PGPASSWORD or ~/.pgpass)" if "password" in message else ""
+        return InvalidConfigurationError(f"{message.strip()}{hint}")
     if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
         return MetadataStoreUnavailableError(message)
     return MetadataStoreError(message)

@@ -199,7 +199,7 @@ class Store:
                     raise translated from error
                 if isinstance(error, sa.exc.DBAPIError) and state_of(error) == READ_ONLY:
                     self.engine.dispose()  # new connections may reach the new primary
-                _back_off(attempt.number, deadline, error)
+                _back_off(attempt.number, deadline, translated)
                 attempt.number += 1
 
     def _was_committed(self, in_doubt: _InDoubt[T]) -> bool:
@@ -311,7 +311,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
         if revision_of(connection) is not None:
-            raise ClusterAlreadyExistsError(f"there is a cluster at {address} already")
+            raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
         migrations.upgrade(connection)
         connection.execute(
             tables.cluster.insert(),
@@ -352,7 +352,9 @@ def open_store(address: Address) -> Store:
     try:
         revision = store.read(revision_of)
         if revision is None:
-            raise ClusterNotFoundError(f"no cluster at {address}: make one with `spark-log init {address}`")
+            raise ClusterNotFoundError(
+                f"no cluster at {address}: make one with `spark-log init {address.without_password}`"
+            )
         if revision != tables.SCHEMA_REVISION:
             _refuse_newer(store, revision)
             _upgrade(store)
@@ -398,6 +400,6 @@ def _back_off(number: int, deadline: float, cause: BaseException | None = None) 
     """Wait before the next try: 1 ms doubling to 500 ms, with jitter. At the deadline, raise what is being handled."""
     if clock.monotonic_s() >= deadline:
         if cause is not None:
-            raise MetadataStoreUnavailableError(redact(f"the metadata store did not answer: {cause}")) from cause
+            raise MetadataStoreUnavailableError(str(cause)) from cause
         raise
     clock.sleep_s(min(0.5, 0.001 * 2 ** min(number, 9)) * (0.5 + random.random()))

@@ -1,12 +1,14 @@
 """Each class of error of the database, in each phase of a transaction: a retry, or an error of our tree."""
 
 import threading
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import (
+    InvalidConfigurationError,
     MetadataConflictError,
     MetadataStoreError,
     MetadataStoreUnavailableError,
@@ -241,3 +243,11 @@ def test_a_damaged_sqlite_file(tmp_path, damage):
     if damage == "not a database":
         with pytest.raises(SparkLogError):
             Cluster.open(folder)
+
+
+@pytest.mark.parametrize("wrong", [{"database": "nowhere"}, {"username": "nobody"}])
+def test_an_address_that_the_server_refuses_is_an_error_at_once(postgres_server, wrong):
+    address = sa.engine.make_url(postgres_server.create_database()).set(**wrong).render_as_string(hide_password=False)
+    for call in (Cluster.open, partial(Cluster.init, log_dir="unused")):
+        with pytest.raises(InvalidConfigurationError, match=r"^metadata store at .*FATAL: .*does not exist$"):
+            call(address)

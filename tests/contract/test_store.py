@@ -872,6 +872,12 @@ def test_a_folder_that_is_named_like_a_broker_is_a_folder(tmp_path, monkeypatch)
         assert Address.parse(folder).folder is not None
 
 
+def test_an_address_without_its_password_can_be_repeated():
+    assert Address.parse("postgresql://me:x@h/db").without_password == "postgresql+psycopg://me@h/db"
+    assert Address.parse("postgresql+psycopg://me@h/db").without_password == "postgresql+psycopg://me@h/db"
+    assert Address.parse("/a:***@b").without_password == "/a:***@b"
+
+
 def test_redact_leaves_the_rest():
     assert redact("see postgresql://me:x@h/db and s3://k:y@b/z?region=r") == (
         "see postgresql://me:***@h/db and s3://k:***@b/z?region=r"
