@@ -18,6 +18,7 @@ from spark_log.config import ClusterSettings
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.log.publication import seen_offsets
 from spark_log.log.retention import delete_records
 from spark_log.log.rewriting import discard, plan_rewriting, segments, swap, write
 from spark_log.log.write_ids import Writer
@@ -58,7 +59,7 @@ class Compact:
 
 @dataclass(frozen=True)
 class Merge:
-    """All files become one, as far as they are of one kind, whatever compaction knows of them."""
+    """All files become one, up to where a Delta table has shown the records, whatever compaction knows of them."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,9 @@ class Model:
     def _merge(self) -> None:
         store = self.cluster.store
         files = store.read(lambda c: segments(c, self.topic, 0, inline=False))
-        run = [each for each in files if each.end_offset <= _first_gap(files)]
+        seen = store.read(lambda c: seen_offsets(c, self.topic, 0))  # no swap reaches over one
+        end = min([_first_gap(files), *(offset for offset in seen if offset > (files[0].base_offset if files else 0))])
+        run = [each for each in files if each.end_offset <= end]
         if len(run) > 1:
             with store.snapshot() as connection:
                 rewriting = plan_rewriting(connection, self.topic, 0, run)
