@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaConfigurationError
 
+from spark_log.broker_addresses import broker_refusal
 from spark_log.config_values import can_be_stored
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,9 @@ def parse_settings(
         address = _address(given)
     except KafkaConfigurationError as error:
         problems.append(str(error.args[0]))
+    else:
+        refusal = broker_refusal(address) if problems else None  # alone it is the error of the metadata store's address
+        problems += [refusal] if refusal is not None else []
     if problems:
         raise (unknown if strangers else KafkaConfigurationError)("\n".join(problems))
     for name in changed:

@@ -1,18 +1,15 @@
 """Where a cluster is: a folder with a SQLite file in it, or the URL of a PostgreSQL database."""
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from spark_log.broker_addresses import broker_refusal
 from spark_log.errors import InvalidConfigurationError, UnsupportedStoreError, redact
 
 SQLITE_FILE = "metadata.sqlite"
 _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
-_BROKER = r"(?:[A-Za-z_]+://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
-_BROKERS = re.compile(rf"{_BROKER}(?:\s*,\s*{_BROKER})*,?")
-"""`host:port`, a comma-separated list of them, each with a listener's protocol before it or not."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,9 @@ class Address:
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             raise InvalidConfigurationError(f"cluster: expected a folder or a postgresql+psycopg:// URL, got {text!r}")
         text = text.strip()
-        if _BROKERS.fullmatch(text) and not os.path.isdir(text):
-            raise InvalidConfigurationError(
-                f"cluster: {text!r} is the address of a Kafka broker. spark-log has no brokers to connect to: give the"
-                " folder or the postgresql+psycopg:// URL of a spark-log cluster"
-            )
+        refusal = broker_refusal(text)
+        if refusal is not None:
+            raise InvalidConfigurationError(refusal)
         scheme, separator, rest = text.partition("://")
         if separator and scheme in _POSTGRESQL:
             credentials, at, _ = rest.partition("?")[0].rpartition("@")
