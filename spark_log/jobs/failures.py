@@ -10,7 +10,11 @@ from spark_log.errors import SparkLogError, redact
 _OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
 _RAISED_IN_A_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE|$)", re.MULTILINE)
 _DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
-
+_NO_JAVA = "JAVA_GATEWAY_EXITED"
+_ABOUT_JAVA = (
+    "Java did not start (Spark's message is above): Spark needs Java 17 on PATH or in JAVA_HOME"
+    " (Debian: apt-get install openjdk-17-jre-headless)"
+)
 
 _STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=WARN)"
 
@@ -27,6 +31,8 @@ def one_line(error: BaseException) -> str:
         text = inside[-1]
     elif _DELTA_MISSING.search(text):
         text = NOT_INSTALLED
+    elif _NO_JAVA in text:
+        text = _ABOUT_JAVA
     elif not isinstance(error, SparkLogError):
         text = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return redact(" ".join(text.split()))
@@ -41,6 +47,6 @@ def guarded(job: str, body: Callable[[], int]) -> int:
         return body()
     except (SparkLogError, OSError, PySparkException, Py4JError) as error:
         print(f"{job}: {one_line(error)}", file=sys.stderr, flush=True)
-        if isinstance(error, PySparkException | Py4JError) and not _ours(error):
+        if isinstance(error, PySparkException | Py4JError) and not _ours(error) and _NO_JAVA not in str(error):
             print(_STACK_TRACE, file=sys.stderr, flush=True)
         return 1

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import sqlalchemy as sa
 from deltalake import DeltaTable
 
 from spark_log.cluster.topics import create_topic
@@ -21,6 +20,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.s3 import also_on_s3
+from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
 _S = t.segment.c
@@ -33,17 +33,6 @@ def in_table(cluster, topic):
     if not DeltaTable.is_deltatable(location):
         return []
     return [value.decode() for value in DeltaTable(location).to_pyarrow_table()["value"].to_pylist()]
-
-
-def tail(cluster):
-    """Records in inline tails."""
-    query = sa.select(sa.func.coalesce(sa.func.sum(_S.record_count), 0)).where(_S.inline)
-    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
-
-
-def make_older(cluster, by_ms):
-    change = t.segment.update().values(appended_ms=_S.appended_ms - by_ms)
-    cluster.store.transact(lambda connection, _attempt: connection.execute(change))
 
 
 def test_a_closed_producer_leaves_a_complete_delta_table(cluster, produce):

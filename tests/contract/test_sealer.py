@@ -21,21 +21,11 @@ from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.subprocess_python import run_python
+from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
 _S = t.segment.c
 sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
-
-
-def tail(cluster):
-    """Records in inline tails."""
-    query = sa.select(sa.func.coalesce(sa.func.sum(_S.record_count), 0)).where(_S.inline)
-    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
-
-
-def make_older(cluster, by_ms):
-    change = t.segment.update().values(appended_ms=_S.appended_ms - by_ms)
-    cluster.store.transact(lambda connection, _attempt: connection.execute(change))
 
 
 @pytest.fixture

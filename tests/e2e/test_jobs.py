@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,22 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
     again = summary_of(submit(cluster, "consume", *consume))
     assert again["records"] == 0, "the checkpoint remembers"
     assert pq.read_table(out).num_rows == 500
+
+
+def test_without_java_a_job_says_what_to_install(cluster: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id\n1\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname"):  # Spark's launcher is a shell script
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    without = {name: value for name, value in environment(cluster).items() if name != "JAVA_HOME"}
+    script = [sys.executable, str(REPOSITORY / "jobs" / "produce.py"), "events", str(tmp_path / "in.csv")]
+    run = subprocess.run(
+        [*script, "--create-topic"],
+        env={**without, "PATH": str(tmp_path / "bin")}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 1
+    *_, said = run.stderr.splitlines()
+    assert said.startswith("produce: Java did not start") and "Java 17" in said and "JAVA_HOME" in said
 
 
 def test_errors_are_one_line(cluster: Path, tmp_path: Path) -> None:
