@@ -22,6 +22,7 @@ from spark_log.log.catch_up import catch_up
 from spark_log.log.delta import delta_tables
 from spark_log.log.delta_maintenance import COMMITS_MAX
 from spark_log.log.log import Log, Records
+from spark_log.log.merge import BACKGROUND_GROWTH, runs_of
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.erase import erase
 from spark_log.metadata import tables as t
@@ -320,14 +321,24 @@ def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster
 def test_the_coordinator_does_it_on_its_schedule(cluster, log):
     """Beside a run of the same tasks by hand: swaps decide."""
     topic = make(cluster, "t", segment_ms="1", inline_tail_bytes="100000", retention_ms="-1")
+    for number in range(10):
+        append(log, topic, f"{number}")
+        run(cluster, "seal")
+    assert shape(cluster, topic) == [(number, number + 1) for number in range(10)]
+
+    def is_done():
+        runs = cluster.store.read(lambda connection: runs_of(connection, topic, 0, BACKGROUND_GROWTH))
+        sealed = all(each[2:] != ("blob",) for each in shape(cluster, topic))
+        return sealed and not runs and (0, 1) not in shape(cluster, topic)
+
     settings = ClusterSettings(log_seal_interval_ms=20, log_merge_interval_ms=20)
     with Coordinator(cluster, settings=settings):
-        for number in range(30):
+        for number in range(10, 30):
             append(log, topic, f"{number}")
             if number % 10 == 5:
                 run(cluster, "seal", "merge")
         deadline_s = clock.monotonic_s() + 120
-        while len(shape(cluster, topic)) > 6 or (0, 1) in shape(cluster, topic):
+        while not is_done():
             assert clock.monotonic_s() < deadline_s, shape(cluster, topic)
             clock.sleep_s(0.05)
     assert [row["value"] for row in rows(log, "t")] == [str(number).encode() for number in range(30)]
