@@ -4,9 +4,9 @@ set -euo pipefail
 venv=$1
 
 if [[ ! -x $venv/bin/python ]]; then
-    python=$(command -v python3.11 || command -v python3 || true)
-    if [[ -z $python ]] || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        echo "spark-log needs Python 3.11 or later: install python3 and python3-venv" >&2
+    python=$(command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3 || true)
+    if [[ -z $python ]] || ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then
+        echo "spark-log needs Python 3.11, 3.12 or 3.13: install python3 and python3-venv" >&2
         exit 1
     fi
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then

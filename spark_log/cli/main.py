@@ -65,9 +65,9 @@ app.command("path")(path.path)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from spark_log import __version__
 
-        typer.echo(f"spark-log {version('spark-log')}")
+        typer.echo(f"spark-log {__version__}")
         raise typer.Exit
 
 

@@ -15,7 +15,7 @@ from spark_log.cluster.topics import create_topic
 from tests.support.spark import QUICK_JVM, spark_without_delta
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGED = ("pyproject.toml", "README.md", "pyspark_spark_log.py", "spark_log", "jobs", "conf")
+PACKAGED = ("pyproject.toml", "LICENSE", "README.md", "pyspark_spark_log.py", "spark_log", "jobs", "conf")
 
 pytestmark = pytest.mark.slow
 
