@@ -70,7 +70,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
 
     from spark_log.errors import StoreChangedError
     from spark_log.metadata import identity
-    from spark_log.metadata.store import revision_of
+    from spark_log.metadata.schema import revision_of
 
     now, before = identity.of_server(connection), identity.recorded(connection)
     accepted_ms = identity.accepted_at_ms(connection)

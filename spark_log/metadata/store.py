@@ -20,10 +20,9 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
     RetriableError,
     SparkLogError,
-    UnsupportedVersionError,
     redact,
 )
-from spark_log.metadata import commit_tokens, identity, tables
+from spark_log.metadata import commit_tokens, identity, schema, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
@@ -303,16 +302,14 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
 
     Raises ClusterAlreadyExistsError.
     """
-    from spark_log.metadata import migrations
-
     if address.folder:
         address.folder.mkdir(parents=True, exist_ok=True)
     store = Store(address, create=True)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if revision_of(connection) is not None:
+        if schema.revision_of(connection) is not None:
             raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
-        migrations.upgrade(connection)
+        schema.create(connection)
         connection.execute(
             tables.cluster.insert(),
             {
@@ -344,56 +341,24 @@ _SETTINGS = sa.select(tables.cluster.c.settings)
 
 
 def open_store(address: Address) -> Store:
-    """The store at `address`: ClusterNotFoundError without one, UnsupportedVersionError if a newer spark-log wrote it.
+    """The store at `address`, upgraded if an earlier release created it.
 
-    A store of an older revision is brought up to this one.
+    Raises ClusterNotFoundError if there is none, UnsupportedVersionError if this version cannot upgrade it.
     """
     store = Store(address)
     try:
-        revision = store.read(revision_of)
+        revision = store.read(schema.revision_of)
         if revision is None:
             raise ClusterNotFoundError(
                 f"no cluster at {address}: make one with `spark-log init {address.without_password}`"
             )
         if revision != tables.SCHEMA_REVISION:
-            _refuse_newer(store, revision)
-            _upgrade(store)
+            schema.check_known(revision, address)
+            store.transact(lambda connection, _attempt: schema.upgrade(connection, address))
     except BaseException:
         store.close()
         raise
     return store
-
-
-def revision_of(connection: sa.Connection) -> str | None:
-    """The Alembic revision of the store, None where there is none."""
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
-
-
-def _refuse_newer(store: Store, revision: str | None) -> None:
-    from spark_log.metadata import migrations
-
-    if revision not in migrations.known_revisions():
-        raise UnsupportedVersionError(
-            f"the metadata store at {store.address} has revision {revision!r}, which is newer than this spark-log"
-            f" understands ({tables.SCHEMA_REVISION!r}): upgrade spark-log on this machine"
-        )
-
-
-def _upgrade(store: Store) -> None:
-    """Of several that open an old store at once, one upgrades it and the others find that done."""
-    from spark_log.metadata import migrations
-
-    def upgrade(connection: sa.Connection, _attempt: Attempt) -> None:
-        if not store.sqlite:  # where one writes at a time
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("spark-log upgrade"))))
-        revision = revision_of(connection)
-        if revision != tables.SCHEMA_REVISION:
-            _refuse_newer(store, revision)
-            migrations.upgrade(connection)
-
-    store.transact(upgrade)
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

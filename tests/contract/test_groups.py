@@ -5,11 +5,9 @@ import time
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
-from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
 from spark_log.errors import (
     AssignorFailedError,
@@ -42,10 +40,7 @@ from spark_log.groups.operate import (
 from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
 from spark_log.log.producer_expiry import expire_producers
-from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
-from spark_log.metadata.address import Address
-from spark_log.metadata.store import Store
 from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
@@ -550,22 +545,3 @@ def test_silent_producers_are_forgotten(cluster):
     left = cluster.store.read(lambda c: c.execute(sa.select(t.producer.c.producer_id)).scalars().all())
     batches = cluster.store.read(lambda c: c.execute(sa.select(t.producer_batch.c.producer_id)).scalars().all())
     assert (sorted(left), sorted(batches)) == ([2, 3, 4], [2])
-
-
-def test_a_store_of_the_first_revision_is_brought_up(cluster_address, tmp_path):
-    address = Address.parse(cluster_address)
-    if address.folder:
-        address.folder.mkdir()
-    store = Store(address, create=True)
-    columns = "group_id, generation, assignor, commit_count, empty_since_ms"
-    old_group = f"INSERT INTO consumer_group ({columns}) VALUES ('q', 0, '', 3, 5)"
-
-    with store.engine.begin() as connection:
-        command.upgrade(migrations._config(connection), "0001")
-        connection.execute(t.cluster.insert(), {"singleton": 1, "cluster_id": "c", "created_ms": 1})
-        connection.exec_driver_sql(old_group)
-    store.close()
-    with Cluster.open(cluster_address) as cluster:
-        assert [(group.group_id, group.state) for group in list_groups(cluster.store)] == [("q", "Empty")]
-        settle(Reader(cluster, group="q"))
-        assert described(cluster, "q").state == "Stable"

@@ -1,14 +1,9 @@
 """A Spark write is remembered for the topics that it wrote to, not for later ones of the same name."""
 
-from importlib import import_module
-
 import pytest
-import sqlalchemy as sa
 
 from spark_log.cluster.topics import delete_topic
 from spark_log.errors import CheckpointMismatchError
-from spark_log.metadata import migrations
-from spark_log.metadata import tables as t
 from tests.support.spark_sink import write_batch, write_micro_batch
 from tests.support.topics import make, stored
 
@@ -100,16 +95,3 @@ def test_rows_that_name_their_topics_are_written_into_the_recreated_one_alone(cl
         for name, values in contents(cluster).items():
             files = list(tmp_path.rglob(f"{log.find_topic(name).folder}/_segments/*/*.parquet"))
             assert len(files) == len(values), "what is in the log already is not left behind"
-
-
-def test_what_an_older_version_remembered_holds_for_the_topics_of_its_time(cluster):
-    with cluster.store.engine.begin() as connection:
-        connection.execute(t.topic.update().where(t.topic.c.name == "a").values(created_ms=10))
-        connection.execute(t.topic.update().where(t.topic.c.name == "b").values(created_ms=30))
-        for target in ("a", "b"):
-            remembered = {"version": 5, "record_count": 1, "fingerprint": "", "committed_ms": 20, "newest_topic_id": 0}
-            connection.execute(t.spark_batch.insert(), {"application": "txn:app", "target": target, **remembered})
-        connection.execute(sa.text(import_module(f"{migrations.__name__}.versions.0008_spark_batch_topics").UPDATE))
-    for topic in ("a", "b"):  # b was created again after its batch
-        write_batch(cluster, [("", "5")], topic=topic, txnAppId="app", txnVersion=5)
-    assert contents(cluster) == {"a": [], "b": ["5"]}

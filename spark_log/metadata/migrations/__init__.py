@@ -1,6 +1,10 @@
-"""Alembic migrations of the metadata store, run inside the caller's transaction."""
+"""Alembic migrations of the metadata store, run inside the caller's transaction.
 
-import functools
+A new store is created with the tables of `metadata/tables.py`; a migration changes only stores of earlier releases.
+To change a table: change `tables.py`, add `versions/v<n>_<subject>.py` with the difference, and set
+`tables.SCHEMA_REVISION`.
+"""
+
 import threading
 from pathlib import Path
 
@@ -9,26 +13,27 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+FOLDER = Path(__file__).parent
+
 
 def _config(connection: sa.Connection | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
 
 
-@functools.cache
 def known_revisions() -> frozenset[str]:
-    """Every revision that this version of spark-log can bring up to its own."""
+    """Every revision that this version of spark-log can upgrade to its own."""
     return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Bring the store of this connection to the newest revision."""
+    """Upgrade the store of this connection to the newest revision."""
     with _one_at_a_time:
         command.upgrade(_config(connection), "head")
 
 
 _one_at_a_time = threading.Lock()
-"""Alembic keeps what it is doing in module globals."""
+"""Alembic keeps its state in module globals."""

@@ -1,0 +1,62 @@
+"""The schema of a metadata store: its revision, its creation, and its upgrade from an earlier release."""
+
+import re
+
+import sqlalchemy as sa
+
+from spark_log.errors import UnsupportedVersionError
+from spark_log.metadata import tables
+from spark_log.metadata.address import Address
+
+_REVISIONS = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+"""Alembic's table, which has one row."""
+
+
+def revision_of(connection: sa.Connection) -> str | None:
+    """The revision of the store, None where there is no store."""
+    if not sa.inspect(connection).has_table(_REVISIONS.name):
+        return None
+    return connection.execute(sa.select(_REVISIONS.c.version_num)).scalar_one_or_none()
+
+
+def create(connection: sa.Connection) -> None:
+    """All tables, in an empty database."""
+    _REVISIONS.create(connection, checkfirst=False)
+    connection.execute(_REVISIONS.insert(), {"version_num": tables.SCHEMA_REVISION})
+    tables.metadata.create_all(connection, checkfirst=False)
+
+
+def check_known(revision: str | None, address: Address) -> None:
+    """UnsupportedVersionError unless this version of spark-log can upgrade a store of this revision."""
+    from spark_log.metadata import migrations  # imports Alembic, which only an upgrade needs
+
+    if revision in migrations.known_revisions():
+        return
+    store = f"the metadata store at {address} has revision {revision!r}"
+    if re.fullmatch(r"00\d\d", str(revision)):
+        raise UnsupportedVersionError(
+            f"{store}, which a version of spark-log from before the first release created; such a store cannot be"
+            " upgraded: create a new cluster with `spark-log init`, and copy the topics with the version of spark-log"
+            " that created the old one"
+        )
+    raise UnsupportedVersionError(
+        f"{store}, which is newer than this spark-log understands ({tables.SCHEMA_REVISION!r}): upgrade spark-log on"
+        " this machine"
+    )
+
+
+def upgrade(connection: sa.Connection, address: Address) -> None:
+    """Upgrade the store to SCHEMA_REVISION. Of several processes that do so at once, one does and the others wait."""
+    from spark_log.metadata import migrations
+
+    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("spark-log upgrade"))))
+    revision = revision_of(connection)
+    if revision != tables.SCHEMA_REVISION:
+        check_known(revision, address)
+        migrations.upgrade(connection)
