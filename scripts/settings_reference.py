@@ -1,4 +1,4 @@
-"""Writes conf/topic.properties from the definitions in spark_log/config.py. A test holds the two together.
+"""Writes conf/topic.properties from the definitions in spark_log/config/topic_configs.py; a test compares the two.
 
 python scripts/settings_reference.py            writes the file
 """
@@ -13,7 +13,7 @@ TARGET = Path(__file__).resolve().parents[1] / "conf" / "topic.properties"
 _HEAD = """\
 # Every setting of a topic, with its default. Names and units are Kafka's; what is ours says so.
 # Set them with `spark-log topic create NAME --config name=value` or `spark-log topic alter`; all take effect at once.
-# Written by scripts/settings_reference.py from spark_log/config.py.
+# Written by scripts/settings_reference.py from spark_log/config/topic_configs.py.
 """
 
 

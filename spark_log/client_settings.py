@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kafka.errors import KafkaConfigurationError
 
 from spark_log.broker_addresses import broker_refusal
-from spark_log.config_values import can_be_stored
+from spark_log.config.values import can_be_stored
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from kafka.errors import KafkaConfigurationError
 from kafka.protocol.consumer import IsolationLevel
 
 from spark_log.client_settings import check_number, check_text
-from spark_log.config_values import can_be_stored
+from spark_log.config.values import can_be_stored
 
 logger = logging.getLogger(__name__)
 

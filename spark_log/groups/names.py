@@ -2,7 +2,7 @@
 
 from spark_log.cluster.names import is_legal
 from spark_log.config import ClusterSettings
-from spark_log.config_values import can_be_stored
+from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
 GROUP_ID_LENGTH_MAX = 249

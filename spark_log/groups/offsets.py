@@ -11,7 +11,7 @@ from spark_log.cluster.lease import Guard, nobody_forbids
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
-from spark_log.config_values import INT64_MAX
+from spark_log.config.values import INT64_MAX
 from spark_log.errors import (
     IllegalArgumentError,
     OffsetMetadataTooLargeError,

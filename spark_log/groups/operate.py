@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
-from spark_log.config_values import INT64_MAX
+from spark_log.config.values import INT64_MAX
 from spark_log.errors import (
     AssignorFailedError,
     GroupIdNotFoundError,

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam
 
 from spark_log.cluster.partition_rows import read_partition
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.config import DAY_MS
+from spark_log.config.values import DAY_MS
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
 from spark_log.log.append import Appended, Batch, Rejected

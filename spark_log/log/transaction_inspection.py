@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import find_topics
-from spark_log.config_values import can_be_stored
+from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.log.transacting import read_pending

@@ -19,7 +19,7 @@ from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.partition_rows import CHUNK
 from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.config_values import INT64_MAX
+from spark_log.config.values import INT64_MAX
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.log import write_ids

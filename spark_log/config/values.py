@@ -12,6 +12,8 @@ from typing import Any
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+DAY_MS = 24 * 60 * 60 * 1000
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?|\.[0-9]{1,20}")

@@ -1,4 +1,4 @@
-"""Topic configs and cluster settings: every one documented where it is defined.
+"""Topic configs, each documented where it is defined.
 
 Names, units and meaning of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs); a default
 that differs says so and why. All are dynamic: an altered value holds for the next append, plan or maintenance run. Only
@@ -10,13 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from spark_log.config_values import INT32_MAX, INT64_MAX, Boolean, Choice, Decimal, Integer, ValueType, WordSet
+from spark_log.config.values import (
+    DAY_MS,
+    GIB,
+    INT32_MAX,
+    INT64_MAX,
+    KIB,
+    MIB,
+    Boolean,
+    Choice,
+    Decimal,
+    Integer,
+    ValueType,
+    WordSet,
+)
 from spark_log.errors import InvalidConfigurationError
 
 V = TypeVar("V")
-
-DAY_MS = 24 * 60 * 60 * 1000
-KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 @dataclass(frozen=True)
@@ -340,156 +350,3 @@ def _hint(name: object) -> str:
         return f": a config of Kafka that has no meaning here ({_WITHOUT_MEANING[name]})"
     near = difflib.get_close_matches(name.lower().replace("_", "."), _FIELDS_BY_NAME, n=3, cutoff=0.6)
     return f". Did you mean {' or '.join(near)}?" if near else f". Known are {', '.join(_FIELDS_BY_NAME)}"
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """Limits and leases that hold for the whole cluster, not for one topic. Values are positive whole numbers.
-
-    What differs from the defaults is stored with the cluster (`cluster/settings.py`). Clients and coordinators read it
-    when they need it, and again after some seconds (`Store.settings`).
-    """
-
-    plan_tasks_max: int = 200
-    """Tasks of one Spark read, unless the user asks for more with minPartitions or maxRecordsPerPartition. A task costs
-    about 30 ms, so 10,000 topic-partitions at one task each would spend minutes on starting tasks."""
-
-    plan_inline_bytes_per_task_max: int = 4 * MIB
-    """Inline records that may travel inside one task of a read plan. A planner above it seals the tail first."""
-
-    plan_inline_bytes_max: int = 64 * MIB
-    """Inline records that may travel inside one read plan: half of Spark's `spark.rpc.message.maxSize` (128 MiB)."""
-
-    commit_inline_bytes_per_task_max: int = MIB
-    """Records that a write task may hand back in its commit message; above it the task writes a segment file. Below
-    `spark.driver.maxResultSize` (1 GiB) for a thousand tasks."""
-
-    spark_write_id_lease_ms: int = DAY_MS
-    """Lease of a Spark job's write id. Long, since nothing renews it while tasks run; the files of a job that takes
-    longer may be removed as orphans, and its append is then refused."""
-
-    producer_write_id_lease_ms: int = 15 * 60 * 1000
-    """Lease of a Producer's write id, which it renews at a third of this."""
-
-    producer_id_expiration_ms: int = DAY_MS
-    """How long a producer's sequences are remembered after its last append (Kafka's producer.id.expiration.ms)."""
-
-    transaction_max_timeout_ms: int = 15 * 60 * 1000
-    """Largest transaction.timeout.ms that a producer may ask for (Kafka's transaction.max.timeout.ms)."""
-
-    transaction_abort_interval_ms: int = 10_000
-    """How often the coordinator aborts transactions whose time is over (Kafka's
-    transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
-
-    transactional_id_expiration_ms: int = 7 * DAY_MS
-    """How long a transactional id is remembered after its last transaction (Kafka's transactional.id.expiration.ms)."""
-
-    broker_session_timeout_ms: int = 9_000
-    """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
-
-    initial_broker_registration_timeout_ms: int = 60_000
-    """How long a broker that starts waits for the lease of its predecessor, which was killed, to run out (Kafka's
-    initial.broker.registration.timeout.ms)."""
-
-    controller_lease_ms: int = 9_000
-    """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock."""
-
-    offsets_retention_ms: int = 7 * DAY_MS
-    """How long committed offsets stay once their group is empty (Kafka's offsets.retention.minutes)."""
-
-    offset_metadata_max_bytes: int = 4096
-    """Largest free text of a committed offset, in UTF-8 (Kafka's offset.metadata.max.bytes)."""
-
-    group_min_session_timeout_ms: int = 100
-    """Smallest session.timeout.ms of a member. Kafka's is 6 s, to spare its brokers; a member here reads the store at
-    its own expense, and writes once in a third of it. Below some seconds a busy host loses sessions for nothing."""
-
-    group_max_session_timeout_ms: int = 30 * 60 * 1000
-    """Largest session.timeout.ms of a member (Kafka's group.max.session.timeout.ms)."""
-
-    replica_lag_time_max_ms: int = 30_000
-    """A replica that has not come to where its leader was so long ago leaves the ISR (Kafka's
-    replica.lag.time.max.ms)."""
-
-    auto_leader_rebalance_enable: bool = True
-    """Whether the controller gives leadership back to preferred leaders (Kafka's auto.leader.rebalance.enable)."""
-
-    leader_imbalance_per_broker_percentage: int = 10
-    """Share of the partitions that prefer a broker and are led by another, above which the controller gives leadership
-    back (Kafka's leader.imbalance.per.broker.percentage)."""
-
-    leader_imbalance_check_interval_ms: int = 300_000
-    """How often it looks (Kafka's leader.imbalance.check.interval.seconds)."""
-
-    log_retention_check_interval_ms: int = 300_000
-    """How often the coordinator drops what retention no longer keeps (Kafka's log.retention.check.interval.ms)."""
-
-    log_clean_up_interval_ms: int = 3_600_000
-    """How often the coordinator deletes files that nobody needs any more. It lists every partition's folder in every
-    log dir, and object stores charge for that."""
-
-    log_cleaner_backoff_ms: int = 15_000
-    """How long the coordinator waits before it looks again for something to compact (Kafka's
-    log.cleaner.backoff.ms)."""
-
-    log_cleaner_local_bytes_max: int = GIB
-    """Ours. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave compacting it to
-    jobs/compact.py, with a note."""
-
-    log_flush_scheduler_interval_ms: int = 1_000
-    """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
-    log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""
-
-    log_seal_interval_ms: int = 5_000
-    """Ours. How often the coordinator looks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
-    failure), and for Delta tables that are behind. Lower it where some delta.max.lag.ms is smaller."""
-
-    log_merge_interval_ms: int = 60_000
-    """Ours. How often the coordinator merges small segments."""
-
-    delta_maintenance_interval_ms: int = 600_000
-    """Ours. How often the coordinator compares Delta tables with the log, writes checkpoints, deletes old log files."""
-
-    offsets_retention_check_interval_ms: int = 600_000
-    """How often the coordinator forgets offsets of empty groups, and silent producers (Kafka's
-    offsets.retention.check.interval.ms)."""
-
-    @classmethod
-    def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
-        """From dotted names and text. InvalidConfigurationError names the setting and the value."""
-        known = {entry.name: entry for entry in fields(cls)}
-        values: dict[str, Any] = {}
-        for dotted, text in pairs.items():
-            name = dotted.replace(".", "_")
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-                hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
-                raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
-            words = {"true": True, "false": False} if isinstance(known[name].default, bool) else {}
-            digits = text.isascii() and text.isdigit()
-            values[name] = words.get(text.lower(), int(text) if digits and not words else text)
-        return cls(**values)
-
-    @classmethod
-    def from_stored(cls, overrides: Mapping[str, str]) -> "ClusterSettings":
-        """As `parse`, but what a newer spark-log has set and this one does not know is left out."""
-        known = cls().as_text()
-        return cls.parse({name: text for name, text in overrides.items() if name in known})
-
-    def as_text(self) -> dict[str, str]:
-        """Every setting's dotted name and value as text; `parse` of it gives equal settings."""
-        return {entry.name.replace("_", "."): str(getattr(self, entry.name)).lower() for entry in fields(self)}
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(entry.default, bool):
-                if not isinstance(value, bool):
-                    raise InvalidConfigurationError(
-                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected true or false"
-                    )
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
-                raise InvalidConfigurationError(
-                    f"Invalid value {value!r} for cluster setting {entry.name!r}: "
-                    f"expected a whole number from 1 to {INT64_MAX}"
-                )
