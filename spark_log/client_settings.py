@@ -1,9 +1,10 @@
 """Keyword settings of the clients: kafka-python's names, each parsed once into a frozen dataclass.
 
-Each setting of kafka-python belongs to one of three kinds. It is *honoured*: a field of the client's dataclass. It has
-*no effect*: it tunes connections that spark-log does not have, which is logged once. Or it is *refused*, because the
-program would not get what it asks for: one that asks for TLS must not believe that it has it. A setting that says what
-is the case anyway (`security_protocol="PLAINTEXT"`) is always taken.
+Each setting of kafka-python is of one of three kinds:
+- *applied*: a field of the client's dataclass.
+- *no effect*: it tunes connections that spark-log does not have. This is logged once.
+- *refused*: the program would not get what it asks for, such as TLS.
+A setting whose value is kafka-python's default (`security_protocol="PLAINTEXT"`) is always accepted.
 """
 
 import difflib
@@ -46,7 +47,7 @@ NO_EFFECT: Mapping[str, str] = {
     "metrics_sample_window_ms": "metrics are totals since the start",
     "retry_backoff_ms": "transactions of the metadata store are repeated at intervals of their own",
 }  # fmt: skip
-"""Settings of kafka-python 2 and 3 that a program can do without, with the reason."""
+"""Settings of kafka-python 2 and 3 that have no effect, with the reason."""
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -62,7 +63,7 @@ REFUSED: Mapping[str, str] = {
     "proxy_url": _NO_PROXY,
     "socks5_proxy": _NO_PROXY,
 }  # fmt: skip
-"""Settings of kafka-python whose meaning no client of ours can keep, with the reason."""
+"""Settings of kafka-python that are refused, with the reason."""
 
 _ONLY_IN_2 = (
     "api_version_auto_timeout_ms", "bootstrap_topics_filter", "legacy_iterator", "sock_chunk_buffer_count",
@@ -70,7 +71,7 @@ _ONLY_IN_2 = (
 )  # fmt: skip
 _SECRET = ("password", "proxy", "token", "secret")
 
-_said: set[str] = set()
+_logged: set[str] = set()
 """Settings without effect that this process has logged."""
 
 
@@ -85,44 +86,44 @@ def parse_settings(
     """
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     others = {name: given[name] for name in given if name not in (*known, "cluster", "bootstrap_servers")}
-    strangers = [name for name in others if name not in theirs and name not in _ONLY_IN_2 and name not in REFUSED]
+    unrecognized = [name for name in others if name not in theirs and name not in _ONLY_IN_2 and name not in REFUSED]
     changed = {
         name: value
         for name, value in others.items()
-        if name not in strangers and value is not None and value != theirs.get(name)
+        if name not in unrecognized and value is not None and value != theirs.get(name)
     }
-    problems = [_unknown_text(others, strangers, known | theirs.keys())] if strangers else []
+    problems = [_unknown_text(others, unrecognized, known | theirs.keys())] if unrecognized else []
     problems += _refused_texts(changed)
     try:
         address = _address(given)
     except KafkaConfigurationError as error:
         problems.append(str(error.args[0]))
     else:
-        refusal = broker_refusal(address) if problems else None  # alone it is the error of the metadata store's address
+        refusal = broker_refusal(address) if problems else None  # a sole refusal is raised where the address is parsed
         problems += [refusal] if refusal is not None else []
     if problems:
-        raise (unknown if strangers else KafkaConfigurationError)("\n".join(problems))
+        raise (unknown if unrecognized else KafkaConfigurationError)("\n".join(problems))
     for name in changed:
-        if name not in _said:
-            _said.add(name)
+        if name not in _logged:
+            _logged.add(name)
             logger.warning("%s has no effect here: %s", _shown(name, changed[name]), NO_EFFECT[name])
     return address, kind(**{name: given[name] for name in given if name in known})
 
 
-def _unknown_text(given: Mapping[str, Any], strangers: list[str], names: set[str]) -> str:
+def _unknown_text(given: Mapping[str, Any], unrecognized: list[str], names: set[str]) -> str:
     texts = []
-    for name in sorted(strangers):
+    for name in sorted(unrecognized):
         near = difflib.get_close_matches(name, sorted(names), n=1)
         texts.append(_shown(name, given[name]) + (f" (did you mean {near[0]}?)" if near else ""))
     return f"Unrecognized configs: {', '.join(texts)}"
 
 
 def _refused_texts(changed: Mapping[str, Any]) -> list[str]:
-    """A line for each reason."""
+    """One line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name, value in changed.items():
         if name not in NO_EFFECT:
-            by_reason.setdefault(REFUSED.get(name, "spark-log has no such thing"), []).append(_shown(name, value))
+            by_reason.setdefault(REFUSED.get(name, "spark-log has no such feature"), []).append(_shown(name, value))
     return [f"{', '.join(shown)} cannot apply: {reason}" for reason, shown in by_reason.items()]
 
 
@@ -135,12 +136,12 @@ def _address(given: Mapping[str, Any]) -> str:
     environment."""
     cluster, alias = given.get("cluster"), given.get("bootstrap_servers")
     if cluster is not None and alias is not None and cluster != alias:
-        raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting, give one of them")
+        raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting; give only one")
     address = cluster if cluster is not None else alias
     if isinstance(address, list | tuple) and len(address) == 1:
         address = address[0]
     elif isinstance(address, list | tuple) and all(isinstance(each, str) for each in address):
-        address = ",".join(address)  # of Kafka's brokers: Address says so
+        address = ",".join(address)  # of Kafka brokers, which Address refuses
     if address is None:
         address = os.environ.get("SPARK_LOG_CLUSTER", "")
     if isinstance(address, os.PathLike):

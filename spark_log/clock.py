@@ -1,4 +1,7 @@
-"""The only clock of the host. Leases are not judged by it but by the metadata store's (`metadata.store.StoreClock`)."""
+"""The host's clocks; no other module reads them.
+
+Leases are judged by the store's clock (`metadata.store.StoreClock`).
+"""
 
 import functools
 import time
@@ -6,12 +9,12 @@ from pathlib import Path
 
 
 def wall_ms() -> int:
-    """Milliseconds since the epoch, as the host believes. For CreateTime and for display."""
+    """Milliseconds since 1970-01-01 UTC by the host's clock. For CreateTime and for display."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_s() -> float:
-    """Seconds that only grow, for time-outs and renewals inside one process."""
+    """Seconds of a clock that is never set back, for timeouts and renewals inside one process."""
     return time.monotonic()
 
 
@@ -22,7 +25,7 @@ def boot_ms() -> int:
 
 @functools.cache
 def boot_id() -> str:
-    """Name of this boot of this host. Times of `boot_ms` compare only under the same name."""
+    """Id of this boot of this host. Times of `boot_ms` are comparable only under the same id."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,16 +1,16 @@
 """One error tree. Class names are kafka-python's wherever Kafka has the error.
 
 SparkLogError
-├── RetriableError                    trying again may help (`retriable` is a fact of the class)
+├── RetriableError                    the same call may succeed later; `retriable` is True
 │   ├── MetadataStoreUnavailableError
 │   ├── StorageUnavailableError
-│   ├── UnknownTopicOrPartitionError  as in Kafka, where metadata may be on its way
+│   ├── UnknownTopicOrPartitionError  retriable as in Kafka
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
 │   ├── NotCoordinatorError, NotControllerError
 │   └── KafkaTimeoutError
-└── FatalError                        trying again changes nothing
+└── FatalError                        the same call fails again
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
     │   StoreChangedError, MetadataStoreError
     │   └── MetadataConflictError         (a MetadataStoreError)
@@ -20,7 +20,7 @@ SparkLogError
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
     ├── CommitFailedError, IllegalStateError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
-    │   InvalidProducerIdMappingError, TransactionalIdNotFoundError,
+    │   InvalidProducerIdMappingError, TransactionalIdNotFoundError
     ├── ProducerFencedError, OutOfOrderSequenceNumberError, UnknownProducerIdError, WriteIdExpiredError
     ├── CheckpointMismatchError
     ├── DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError, InvalidReplicationAssignmentError,
@@ -30,7 +30,7 @@ SparkLogError
     │   AssignorFailedError, InvalidGroupIdError, InvalidSessionTimeoutError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError
-    └── CorruptRecordError, UnsafePathError, LogDirMismatchError
+    └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError
 """
 
 import re
@@ -39,134 +39,245 @@ from typing import Any
 
 
 class SparkLogError(Exception):
-    """Root of every error that spark-log raises on purpose."""
+    """Root of every error that spark-log raises on purpose.
+
+    The docstring of each class says when it is raised and, after "Remedy:", what to do.
+    """
 
     retriable = False
 
 
 class RetriableError(SparkLogError):
+    """Base of the errors after which the same call may succeed later.
+
+    Remedy: repeat the call with a pause between attempts. Clients, Spark jobs and the command line already repeat
+    it for a while before they raise one.
+    """
+
     retriable = True
 
 
 class FatalError(SparkLogError):
-    pass
+    """Base of the errors that the same call raises again until something else is changed.
+
+    Remedy: do what the error says; do not repeat the call as it is.
+    """
 
 
 class MetadataStoreUnavailableError(RetriableError):
-    """The metadata store did not answer, or went away in the middle of a transaction."""
+    """The metadata store did not answer in time, or the connection to it was lost.
+
+    Remedy: check that PostgreSQL runs and that this host reaches it, or that no process holds the SQLite file's
+    lock; then repeat the call. An append that failed with it is in the log completely or not at all, and a producer
+    that repeats it creates no duplicates.
+    """
 
 
 class StorageUnavailableError(RetriableError):
-    """A log dir cannot be written or read just now (disk full, mount gone, object store away)."""
+    """A log dir cannot be read or written: the disk is full, the mount is gone, or the object store does not answer.
+
+    Remedy: free space, or restore the mount or the connection; `spark-log broker list` shows which log dirs are
+    offline. Nothing was appended.
+    """
 
 
 class UnknownTopicOrPartitionError(RetriableError):
-    """This cluster does not host the topic or the partition."""
+    """The cluster has no topic of this name, or the topic has no partition of this number. Retriable as in Kafka,
+    because another process may be about to create it.
+
+    Remedy: check the name with `spark-log topic list`; create the topic, or add partitions to it.
+    """
 
 
 class NotLeaderForPartitionError(RetriableError):
-    """The leader epoch that the writer knew is not the current one, or the partition has no leader."""
+    """The partition has no leader, or it elected another one since the writer last asked.
+
+    Remedy: repeat the call. If the partition stays without a leader (`spark-log topic describe`), bring one of its
+    in-sync brokers or log dirs back.
+    """
 
 
 class NotEnoughReplicasError(RetriableError):
-    """acks=all and the ISR is smaller than min.insync.replicas; nothing was appended."""
+    """With acks=all, the in-sync replicas are fewer than min.insync.replicas. Nothing was appended.
+
+    Remedy: bring brokers or log dirs back, or lower the topic's min.insync.replicas; then repeat the call.
+    """
 
 
 class NotEnoughReplicasAfterAppendError(RetriableError):
-    """acks=all and the ISR shrank below min.insync.replicas while the records were on their way."""
+    """With acks=all, the records were appended, but not every in-sync replica had them in time.
+
+    Remedy: repeat the call: a producer or a Spark batch that repeats it creates no duplicates.
+    """
 
 
 class NotCoordinatorError(RetriableError):
-    """The lease `coordinator` has gone to another term: what was about to be done under it is not done."""
+    """Another process took the coordinator's lease; the change was not made.
+
+    Remedy: none, unless it occurs often: then the process was suspended for longer than controller.lease.ms, or its
+    host is overloaded.
+    """
 
 
 class NotControllerError(RetriableError):
-    """The lease `controller` has gone to another term: what was about to be done under it is not done."""
+    """Another process took the controller's lease; the change was not made.
+
+    Remedy: none, unless it occurs often: then the process was suspended for longer than controller.lease.ms, or its
+    host is overloaded.
+    """
 
 
 class KafkaTimeoutError(RetriableError):
-    """The time given for the operation has passed."""
+    """The operation did not finish within the time that the caller allowed. It may still be done afterwards.
+
+    Remedy: allow more time, or find what is slow: the message names the operation.
+    """
 
 
 class ClusterNotFoundError(FatalError):
-    """There is no cluster at the address."""
+    """There is no cluster at the address.
+
+    Remedy: check the address; `spark-log init ADDRESS` creates a cluster.
+    """
 
 
 class ClusterAlreadyExistsError(FatalError):
-    """There is a cluster at the address already."""
+    """A cluster cannot be created where one exists.
+
+    Remedy: open the existing one, or choose another address.
+    """
 
 
 class UnsupportedVersionError(FatalError):
-    """The metadata store was written by a newer spark-log."""
+    """A newer spark-log, or one from before the first release, wrote the metadata store; or the called method of
+    kafka-python's API does not exist here.
+
+    Remedy: for a newer store, upgrade spark-log on this machine; for an older one, create a new cluster and copy
+    the topics. The message says which case it is.
+    """
 
 
 class UnsupportedStoreError(FatalError):
-    """The metadata store cannot give the guarantees that the log needs (network file system, fsync off)."""
+    """The metadata store could lose acknowledged records: SQLite on a network file system, or PostgreSQL with fsync,
+    full_page_writes or synchronous_commit off.
+
+    Remedy: move the cluster's folder to a local disk, or switch the setting on.
+    """
 
 
 class MetadataStoreError(FatalError):
-    """The metadata store refused a statement: a privilege or a table is missing, its file is damaged, it cannot hold a
-    value, or spark-log has a defect.
+    """The metadata store refused a statement: a privilege or a table is missing, its file is damaged, or a value does
+    not fit.
+
+    Remedy: the message holds the database's own text: grant the privilege, or restore the store from a backup.
+    Report it if neither applies.
     """
 
 
 class MetadataConflictError(MetadataStoreError):
-    """A row that may be there once is there already, or a row is still referred to."""
+    """A row exists already, or another row still refers to it.
+
+    Remedy: repeat the operation, which then sees the other change; report it if it persists.
+    """
 
 
 class StoreChangedError(FatalError):
-    """The metadata store is on another server, or another line of its history, than the log dirs were written under."""
+    """The metadata store is on another PostgreSQL server, or on another timeline of it, than when it was last accepted:
+    it was restored or promoted, and may know less than the log dirs hold. Clean-up of files and publication to
+    Delta tables have stopped; appends and reads go on.
+
+    Remedy: compare with `spark-log store status`, then run `spark-log store accept`.
+    """
 
 
 class InvalidConfigurationError(FatalError):
-    """A config name or its value is not valid."""
+    """A config does not exist, its value is not valid, or two values contradict each other.
+
+    Remedy: correct the config that the message names; conf/ lists all with their types and defaults.
+    """
 
 
 class InvalidOptionError(FatalError):
-    """An option of `format("spark_log")` is missing, contradictory or malformed."""
+    """An option of `format("spark_log")` is missing, not valid, or contradicts another.
+
+    Remedy: correct the option that the message names.
+    """
 
 
 class InvalidTopicError(FatalError):
-    """The topic name is not legal."""
+    """The topic name is not legal: 1 to 249 characters of a-z, A-Z, 0-9, `.`, `_` and `-`, and neither `.` nor `..`.
+
+    Remedy: choose another name.
+    """
 
 
 class InvalidPartitionsError(FatalError):
-    """The number of partitions is not valid."""
+    """The number of partitions is not valid: it is below 1, above the limit, or not more than the topic has.
+
+    Remedy: give a number in the range that the message names. A topic never loses partitions.
+    """
 
 
 class InvalidReplicationFactorError(FatalError):
-    """The replication factor is below 1 or larger than the number of brokers."""
+    """The replication factor is below 1 or larger than the number of brokers that are alive.
+
+    Remedy: choose a smaller factor, or add brokers.
+    """
 
 
 class TopicAlreadyExistsError(FatalError):
-    """The topic exists, or its name collides with one that does (`.` and `_` count as the same)."""
+    """The topic exists, or its name differs from an existing one only in `.` and `_`.
+
+    Remedy: use the existing topic, or choose another name.
+    """
 
 
 class PolicyViolationError(FatalError):
-    """The operation is not allowed on this topic (internal, or of another cleanup.policy)."""
+    """The operation is not allowed on this topic: it is internal, or its cleanup.policy does not permit it.
+
+    Remedy: choose another topic, or alter its cleanup.policy if the message names it.
+    """
 
 
 class InvalidRecordError(FatalError):
-    """A record has a field that the log cannot take."""
+    """A record has a field that the log cannot store: a wrong type, no value, or no key in a compacted topic. Nothing
+    of the write was appended.
+
+    Remedy: correct the record that the message names.
+    """
 
 
 class MessageSizeTooLargeError(InvalidRecordError):
-    """A record is larger than max.message.bytes."""
+    """A record (key, value and headers) is larger than max.message.bytes.
+
+    Remedy: make the record smaller, or raise the topic's max.message.bytes.
+    """
 
 
 class InvalidTimestampError(InvalidRecordError):
-    """A record's timestamp is negative or too far in the future."""
+    """A record's timestamp is null, negative, or outside message.timestamp.before.max.ms and
+    message.timestamp.after.max.ms.
+
+    Remedy: correct the timestamp and the clock of its source, or raise the limit.
+    """
 
 
 class OffsetOutOfRangeError(FatalError):
-    """The offset is below the log start offset or above the high watermark."""
+    """The offset is below the log start offset or above the high watermark: the records were removed by retention, or
+    do not exist yet.
+
+    Remedy: seek to an offset in the range that the message names, or set auto_offset_reset.
+    """
 
 
 class LogTruncationError(FatalError):
-    """Records that the reader has read were cut off by an unclean leader election: its position is of another lineage.
+    """An unclean leader election removed records that the reader has read: its position belongs to the lost part of the
+    log.
 
-    `divergent_offsets` has for each partition where to read on, `partition_offsets` where the reader was; the keys are
-    TopicPartitions, and the values of the first are OffsetAndMetadata where a client raises it.
+    Remedy: seek to `divergent_offsets` and handle what was read beyond them, or set auto_offset_reset.
+
+    `divergent_offsets` has for each partition where to read on, `partition_offsets` where the reader was. Keys are
+    TopicPartitions; a client's `divergent_offsets` has OffsetAndMetadata values.
     """
 
     def __init__(
@@ -182,151 +293,276 @@ class LogTruncationError(FatalError):
 
 
 class NoOffsetForPartitionError(FatalError):
-    """The group has committed no offset for the partition, and auto_offset_reset is none."""
+    """The group has committed no offset for the partition, and auto_offset_reset is none.
+
+    Remedy: commit or seek to an offset, or set auto_offset_reset to earliest or latest.
+    """
 
 
 class CommitFailedError(FatalError):
-    """The consumer is no member of the group any more: its partitions may have another owner, who reads on."""
+    """The consumer is no longer a member of the group, so its partitions may belong to another member, which continues
+    from the last commit.
+
+    Remedy: call poll() to join again; process faster than max_poll_interval_ms, or raise it.
+    """
 
 
 class IllegalStateError(FatalError):
-    """The call does not fit what was called before: the client is closed, or in use by another thread."""
+    """The call does not fit the state of the client: it is closed, in use by another thread, or was created before a
+    fork.
+
+    Remedy: create a client per thread and per process, and do not use one that is closed.
+    """
 
 
 class DataLossError(FatalError):
-    """Records that the reader was entitled to are gone (see failOnDataLoss)."""
+    """Records that the reader still had to read are gone: removed by retention, lost in an election, or their topic was
+    deleted.
+
+    Remedy: find the cause in the message; then start from a new position, or continue over the gap with
+    failOnDataLoss=false.
+    """
 
 
 class ProducerFencedError(FatalError):
-    """A newer epoch of the same producer is at work."""
+    """Another producer with the same transactional_id has started, so this one may not write any more.
+
+    Remedy: close this producer. Run only one per transactional_id.
+    """
 
 
 class InvalidTxnStateError(FatalError):
-    """The call does not fit the state of the transaction: it is over, or another one is open."""
+    """The call does not fit the state of the transaction: it has ended, or none or another one is open.
+
+    Remedy: call begin_transaction, sends, and commit_transaction or abort_transaction in this order.
+    """
 
 
 class TransactionAbortableError(FatalError):
-    """The transaction cannot be committed. Abort it; the producer goes on with the next one (KIP-1050)."""
+    """The transaction cannot be committed: a send failed, its time was over, an operator aborted it, or a topic was
+    deleted (KIP-1050).
+
+    Remedy: call abort_transaction and do the work again in a new transaction.
+    """
 
 
 class InvalidTransactionTimeoutError(FatalError):
-    """The transaction_timeout_ms asked for is above transaction.max.timeout.ms."""
+    """The producer's transaction_timeout_ms is above the cluster's transaction.max.timeout.ms.
+
+    Remedy: lower it, or raise the cluster setting.
+    """
 
 
 class InvalidProducerIdMappingError(FatalError):
-    """The transactional_id has expired (transactional.id.expiration.ms): close the producer and make another."""
+    """The transactional_id has expired (transactional.id.expiration.ms).
+
+    Remedy: close the producer and create another one.
+    """
 
 
 class TransactionalIdNotFoundError(FatalError):
-    """There is no producer with this transactional_id."""
+    """There is no producer with this transactional_id.
+
+    Remedy: check it with `spark-log transaction list`.
+    """
 
 
 class OutOfOrderSequenceNumberError(FatalError):
-    """The producer's sequence has a gap: a batch before this one was lost."""
+    """The producer's sequence numbers have a gap: a batch before this one was not appended.
+
+    Remedy: close the producer, find out which records failed, and send them with a new producer.
+    """
 
 
 class UnknownProducerIdError(FatalError):
-    """The producer's state has expired and its sequence is not 0."""
+    """The producer was silent for longer than producer.id.expiration.ms, so duplicates of its batches can no longer be
+    detected.
+
+    Remedy: create a new producer, or raise the cluster setting.
+    """
 
 
 class WriteIdExpiredError(FatalError):
-    """The write id's lease ran out before the append; its files may be gone."""
+    """The lease of the writer's right to create files ended before the append, so its files may be deleted already.
+    Nothing was appended.
+
+    Remedy: repeat the whole write. For long Spark jobs raise spark.write.id.lease.ms.
+    """
 
 
 class DuplicateBrokerRegistrationError(FatalError):
-    """There is a broker of this id already, or another process serves it."""
+    """A broker with this id exists already, or another process serves it.
+
+    Remedy: choose another id, or stop the other process.
+    """
 
 
 class BrokerIdNotRegisteredError(FatalError):
-    """There is no broker of this id in the cluster."""
+    """The cluster has no broker with this id.
+
+    Remedy: check it with `spark-log broker list`; `spark-log broker add` registers one.
+    """
 
 
 class InvalidReplicationAssignmentError(FatalError):
-    """The replicas asked for a partition are not distinct brokers of the cluster."""
+    """The replica assignment is malformed, names a broker twice or one that does not exist, or is placed by hand where
+    spark-log places replicas.
+
+    Remedy: correct the assignment as the message says.
+    """
 
 
 class NoReassignmentInProgressError(FatalError):
-    """There is no reassignment of the partition to cancel."""
+    """The partition has no reassignment to cancel.
+
+    Remedy: none: it has finished, or was never started.
+    """
 
 
 class ElectionNotNeededError(FatalError):
-    """The partition has the leader that the election would give it."""
+    """The partition already has the leader that the election would choose.
+
+    Remedy: none.
+    """
 
 
 class PreferredLeaderNotAvailableError(FatalError):
-    """The first of AR is not alive, not in sync, or has not every record."""
+    """The preferred leader is not alive, not in sync, or lacks records.
+
+    Remedy: bring its broker back, wait until it is in sync, and repeat the election.
+    """
 
 
 class EligibleLeadersNotAvailableError(FatalError):
-    """No replica of the partition is alive."""
+    """No replica of the partition is alive.
+
+    Remedy: bring a broker or a log dir of the partition back.
+    """
 
 
 class CheckpointMismatchError(FatalError):
-    """A Spark batch comes a second time with other rows, or after a newer one: a copied or rolled-back checkpoint."""
+    """A Spark sink writes a batch again with other rows, or an older batch after a newer one: the checkpoint was copied
+    or rolled back, or the query is not deterministic.
+
+    Remedy: start the query with a new checkpoint location, or make it deterministic.
+    """
 
 
 class UnknownMemberIdError(FatalError):
-    """Not a member of the group, or no longer: its session has ended, and others may own what it owned."""
+    """The member is not, or no longer, in the group: its session ended, and other members may own its partitions.
+
+    Remedy: join again; a Consumer does so in its next poll().
+    """
 
 
 class IllegalGenerationError(FatalError):
-    """What a member says is of another generation of the group than the one that it was told last."""
+    """The member's request belongs to another generation of the group than the current one.
+
+    Remedy: send a heartbeat to learn the new generation; a Consumer does so in its next poll().
+    """
 
 
 class FencedInstanceIdError(FatalError):
-    """Another member has joined with the same group.instance.id."""
+    """Another member joined with the same group.instance.id.
+
+    Remedy: give each running consumer its own group_instance_id.
+    """
 
 
 class InconsistentGroupProtocolError(FatalError):
-    """No assignor is supported by all members of the group."""
+    """No assignor is supported by all members of the group.
+
+    Remedy: give all members at least one assignor in common.
+    """
 
 
 class AssignorFailedError(FatalError):
-    """The group's assignor raised, or what it returned is not an assignment. The members keep what they have."""
+    """The group's assignor raised an error, or returned something that is not a valid assignment. The members keep
+    their partitions.
+
+    Remedy: correct the assignor; the message holds its error.
+    """
 
 
 class InvalidGroupIdError(FatalError):
-    """The group id is not valid."""
+    """The group id is empty, too long, or not text.
+
+    Remedy: choose another group id.
+    """
 
 
 class InvalidSessionTimeoutError(FatalError):
-    """The session timeout is not between the least and the most that are allowed."""
+    """The session timeout is outside group.min.session.timeout.ms and group.max.session.timeout.ms.
+
+    Remedy: choose one between them, or alter the cluster settings.
+    """
 
 
 class NonEmptyGroupError(FatalError):
-    """The group has live members."""
+    """The operation needs a group without members, and this one has some.
+
+    Remedy: stop the group's consumers, or wait until their sessions end.
+    """
 
 
 class GroupIdNotFoundError(FatalError):
-    """There is no such group."""
+    """There is no group with this id.
+
+    Remedy: check it with `spark-log group list`.
+    """
 
 
 class GroupSubscribedToTopicError(FatalError):
-    """Live members of the group are subscribed to the topic."""
+    """Members of the group are subscribed to the topic whose offsets are to be deleted.
+
+    Remedy: stop these consumers, or unsubscribe them.
+    """
 
 
 class OffsetMetadataTooLargeError(FatalError):
-    """The free text of a commit is larger than offset.metadata.max.bytes."""
+    """The metadata text of a commit is larger than offset.metadata.max.bytes.
+
+    Remedy: commit a shorter text, or raise the cluster setting.
+    """
 
 
 class IllegalArgumentError(FatalError):
-    """A value that no call can mean: a negative offset, for one."""
+    """An argument is not valid, for example a negative offset.
+
+    Remedy: correct the argument that the message names.
+    """
 
 
 class CorruptRecordError(FatalError):
-    """Stored bytes fail their checksum or are not what the metadata says."""
+    """Stored bytes fail their checksum, are missing, or differ from what the metadata says, and no other replica has
+    them intact.
+
+    Remedy: restore the file that the message names from a backup, or read on behind it.
+    """
 
 
 class UnsafePathError(FatalError):
-    """A path in the metadata is absolute, climbs with `..` or crosses a symlink."""
+    """A path in the metadata or in a log dir is absolute, contains `..`, or crosses a symbolic link. Nothing was read
+    or written.
+
+    Remedy: remove the symbolic link; otherwise treat the metadata store as tampered with, and restore it.
+    """
 
 
 class LogDirMismatchError(FatalError):
-    """A log dir does not carry the id that the metadata store knows: it is empty, swapped or restored."""
+    """A log dir's marker file is missing, unreadable, of another cluster, or older than the metadata store expects: the
+    folder is empty, not mounted, swapped, or restored.
+
+    Remedy: mount or restore the right folder. If it is lost for good, move the replicas of its broker to others
+    (`spark-log partition reassign`).
+    """
 
 
 class DeltaNotInstalledError(FatalError):
-    """Delta's JARs are not on Spark's class path, or could not be installed."""
+    """Delta's JARs are not on Spark's class path, or could not be downloaded and installed.
+
+    Remedy: run `spark-log delta install` on every machine of the Spark cluster, or start Spark with `--packages`.
+    """
 
 
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):[^\s/]*@")

@@ -1,10 +1,10 @@
-"""Ending threads of spark-log before the interpreter ends.
+"""Stops the threads of spark-log before the interpreter exits.
 
 A daemon thread that is in native code (Arrow, Delta) while the interpreter and its libraries are torn down crashes the
-process: SIGABRT or SIGSEGV after the program's last line. So what was not closed is stopped before that.
+process: SIGABRT or SIGSEGV after the program's last line. So clients that were not closed are stopped before that.
 """
 
-import concurrent.futures.thread  # noqa: F401  its own exit hook runs after ours: threads that are stopped may use pools
+import concurrent.futures.thread  # noqa: F401  its exit hook runs after ours: our threads may use pools until they end
 import os
 import threading
 import weakref
@@ -14,17 +14,17 @@ from typing import Protocol
 from spark_log import clock
 
 EXIT_S_MAX = 30.0
-"""How long the end of the interpreter waits for threads, all in all."""
+"""The longest time for which the exit of the interpreter waits for threads, in total."""
 
 
 class Stoppable(Protocol):
     def request_stop(self) -> Iterable[threading.Thread]:
-        """Have the threads end soon, without waiting for that; returns them."""
+        """Ask the threads to end, without waiting for them; returns them."""
         ...
 
 
 def stop_at_exit(owner: Stoppable) -> None:
-    """Stop the threads of `owner` when the interpreter ends. In the process that calls this, not in a forked child."""
+    """Stop the threads of `owner` when the interpreter exits; in the calling process, not in a forked child."""
     _owners.add(owner)
 
 

@@ -1,4 +1,4 @@
-"""Names for the numbers that travel through the log, so that mypy keeps them apart."""
+"""Types of offsets, ids and epochs, so that mypy tells them apart."""
 
 from typing import NamedTuple, NewType
 
@@ -15,7 +15,7 @@ BrokerId = NewType("BrokerId", int)
 LogDirId = NewType("LogDirId", int)
 
 Epoch = NewType("Epoch", int)
-"""Leader, controller or producer epoch. It only grows; whoever carries a lower one changes nothing."""
+"""Leader, controller or producer epoch. It only grows; a request with a lower one changes nothing."""
 
 ProducerId = NewType("ProducerId", int)
 Sequence = NewType("Sequence", int)
@@ -27,8 +27,8 @@ WriteId = NewType("WriteId", str)
 class TopicPartition(NamedTuple):
     """A topic's name and the number of one of its partitions.
 
-    Equal (and of equal hash) to kafka-python's `TopicPartition`, which is a tuple too; it is not imported here because
-    importing that package takes 0.3 s, which every Spark worker would pay.
+    Equal (and of equal hash) to kafka-python's `TopicPartition`, which is a tuple too. That one is not imported here
+    because importing its package takes 0.3 s in every Spark worker.
     """
 
     topic: str

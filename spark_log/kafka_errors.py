@@ -1,8 +1,10 @@
-"""Our errors as kafka-python's, for programs that catch those. Imported by the clients only: kafka takes 0.3 s.
+"""Raises our errors as kafka-python's, for programs that catch those.
 
-What a client raises belongs to both trees: `except kafka.errors.NotEnoughReplicasError` and
-`except spark_log.errors.NotEnoughReplicasError` both catch it. Equal names meet; the few errors of ours that Kafka has
-no name for stand in for the nearest.
+Only clients import this module, because importing kafka takes 0.3 s.
+
+An error that a client raises belongs to both trees: `except kafka.errors.NotEnoughReplicasError` and
+`except spark_log.errors.NotEnoughReplicasError` both catch it. Errors with equal names correspond; an error that Kafka
+does not have is raised as the nearest one of kafka-python.
 """
 
 import functools
@@ -25,15 +27,15 @@ _NEAREST = {
 
 
 def kafka_error(error: SparkLogError) -> Exception:
-    """`error` as an instance of kafka-python's class of that name too, with the same text."""
+    """The same error as an instance of both classes, ours and kafka-python's."""
     return _both(type(error))(*error.args)  # type: ignore[arg-type]  # classes are hashable
 
 
 @contextmanager
 def kafka_errors() -> Iterator[None]:
-    """Whatever of our tree is raised inside leaves as kafka-python's. Also a decorator.
+    """Inside it, errors of our tree are raised as kafka-python's. Also a decorator.
 
-    Not raised by a generator's body, which runs outside of the call that made it.
+    As a decorator of a generator function it does not cover the generator's body, which runs after the call.
     """
     try:
         yield

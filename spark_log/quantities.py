@@ -1,4 +1,4 @@
-"""Counts, sizes, durations and times as people read them."""
+"""Formats counts, sizes, durations and times for people."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ _DURATIONS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("se
 
 
 def count_of(count: int, what: str, plural: str | None = None) -> str:
-    """`1 record`, `2,000 records`; `plural` where it is not formed with s."""
+    """`1 record`, `2,000 records`; `plural` where it is not formed with an s."""
     return f"{count:,} {what if count == 1 else plural or f'{what}s'}"
 
 
