@@ -4,7 +4,7 @@
 VENV    := .venv
 PYTHON  := $(CURDIR)/$(VENV)/bin/python
 SOURCES := $(wildcard spark_log jobs pyspark_spark_log.py)
-LINTED  := $(SOURCES) $(wildcard tests scripts benchmarks)
+LINTED  := $(SOURCES) $(wildcard tests scripts benchmarks examples)
 
 # Spark's Python workers must be the interpreter that drives them.
 export PYSPARK_PYTHON        := $(PYTHON)
@@ -43,7 +43,7 @@ $(VENV)/.delta: $(VENV)/.installed spark_log/delta_jars.py | java
 check: venv lint-docker  ## ruff, mypy --strict, the layers, the Dockerfile
 	ruff check $(LINTED)
 	ruff format --check $(LINTED)
-	mypy --strict $(SOURCES) tests/support
+	mypy --strict $(SOURCES) tests/support examples
 	lint-imports
 
 lint-docker: venv  ## the Dockerfile

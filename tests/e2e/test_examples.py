@@ -1,0 +1,101 @@
+"""The programs in examples/, run as their texts say: they print what they promise."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pyspark.sql import SparkSession
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Run = Callable[..., list[str]]
+
+
+def load(name: str) -> ModuleType:
+    """The example as a module, to call its `main` in this process."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The lines that a program prints, run in this process so that it shares the Spark session of the tests."""
+
+    def run(name: str, *arguments: object) -> list[str]:
+        load(name).main([str(argument) for argument in arguments])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def rows(printed: Sequence[str], first_column: str) -> list[list[str]]:
+    """The rows of the tables that DataFrame.show printed; their header begins with `first_column`."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed if line.startswith("|")]
+    return [row for row in cells if row[0] != first_column]
+
+
+def test_iot_windows_writes_each_hour_once_and_drops_the_late_reading(run: Run, tmp_path: Path) -> None:
+    printed = run("iot_windows", "--cluster", tmp_path / "iot", "--delta", tmp_path / "hours")
+    assert [line for line in printed if "run" in line or "Delta" in line] == [
+        "run 1: 0 late readings dropped",
+        "2 rows in the Delta table",
+        "run 2: 1 late reading dropped",
+        "6 rows in the Delta table",
+    ]
+    first = [
+        ["2026-01-01 00:00:00", "attic", "4", "10.75", "11.5"],
+        ["2026-01-01 00:00:00", "cellar", "4", "6.75", "7.5"],
+    ]
+    assert rows(printed, "hour")[:4] == first * 2, "the second run leaves the hours of the first as they are"
+    assert len(rows(printed, "hour")) == 2 + 6
+
+
+def test_order_billing_bills_every_order_once_although_a_process_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "order_billing.py", "--cluster", tmp_path / "shop"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    crash, recovery, _, *bills, summary = ended.stdout.splitlines()
+    assert crash == "crash:    process 1 was killed by SIGKILL; bills that readers see: 1 2 3 4"
+    assert recovery == "recovery: process 2 billed 8 orders in 2 transactions"
+    assert [bill.split()[0] for bill in bills] == [str(number) for number in range(1, 13)]
+    assert summary == "12 orders, 12 bills, no order billed twice"
+
+
+def test_change_data_reads_the_current_table_back(run: Run, tmp_path: Path) -> None:
+    printed = run("change_data", "--cluster", tmp_path / "crm")
+    assert [line for line in printed if line.startswith("batch")] == [
+        "batch 1: changes 1, 2 and 4 written",
+        "batch 2: changes 5, 7 and 8 written",
+    ]
+    assert rows(printed, "id")[3:] == [
+        ["2", "Grace", "Washington"],
+        ["3", "Edsger", "Austin"],
+        ["4", "Barbara", "Boston"],
+    ]
+    assert printed[-1] == "6 records in the topic, 3 rows in the table"
+
+
+def test_moved_from_kafka_runs_on_spark_log_with_the_options_of_the_kafka_connector(run: Run, tmp_path: Path) -> None:
+    found = rows(run("moved_from_kafka", "--cluster", tmp_path / "bank"), "topic")
+    assert [row[:2] for row in found] == [
+        [topic, partition] for topic in ("large-payments", "payments") for partition in "01"
+    ]
+    assert sum(int(records) for _, _, records, _ in found[2:]) == 100
+    assert all(int(last) == int(records) - 1 for _, _, records, last in found)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_is_listed_and_uses_public_names_only(path: Path) -> None:
+    assert f"[{path.name}]({path.name})" in (EXAMPLES / "README.md").read_text()
+    imports = [
+        line for line in path.read_text().splitlines() if line.startswith(("from spark_log", "import spark_log"))
+    ]
+    assert imports
+    for line in imports:
+        assert line.split()[1] in ("spark_log", "spark_log.streams", "spark_log.kafka"), line
