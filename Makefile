@@ -6,9 +6,9 @@ PYTHON  := $(CURDIR)/$(VENV)/bin/python
 SOURCES := $(wildcard spark_log jobs pyspark_spark_log.py)
 LINTED  := $(SOURCES) $(wildcard tests scripts benchmarks examples)
 
-# Spark's Python workers must be the interpreter that drives them.
-export PYSPARK_PYTHON        := $(PYTHON)
-export PYSPARK_DRIVER_PYTHON := $(PYTHON)
+# Spark's Python workers must be the interpreter that drives them; this is $(PYTHON), started quicker.
+export PYSPARK_PYTHON        := $(CURDIR)/$(VENV)/bin/spark-log-python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP        ?= 127.0.0.1
 export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Each has a Spark of its own, which uses two cores now and then.

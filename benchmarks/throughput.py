@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
+from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
 from spark_log.datasource.native import read_topic
@@ -251,7 +251,7 @@ def _seconds(action: Callable[[], None]) -> float:
 
 
 def spark_session(folder: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = launcher.executable()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
         **_recommended(),

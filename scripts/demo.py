@@ -30,6 +30,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic, create_topic, delete_topic, find_topics
@@ -214,8 +215,8 @@ class _Jobs:
         self.log.write_text("")
         self._command = [str(home / "bin" / "spark-submit"), "--master", master]
         self._environment = {
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": launcher.executable(),
+            "PYSPARK_DRIVER_PYTHON": launcher.executable(),
             "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
             **({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}),
             **os.environ,

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -10,7 +9,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from spark_log import delta_jars
+from spark_log import delta_jars, launcher
 from spark_log.datasource.active_session import activate_session
 
 _DEFAULTS = {
@@ -40,7 +39,7 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     It logs warnings only, unless spark.log.level or a log4j2 file of the user's says otherwise. On one machine, where
     the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is given.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", launcher.executable())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
     defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}

@@ -49,8 +49,8 @@ def run(installed: Path, script: str, folder: Path, **environment: str) -> subpr
         env={
             **os.environ,
             "PATH": f"{installed}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYSPARK_PYTHON": str(installed / "python"),
-            "PYSPARK_DRIVER_PYTHON": str(installed / "python"),
+            "PYSPARK_PYTHON": str(installed / "spark-log-python"),
+            "PYSPARK_DRIVER_PYTHON": str(installed / "spark-log-python"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             **environment,
         },

@@ -21,7 +21,7 @@ from spark_log.log.delta_lag import delta_lags
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
 from tests.support.keyed_log import append_keyed, files_with, rows_of
-from tests.support.spark import QUICK_JVM
+from tests.support.spark import ENVIRONMENT, QUICK_JVM
 
 REPOSITORY = Path(__file__).parents[2]
 SUBMIT = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
@@ -37,10 +37,8 @@ def command(job: str, *arguments: str) -> list[str]:
 def environment(cluster: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **ENVIRONMENT,
         "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
-        "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOG_CLUSTER": str(cluster),
     }
 

@@ -21,6 +21,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.log.retention import delete_records
 from tests.support.records import NOON_MS, table
+from tests.support.spark import ENVIRONMENT
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, fill, make, read, values
 
@@ -252,8 +253,7 @@ print("rows of sql", row[0])
     environment = {
         **os.environ,
         "SPARK_LOG_CLUSTER": str(cluster.store.address),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        **ENVIRONMENT,
     }
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(

@@ -19,7 +19,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.streams.outputs import Output
-from tests.support.spark import QUICK_JVM
+from tests.support.spark import ENVIRONMENT, QUICK_JVM
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
 
@@ -174,7 +174,7 @@ def test_a_driver_that_is_killed_at_every_step_of_a_batch(cluster: Cluster, log:
 def drive(cluster: Cluster, folder: Path, point: str | None) -> int:
     """Exit code of a driver of its own, with its JVM and workers ended."""
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
-    environment.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    environment.update(ENVIRONMENT)
     if point is not None:
         environment["SPARK_LOG_FAILPOINT"] = point
     command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(folder / "checkpoint")]

@@ -21,6 +21,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.source import SparkLogDataSource
 from spark_log.log.log import Log
 from spark_log.metadata import tables
+from tests.support.spark import ENVIRONMENT
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, make, read_stream, stored
 
@@ -306,7 +307,7 @@ def test_a_driver_that_is_killed_again_and_again(cluster: Cluster, log: Log, top
     chance = random.Random(seed)
     out = log.find_topic("out")
     command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(checkpoint)]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, **ENVIRONMENT}
 
     def copied() -> int:
         return sum(end for _, end in log.positions(out).values())

@@ -1,16 +1,23 @@
 """Spark sessions for the tests."""
 
 import os
-import sys
 from pathlib import Path
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_log import delta_jars
+from spark_log import delta_jars, launcher
 
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Tests start JVMs more than they compute in them; the second compiler and its threads would only take their time."""
+
+
+ENVIRONMENT = {
+    "PYSPARK_PYTHON": launcher.executable(),
+    "PYSPARK_DRIVER_PYTHON": launcher.executable(),
+    "SPARK_LOCAL_IP": "127.0.0.1",
+}
+"""What a program needs to start a Spark on this machine."""
 
 
 def delta_settings() -> dict[str, str]:
@@ -38,9 +45,7 @@ def session(master: str, warehouse: Path, **settings: str) -> SparkSession:
 
     Further settings have `_` for `.` in their names.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.update(ENVIRONMENT)
     builder = SparkSession.builder.master(master).appName("spark-log tests")
     ours = {
         "spark.ui.enabled": "false",

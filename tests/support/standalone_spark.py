@@ -3,14 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
 
-from tests.support.spark import QUICK_JVM
+from tests.support.spark import ENVIRONMENT, QUICK_JVM
 
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _WEB_UI = re.compile(r"WebUI.* (http://\S+:[0-9]+)")
@@ -105,11 +104,10 @@ class StandaloneSpark:
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_CONF_DIR": str(home / "conf"),  # whatever the developer's own says
-            "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a fixed port
-            "PYSPARK_PYTHON": sys.executable,
+            **ENVIRONMENT,
             **self._environment,
         }
         address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
