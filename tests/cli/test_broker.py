@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner, Result
 from spark_log.cli.main import app
 from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.cluster import Cluster
+from tests.support.python_process import PythonProcess, run_process
 
 
 def run(cluster: Path, *arguments: str) -> Result:
@@ -71,11 +71,11 @@ def test_mistakes_get_one_line(cluster: Path, tmp_path: Path, arguments: list[st
 def test_a_broker_is_served_until_it_is_told_to_end_and_by_one_process_only(cluster: Path) -> None:
     program = "from spark_log.cli.main import app; app()"
     setting = ["--setting", "initial.broker.registration.timeout.ms=1"]
-    command = [sys.executable, "-c", program, "broker", "start", "--id", "1", "--cluster", str(cluster), *setting]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+    command = ["-c", program, "broker", "start", "--id", "1", "--cluster", str(cluster), *setting]
+    with PythonProcess(*command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("Serving broker 1 of")
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        second = run_process(*command)
         assert second.returncode == 1 and "broker 1 is served by" in second.stderr
         refused = run(cluster, "embed", "--id", "1")
         assert refused.exit_code == 1 and "stop it first" in refused.stderr

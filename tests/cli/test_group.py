@@ -1,15 +1,14 @@
 """`spark-log group …`, `consume --group` and `coordinator`, as their users meet them."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import events as events
 from tests.cli.test_cli import ok, run
+from tests.support.python_process import PythonProcess
 
 
 def lag_of(folder: Path, group: str) -> dict[str, tuple[int | None, int | None]]:
@@ -72,8 +71,8 @@ def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
 
 def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
     program = "from spark_log.cli.main import app; app()"
-    launched = [sys.executable, "-c", program, "coordinator", "--cluster", str(cluster)]
-    standing = subprocess.Popen(launched, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    pipe = subprocess.PIPE
+    standing = PythonProcess("-c", program, "coordinator", "--cluster", cluster, stdout=pipe, stderr=pipe, text=True)
     assert standing.stderr is not None
     assert standing.stderr.readline() == "Acting.\n"
     status = json.loads(ok("coordinator", "--status", "--json", cluster=cluster))

@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import consumed, ok, run
 from tests.cli.test_cli import events as events
 from tests.support.producing import change
-from tests.support.subprocess_python import REPOSITORY
+from tests.support.python_process import PythonProcess, killed_at
 
 KILLED = """
 import sys
@@ -108,10 +106,7 @@ def test_producers_of_a_topic(events: Path, transfer: Any) -> None:
 
 
 def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": "transaction.registered"}
-    command = [sys.executable, "-c", KILLED, str(events)]
-    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed_at("transaction.registered", "-c", KILLED, events)
     with Cluster.open(str(events)) as opened:
         change(opened, t.transaction.update().values(until_ms=2**60))
         assert ok("maintenance", "transactions", cluster=events) == "Nothing to do.\n"
@@ -166,10 +161,9 @@ def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
 
 
 def test_stopped_input_is_dropped(events: Path) -> None:
-    command = [sys.executable, "-m", "spark_log", "produce", "events", "--transactional-id", "typed", "--cluster"]
-    with subprocess.Popen(
-        [*command, str(events)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as typing:
+    command = ["-m", "spark_log", "produce", "events", "--transactional-id", "typed", "--cluster", events]
+    pipe = subprocess.PIPE
+    with PythonProcess(*command, stdin=pipe, stdout=pipe, stderr=pipe) as typing:
         assert typing.stdin is not None and typing.stderr is not None
         typing.stdin.write(b"one line\n")
         typing.stdin.flush()

@@ -3,10 +3,8 @@
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -22,9 +20,9 @@ from spark_log.metadata import tables as t
 from tests.support.broker_process import BrokerProcess
 from tests.support.numbered_producer import value
 from tests.support.producing import stored
+from tests.support.python_process import PythonProcess
 from tests.support.replicas import every_replica_is_whole
 
-REPOSITORY = Path(__file__).parents[2]
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 """Every tenth record of a steady producer is a file, and the tails between are sealed now and then."""
@@ -42,9 +40,8 @@ class Steady:
 
     def __init__(self, folder, name, module, *arguments):
         self._out = folder / f"{name}.out"
-        command = [sys.executable, "-m", f"tests.support.{module}", *arguments]
         with self._out.open("w") as out:
-            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=out)
+            self.process = PythonProcess("-m", f"tests.support.{module}", *arguments, stdin=subprocess.PIPE, stdout=out)
 
     def lines(self, word):
         whole = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]

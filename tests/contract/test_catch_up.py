@@ -3,9 +3,6 @@
 import logging
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -36,9 +33,9 @@ from spark_log.log.segment_copy import is_whole
 from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.python_process import killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
-from tests.support.subprocess_python import REPOSITORY
 
 CONFIGS = {"inline.max.bytes": "1500"}
 """What `large` makes goes into files, short values into the tail."""
@@ -481,10 +478,7 @@ def test_killed_in_the_midst_it_is_done_by_the_next(replicated, cluster_address,
         replicated.append(large(letter))
     replicated.leave(3)
     replicated.catch_up(2)
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint}
-    command = [sys.executable, "-c", PROGRAM, cluster_address]
-    code = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False).returncode
-    assert code == -signal.SIGKILL
+    killed_at(failpoint, "-c", PROGRAM, cluster_address)
     assert replicated.ends()[3] == (3 if failpoint in ("copy.committed", "publish.committed") else 0)
     assert_replicas_are_whole(replicated.cluster)
     done = replicated.catch_up(3)

@@ -1,13 +1,13 @@
 """Whoever waits for a change of the store hears of it soon, from other threads and processes, on every store."""
 
 import subprocess
-import sys
 import threading
 import time
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.log.log import Records
+from tests.support.python_process import PythonProcess
 from tests.support.records import table
 
 HEARD_WITHIN_S = 0.4
@@ -31,9 +31,8 @@ with Cluster.open(sys.argv[1]) as cluster:
 def test_an_append_of_another_process_is_heard(cluster, cluster_address):
     create_topic(cluster, "t", 1)
     changes = cluster.store.changes
-    other = subprocess.Popen(
-        [sys.executable, "-c", APPEND, cluster_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    other = PythonProcess("-c", APPEND, cluster_address, stdin=pipe, stdout=pipe, text=True)
     settle(changes)
     look = changes.current()
     other.stdin.write("go\n")

@@ -1,10 +1,5 @@
 """Compaction of a real log: what readers, followers, producers and Delta have of it, and what stands in its way."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
@@ -31,10 +26,10 @@ from spark_log.maintenance.work import Work
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
-from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import make
 
 FILES = {"inline_max_bytes": "0", "segment_bytes": "14"}
@@ -215,10 +210,7 @@ def test_killed_at(cluster, cluster_address, log, point):
     before = read(log, topic)
     assert before == "2:a2 3:-b 4:c1 5:a3 6:c2 7:d1 8:d2"
     program = "import sys; from spark_log.maintenance import run_tasks; list(run_tasks(sys.argv[1], ['compact']))"
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
-    command = [sys.executable, "-c", program, cluster_address]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_at(point, "-c", program, cluster_address)
     whole = "5:a3 6:c2 8:d2"
     assert set(whole.split()) <= set(read(log, topic).split()) <= set(before.split())
     assert passes(cluster, topic) == noted

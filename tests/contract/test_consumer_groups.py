@@ -3,10 +3,8 @@
 import gc
 import math
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from kafka import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
@@ -17,10 +15,10 @@ from spark_log import Consumer
 from spark_log.cluster.topics import delete_topic
 from spark_log.groups.offsets import committed_offsets
 from spark_log.metadata.tables import group_member
+from tests.support.python_process import PythonProcess
 from tests.support.subprocess_python import run_python
 from tests.support.topics import append, fill, make
 
-REPOSITORY = Path(__file__).parents[2]
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 SOON_S = 30.0
 
@@ -329,6 +327,14 @@ def test_members_beyond_the_partitions_are_idle_and_metadata_says_where_one_stan
     assert metadata.group_id == "g" and metadata.member_id and metadata.generation_id > 0
 
 
+def numbered_consumer(address, poll_records):
+    arguments = (address, "t", "g", poll_records)
+    pipe = subprocess.PIPE
+    return PythonProcess(
+        "-m", "tests.support.numbered_consumer", *arguments, stdin=pipe, stdout=pipe, text=True, bufsize=1
+    )
+
+
 def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed(cluster, log, cluster_address):
     """Killed between processing and commit, again and again; what the next one repeats begins at the last commit."""
     make(cluster, "t", 2)
@@ -337,10 +343,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed
     last_commit = {0: 0, 1: 0}
 
     def start():
-        command = [sys.executable, "-m", "tests.support.numbered_consumer", cluster_address, "t", "g", "2"]
-        return subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        return numbered_consumer(cluster_address, 2)
 
     def run(process, polls):
         """Follow it until it has processed so many records; its offsets must go on where the last commit was."""
@@ -378,11 +381,8 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed
 
 def test_a_killed_member_gives_way_to_the_one_that_is_left(cluster, log, cluster_address, consume):
     make(cluster, "t", 2)
-    command = [sys.executable, "-m", "tests.support.numbered_consumer", cluster_address, "t", "g", "1"]
     stays = consume("t")
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
+    with numbered_consumer(cluster_address, 1) as process:
         settle(stays, share=[2])
         settle(stays, share=[1])
         process.kill()

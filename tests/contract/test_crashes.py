@@ -1,9 +1,6 @@
 """Killing a writer at any point breaks nothing: what was acknowledged is there once, and the next one goes on."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,19 +16,15 @@ from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.numbered_writer import SMALL_TAILS, value
+from tests.support.python_process import killed_at, run_process
 from tests.support.records import read_all, table
 
-REPOSITORY = Path(__file__).parents[2]
 RECORDS = 12
 
 
 def write(address, writer, failpoint=None):
     """Run a writer to its end; its return code, the numbers that it began to send, and {number: offset} of the acks."""
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
-    command = [sys.executable, "-m", "tests.support.numbered_writer", address, "t", writer, str(RECORDS)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_process("-m", "tests.support.numbered_writer", address, "t", writer, RECORDS, failpoint=failpoint)
     words = [line.split() for line in done.stdout.splitlines()]
     sent = [int(number) for kind, number, *_ in words if kind == "sent"]
     acked = {int(number): int(offset[0]) for kind, number, *offset in words if kind == "acked"}
@@ -118,9 +111,7 @@ def test_a_writer_killed_on_postgresql_at(point, postgres_url, tmp_path):
 def test_an_init_that_was_killed_is_done_again(point, tmp_path):
     address = str(tmp_path / "cluster")
     program = "import sys; from spark_log.cluster.cluster import Cluster; Cluster.init(sys.argv[1])"
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
-    done = subprocess.run([sys.executable, "-c", program, address], cwd=REPOSITORY, env=environment, check=False)
-    assert done.returncode == -signal.SIGKILL
+    killed_at(point, "-c", program, address)
     with Cluster.init(address) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
         log = Log(cluster)

@@ -2,12 +2,8 @@
 others stay where they are, and nobody notices.
 """
 
-import os
 import signal
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -39,9 +35,9 @@ from spark_log.maintenance.erase import erase
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.keyed_log import append_keyed, files_with, rows_of
+from tests.support.python_process import run_process
 from tests.support.s3 import also_on_s3
 
-REPOSITORY = Path(__file__).parents[2]
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}
 GONE, ALSO_GONE, STAYS = b"key-of-somebody-7f3a", b"key-of-nobody-91c2", b"key-that-stays"
@@ -194,12 +190,8 @@ def log_of():
 
 
 def run_erase(address, keys, failpoint=None):
-    environment = {**os.environ, **({"SPARK_LOG_FAILPOINT": failpoint} if failpoint else {})}
-    command = [sys.executable, "-m", "spark_log", "topic", "erase", "t", "--cluster", address, "--purge", "--yes"]
-    command += ["--keys-file", "-"]
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, input=b"\n".join(keys), capture_output=True, timeout=120, check=False
-    )
+    command = ["-m", "spark_log", "topic", "erase", "t", "--cluster", address, "--purge", "--yes", "--keys-file", "-"]
+    return run_process(*command, failpoint=failpoint, given=b"\n".join(keys).decode())
 
 
 def test_killed_anywhere_it_may_be_run_again(cluster, log, cluster_address, tmp_path):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from deltalake import DeltaTable
@@ -18,6 +16,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
+from tests.support.python_process import run_process
 from tests.support.records import table
 from tests.support.s3 import also_on_s3
 from tests.support.tails import make_older, tail
@@ -77,7 +76,7 @@ def test_the_next_client_seals_what_a_killed_one_left(cluster, cluster_address, 
         "import os, signal, sys; from spark_log import Producer; producer = Producer(cluster=sys.argv[1])\n"
         "producer.send('t', b'left').get(timeout=30); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    killed = subprocess.run([sys.executable, "-c", program, cluster_address], env=os.environ, timeout=60)
+    killed = run_process("-c", program, cluster_address)
     assert killed.returncode == -signal.SIGKILL and tail(cluster) == 1
     make_older(cluster, 60_000)
     producer = produce()

@@ -1,14 +1,11 @@
 """Members and coordinators that are killed or stopped: never two owners of a partition, and others take over."""
 
 import itertools
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +19,8 @@ from spark_log.groups.offsets import committed_offsets
 from spark_log.groups.targets import tend
 from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader, settle, until
+from tests.support.python_process import PythonProcess
 
-REPOSITORY = Path(__file__).parents[2]
 SESSION_MS = 1_200
 LEASE_MS = 900
 PARTITIONS = 4
@@ -33,11 +30,8 @@ class Process:
     """A child whose lines are read in the background."""
 
     def __init__(self, module, *arguments, failpoint=None):
-        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        pipe = subprocess.PIPE
+        self.child = PythonProcess("-m", module, *arguments, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True)
         self.lines = []
         self.killed_s = None
         self._new = queue.Queue()

@@ -1,9 +1,5 @@
 """Retention and clean-up killed at any point: the next run goes on, and nothing is lost that somebody needs."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +18,9 @@ from spark_log.log.retention import delete_records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
 
-REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
@@ -36,19 +32,6 @@ if sys.argv[2] == "delete_records":
 else:
     list(run_tasks(sys.argv[1], sys.argv[2:]))
 """
-
-
-def killed_at(point, address, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, address, *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, "SPARK_LOG_FAILPOINT": point},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, f"never came to {point}: {done.stderr[-2000:]}"
 
 
 class Scene:
@@ -132,7 +115,7 @@ ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
     indirect=["cluster_address"],
 )
 def test_maintenance_killed_at(point, scene, cluster_address):
-    killed_at(point, cluster_address, "retention", "files")
+    killed_at(point, "-c", PROGRAM, cluster_address, "retention", "files")
     before = point == "retention.decided"
     assert len(scene.records()) == (6 if before else 2), "all of the transaction, or nothing"
     assert_replicas_are_whole(scene.cluster)
@@ -142,7 +125,7 @@ def test_maintenance_killed_at(point, scene, cluster_address):
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("point", ["retention.decided", "retention.committed"])
 def test_delete_records_killed_at(point, scene, cluster_address):
-    killed_at(point, cluster_address, "delete_records")
+    killed_at(point, "-c", PROGRAM, cluster_address, "delete_records")
     assert len(scene.records()) == (6 if point == "retention.decided" else 2)
     wanted = {TopicPartition("t", 0): 2, TopicPartition("t", 1): 2}
     assert delete_records(scene.cluster, wanted) == wanted

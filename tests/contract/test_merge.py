@@ -3,9 +3,6 @@
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,13 +25,13 @@ from spark_log.maintenance.erase import erase
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
+from tests.support.python_process import killed_at
 from tests.support.records import table
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.subprocess_python import run_python
 from tests.support.topics import append, make
 
-REPOSITORY = Path(__file__).parents[2]
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
 _P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
@@ -189,10 +186,7 @@ def test_a_merge_that_is_killed(cluster, cluster_address, log, point):
     append_files(log, topic, *range(4))
     append_files(log, topic, *range(4), partition=1)
     before = rows(log, "t")
-    command = [sys.executable, "-c", KILL, cluster_address]
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": f"{point}:2"}
-    killed = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed_at(f"{point}:2", "-c", KILL, cluster_address)
 
     assert rows(log, "t") == before
     append_files(log, topic, 4)

@@ -1,10 +1,5 @@
 """A mirror's target equals its source, record for record and offset for offset, whatever happens on the way."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -33,9 +28,9 @@ from spark_log.streams.mirror import Mirror, MirrorSettings
 from spark_log.streams.mirror_groups import copy_groups
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
+from tests.support.python_process import killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole
-from tests.support.subprocess_python import REPOSITORY
 from tests.support.truncation import truncate
 
 
@@ -347,9 +342,7 @@ def test_killed_and_started_again(point, tmp_path, mirrors):
     with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
         make_source(source)
         arguments = [str(tmp_path / "source"), str(tmp_path / "target"), "60"]
-        command = [sys.executable, "-m", "tests.support.mirroring", *arguments]
-        killed = subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "SPARK_LOG_FAILPOINT": point}, check=False)
-        assert killed.returncode == -signal.SIGKILL
+        killed_at(point, "-m", "tests.support.mirroring", *arguments)
         expected = everything(source)
         copied = everything(target)
         assert 0 < len(copied) < len(expected)

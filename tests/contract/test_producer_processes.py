@@ -2,11 +2,9 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from kafka.errors import IllegalStateError
@@ -18,8 +16,8 @@ from spark_log.log.log import Log
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
 from tests.support.producing import stored
+from tests.support.python_process import PythonProcess
 
-REPOSITORY = Path(__file__).parents[2]
 PARTITIONS = 3
 
 
@@ -27,11 +25,12 @@ class Process:
     """A numbered producer at work. It writes to a file: a pipe that nobody reads would stop it."""
 
     def __init__(self, folder, address, name, count, *settings, failpoint=None):
-        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
-        command = [sys.executable, "-m", "tests.support.numbered_producer", address, "t", name, str(count), *settings]
+        program = ("-m", "tests.support.numbered_producer")
         self._out = folder / f"{name}.out"
         with self._out.open("w") as out:
-            self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=out)
+            self._process = PythonProcess(
+                *program, address, "t", name, count, *settings, failpoint=failpoint, stdout=out
+            )
 
     def acked(self):
         """{number: (partition, offset)} of what was acknowledged; nothing may have failed."""

@@ -1,12 +1,8 @@
 """Replicas move while a producer writes and a consumer reads, and while whoever moves them is killed."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +21,11 @@ from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
 from tests.support.producing import change
+from tests.support.python_process import killed_at
 from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, topic_on
 from tests.support.topics import append
 
-REPOSITORY = Path(__file__).parents[2]
 SETTINGS = ClusterSettings()
 SMALL_TAILS = {"inline_max_bytes": "2000", "inline_tail_bytes": "4000"}
 
@@ -205,11 +201,7 @@ def test_whoever_moves_replicas_is_killed_and_another_goes_on(point, brokers, cl
         append(log, "t", str(number), partition=number % 2)
     program = "from spark_log.cli.main import app; app()"
     arguments = ["partition", "reassign", "--to-brokers", "3,4", "--cluster", cluster_address]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, env={**os.environ, "SPARK_LOG_FAILPOINT": point},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_at(point, "-c", program, *arguments)
     change(brokers, t.lease.update().values(until_ms=0))  # rather than wait for the end of its term
     for number in range(6, 8):
         append(log, "t", str(number), partition=number % 2)

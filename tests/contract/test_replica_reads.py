@@ -6,9 +6,7 @@ import contextlib
 import logging
 import os
 import resource
-import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -34,8 +32,8 @@ from spark_log.records.schema import read_schema
 from tests.support.damage import DAMAGES, replicas_of
 from tests.support.disks import needs_root
 from tests.support.producing import change
+from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
-from tests.support.subprocess_python import REPOSITORY
 
 SEGMENTS, RECORDS = 3, 100
 RACKS = {2: "near", 3: "far"}
@@ -283,10 +281,7 @@ def test_a_reader_killed_in_a_repair(local, point):
         log = Log(Cluster.open(sys.argv[1]))
         read_all(log, log.find_topic("t"))
         """
-    environment = {**os.environ, "SPARK_LOG_FAILPOINT": point}
-    command = [sys.executable, "-c", program, local.address]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    killed_at(point, "-c", program, local.address)
     assert replicas[0][0].read() == (damaged if point == "file.temporary-written" else whole[0][0])
     assert local.read() == local.expected
     assert contents(replicas) == whole

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -64,6 +63,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
 from spark_log.metadata.schema import revision_of
 from spark_log.metadata.store import Store, create_store, open_store
+from tests.support.python_process import PythonProcess
 from tests.support.records import read_all, table
 from tests.support.subprocess_python import run_python
 
@@ -775,7 +775,7 @@ with Cluster.open(sys.argv[1]) as cluster:
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(cluster, cluster_address):
-    process = subprocess.Popen([sys.executable, "-c", FORK_IN_THE_MIDST, cluster_address], stdout=subprocess.PIPE)
+    process = PythonProcess("-c", FORK_IN_THE_MIDST, cluster_address, stdout=subprocess.PIPE)
     with process:
         child = int(process.stdout.readline())
         try:

@@ -1,12 +1,10 @@
 """Served brokers in processes of their own, to be killed, stopped and started again."""
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.python_process import PythonProcess
 
 QUICK = {
     "broker.session.timeout.ms": 1_000,
@@ -22,18 +20,15 @@ class BrokerProcess:
     def __init__(self, folder: Path, address: str, broker_id: int, settings: dict[str, int] = QUICK) -> None:
         self.broker_id = broker_id
         self._log = folder / f"broker-{broker_id}.log"
-        self._command = [sys.executable, "-c", "from spark_log.cli.main import app; app()", "broker", "start"]
+        self._command = ["-c", "from spark_log.cli.main import app; app()", "broker", "start"]
         self._command += ["--id", str(broker_id), "--cluster", address]
         for name, value in settings.items():
             self._command += ["--setting", f"{name}={value}"]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: PythonProcess | None = None
 
     def start(self, failpoint: str | None = None) -> None:
-        environment = {**os.environ, "SPARK_LOG_FAILPOINT": failpoint} if failpoint else None
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            self._process = PythonProcess(*self._command, failpoint=failpoint, stdout=log, stderr=subprocess.STDOUT)
 
     @property
     def running(self) -> bool:

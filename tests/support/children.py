@@ -4,29 +4,26 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import sqlalchemy as sa
 
 from spark_log.errors import SparkLogError
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
-
-_REPOSITORY = Path(__file__).parents[2]
+from tests.support.python_process import PythonProcess
 
 
 class Child:
     """`python -m MODULE ARGUMENTS`, whose lines are read in the background. In a group with what it forks."""
 
     def __init__(self, module: str, *arguments: object) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        pipe = subprocess.PIPE
+        self._process = PythonProcess(
+            "-m", module, *arguments, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
         self.lines: list[list[str]] = []
         self._new: queue.Queue[None] = queue.Queue()
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -69,7 +66,7 @@ class Child:
         """SIGSTOP, but not while it holds a lock of the store that everybody would wait for."""
         while True:
             self._process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all of its threads
+            self._process.wait_until_stopped()
             try:
                 store.transact(_take_locks, timeout_ms=500)
             except (SparkLogError, sa.exc.DBAPIError):

@@ -1,16 +1,13 @@
 """A micro-batch whose process is killed at every point on its way, and which comes again: it is in the log once."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.failpoints import POINTS
-from tests.support.subprocess_python import REPOSITORY
+from tests.support.python_process import run_process
 from tests.support.topics import make, stored
 
 # What Spark does with the sink, without Spark: plan, two tasks, commit.
@@ -39,11 +36,7 @@ source.streamWriter(schema, False).commit(messages, int(batch_id))
 
 
 def run(address: str, batch_id: int, point: str | None = None) -> int:
-    environment = {key: value for key, value in os.environ.items() if key != "SPARK_LOG_FAILPOINT"}
-    if point is not None:
-        environment["SPARK_LOG_FAILPOINT"] = point
-    command = [sys.executable, "-c", MICRO_BATCH, address, str(batch_id)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    done = run_process("-c", MICRO_BATCH, address, batch_id, failpoint=point)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 

@@ -1,0 +1,146 @@
+"""Python processes that start in milliseconds: forks of a server that has imported the libraries.
+
+They are separate processes with a pid, pipes and an exit code, and have the interface of `subprocess.Popen`. Tests of
+imports, or of the start of the interpreter, use `subprocess_python` instead.
+"""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class PythonProcess(subprocess.Popen[Any]):
+    """`python -m MODULE ARGUMENTS` or `python -c PROGRAM ARGUMENTS` in the repository.
+
+    `failpoint` is where it shall die (`spark_log.failpoints`).
+    """
+
+    def __init__(self, *arguments: object, failpoint: str | None = None, **keywords: Any) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
+        if failpoint is not None:
+            environment["SPARK_LOG_FAILPOINT"] = failpoint
+        self._reports: socket.socket | None = None
+        self._unread = b""
+        super().__init__(list(map(str, arguments)), cwd=REPOSITORY, env=environment, **keywords)
+
+    def wait_until_stopped(self) -> None:
+        """After SIGSTOP: until all of its threads have stopped, or it has ended."""
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            if self.returncode is None:
+                status = self._next_report(block=True)
+                assert status is not None
+                if not os.WIFSTOPPED(status):
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+
+    # What subprocess.Popen does with fork, exec and waitpid:
+
+    def _execute_child(
+        self, args: list[str], _executable: Any, _preexec: Any, _close_fds: Any, _pass_fds: Any, cwd: Path,
+        env: dict[str, str], _startupinfo: Any, _creationflags: Any, _shell: Any,
+        p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        _restore_signals: Any, _gid: Any, _gids: Any, _uid: Any, _umask: Any, start_new_session: bool, *_: Any,
+    ) -> None:  # fmt: skip
+        request = {
+            "arguments": args, "cwd": str(cwd), "environment": env, "start_new_session": start_new_session,
+        }  # fmt: skip
+        streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        self._reports, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+        self.pid = int(self._report(block=True) or 0)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        while True:
+            status = self._next_report(block=not flags & os.WNOHANG)
+            if status is None:
+                return 0, 0
+            if not os.WIFSTOPPED(status):
+                return self.pid, status
+
+    def _internal_poll(self, _deadstate: Any = None, **_: Any) -> int | None:
+        if self.returncode is None and self._reports is not None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+    def _next_report(self, *, block: bool) -> int | None:
+        report = self._report(block=block)
+        return None if report is None else int(report)
+
+    def _report(self, *, block: bool) -> str | None:
+        """The keeper's next line: the pid, then wait statuses."""
+        assert self._reports is not None
+        while b"\n" not in self._unread:
+            try:
+                received = self._reports.recv(4096, 0 if block else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not received:
+                raise AssertionError("the fork server has ended")
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+
+def run_process(
+    *arguments: object, failpoint: str | None = None, given: str | None = None, timeout_s: float = 120.0
+) -> "subprocess.CompletedProcess[str]":
+    """The end of a PythonProcess that was given this input, and all that it printed."""
+    pipe = subprocess.PIPE
+    stdin = None if given is None else pipe
+    with PythonProcess(*arguments, failpoint=failpoint, stdin=stdin, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(given, timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def killed_at(failpoint: str, *arguments: object) -> str:
+    """Run until the failpoint kills it, which must happen; what it printed before."""
+    done = run_process(*arguments, failpoint=failpoint)
+    assert done.returncode == -signal.SIGKILL, f"never came to {failpoint}: {done.stderr[-4000:]}"
+    return done.stdout
+
+
+@functools.cache
+def _start_server(_owner: int) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        server = subprocess.Popen(
+            command, cwd=REPOSITORY, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+
+    def end() -> None:
+        ours.close()
+        server.wait(timeout=30)
+
+    atexit.register(end)
+    return ours
+
+
+_starting = threading.Lock()
+
+
+def _server() -> socket.socket:
+    """The fork server of this process, started at the first use."""
+    with _starting:
+        return _start_server(os.getpid())
