@@ -212,7 +212,7 @@ def test_killed_anywhere_it_may_be_run_again(cluster, log, cluster_address, tmp_
     log.close()
     done = run_erase(cluster_address, [GONE, ALSO_GONE])
     assert done.returncode == 0, done.stderr
-    assert GONE not in done.stdout + done.stderr
+    assert GONE.decode() not in done.stdout + done.stderr
     assert rows_of(log, topic) == stays
     assert files_with(tmp_path, GONE, ALSO_GONE, PRIVATE) == []
     assert_delta_is_the_log(cluster)
