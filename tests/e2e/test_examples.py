@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.s3 import S3Server
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Run = Callable[..., list[str]]
 
@@ -88,6 +90,21 @@ def test_moved_from_kafka_runs_on_spark_log_with_the_options_of_the_kafka_connec
     ]
     assert sum(int(records) for _, _, records, _ in found[2:]) == 100
     assert all(int(last) == int(records) - 1 for _, _, records, last in found)
+
+
+def test_mirror_to_s3_copies_every_record_to_its_offset(
+    s3_server: S3Server, s3_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = ["--cluster", str(tmp_path / "source"), "--to-cluster", str(tmp_path / "target")]
+    load("mirror_to_s3").main([*folders, "--log-dir", s3_uri])
+    assert capsys.readouterr().out.splitlines() == [
+        "mirrored 3000 records",
+        "mirrored 10 records",
+        *(f"partition {n}: 1505 records, offsets 0 to 1504, the same in both clusters" for n in range(2)),
+    ]
+    folder = s3_uri.split("?")[0].rsplit("/")[-1]
+    stored = s3_server.client().list_objects_v2(Bucket=s3_server.bucket, Prefix=folder)["Contents"]
+    assert any(each["Key"].endswith(".parquet") for each in stored)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
