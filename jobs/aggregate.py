@@ -1,4 +1,4 @@
-"""spark-submit jobs/aggregate.py --help: the code is spark_log.jobs.aggregate. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit aggregate.py --help`. The code is in spark_log.jobs.aggregate; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

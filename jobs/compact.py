@@ -1,4 +1,4 @@
-"""spark-submit jobs/compact.py --help: the code is spark_log.jobs.compact. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit compact.py --help`. The code is in spark_log.jobs.compact; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/consume.py --help: the code is spark_log.jobs.consume. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit consume.py --help`. The code is in spark_log.jobs.consume; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

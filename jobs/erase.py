@@ -1,4 +1,4 @@
-"""spark-submit jobs/erase.py --help: the code is spark_log.jobs.erase. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit erase.py --help`. The code is in spark_log.jobs.erase; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/join.py --help: the code is spark_log.jobs.join. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit join.py --help`. The code is in spark_log.jobs.join; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/maintenance.py --help: the code is spark_log.jobs.maintenance. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit maintenance.py --help`. The code is in spark_log.jobs.maintenance; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/mirror.py --help: the code is spark_log.jobs.mirror. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit mirror.py --help`. The code is in spark_log.jobs.mirror; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/produce.py --help: the code is spark_log.jobs.produce. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit produce.py --help`. The code is in spark_log.jobs.produce; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

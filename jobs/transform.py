@@ -1,4 +1,4 @@
-"""python jobs/transform.py --help: the code is spark_log.jobs.transform. Needs spark-log, and no Spark."""
+"""`python transform.py --help`. The code is in spark_log.jobs.transform; it needs no Spark."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""spark-submit jobs/window.py --help: the code is spark_log.jobs.window. PYSPARK_PYTHON needs spark-log."""
+"""`spark-submit window.py --help`. The code is in spark_log.jobs.window; PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

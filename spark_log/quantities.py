@@ -1,8 +1,32 @@
-"""Formats counts, sizes, durations and times for people."""
+"""Formats counts, sizes, intervals and times for people, and parses all of them."""
 
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _DURATIONS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
+
+_MILLISECOND_US = 1_000
+_NAMED_UNITS_US = {
+    "millisecond": _MILLISECOND_US,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_NAMED_UNITS_US |= {f"{name}s": size_us for name, size_us in _NAMED_UNITS_US.items()}
+_SHORT_UNITS_US = {
+    "us": 1,
+    "ms": _MILLISECOND_US,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_INTERVAL = re.compile(r"([0-9]{1,19}) *([a-z]*)")
+_SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
 
 
 def count_of(count: int, what: str, plural: str | None = None) -> str:
@@ -26,6 +50,62 @@ def exact_duration_of(milliseconds: int) -> str:
     return f"{milliseconds:,} ms"
 
 
+def parse_time_ms(text: str) -> int:
+    """Milliseconds since 1970 of an ISO 8601 time (2026-01-31T12:00:00Z); without a zone it is UTC. ValueError."""
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def time_of(wall_ms: int) -> str:
     """`2026-01-31T12:00:00.000Z`."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_interval_ms(text: str) -> int:
+    """Milliseconds of `10 minutes`, `10m` or `500 ms`, cut to whole ones. ValueError."""
+    return _interval_ms(text.strip().lower(), _NAMED_UNITS_US | _SHORT_UNITS_US)
+
+
+def parse_sql_interval_ms(text: str) -> int:
+    """Milliseconds of an interval that Spark SQL reads too, such as `10 minutes`. ValueError."""
+    if text.count(" ") != 1:
+        raise ValueError(f"expected an interval such as '10 minutes', got {text!r}")
+    return _interval_ms(text, _NAMED_UNITS_US)
+
+
+def parse_time_string_ms(text: str) -> int:
+    """Milliseconds of a time string of Spark's settings: `15m`, `1h`, `250` (ms), cut to whole ones.
+
+    ValueError with Spark's explanation (JavaUtils.timeStringAsMs).
+    """
+    try:
+        if " " in text.strip():
+            raise ValueError
+        duration_ms = _interval_ms(text.strip().lower(), {**_SHORT_UNITS_US, "": _MILLISECOND_US}, 19)
+    except ValueError:
+        raise ValueError(
+            "Time must be specified as seconds (s), milliseconds (ms), microseconds (us), minutes (m or min), hour "
+            "(h), or day (d). E.g. 50s, 100ms, or 250us."
+        ) from None
+    if duration_ms >= 2**63:
+        raise ValueError("Time must be below 2^63 ms.")
+    return duration_ms
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes, at least 1, of `1000`, `50MB` (millions) or `50MiB` (2^20 each). ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0
+    if match is not None:
+        unit = 1024 if match[3] else 1000
+        size = int(match[1]) * unit ** (" KMGT".index((match[2] or " ").upper()))
+    if size < 1:
+        raise ValueError(f"expected bytes such as 50MB or 64MiB, got {text!r}")
+    return size
+
+
+def _interval_ms(text: str, units_us: Mapping[str, int], digits_max: int = 9) -> int:
+    match = _INTERVAL.fullmatch(text)
+    if match is None or match[2] not in units_us or len(match[1]) > digits_max:
+        raise ValueError(f"expected an interval such as '10 minutes', got {text!r}")
+    return int(match[1]) * units_us[match[2]] // _MILLISECOND_US

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.options import CLUSTER_ENVIRONMENT_VARIABLE, Cluster_, Json, parse_pairs
+from spark_log.arguments import CLUSTER_ENVIRONMENT_VARIABLE
+from spark_log.cli.options import Cluster_, Json, parse_pairs
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from spark_log.arguments import explain_missing_cluster
 from spark_log.cli import (
     broker,
     cluster,
@@ -32,6 +33,9 @@ class OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            explain_missing_cluster(error)
+            raise
         except BrokenPipeError:
             raise  # typer ends quietly when the reader of a pipe has gone
         except (SparkLogError, OSError) as error:

@@ -3,39 +3,18 @@
 Text becomes types here; what is wrong is a usage error (exit code 2) that names the option and the value.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
+from spark_log import quantities
+from spark_log.arguments import ClusterAddress, usage_error
+from spark_log.arguments import parse_pairs as parse_pairs
 
-Cluster_ = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        envvar=CLUSTER_ENVIRONMENT_VARIABLE,
-        metavar="FOLDER-OR-URL",
-        help="The cluster: its folder, or a postgresql+psycopg:// URL.",
-        show_default=False,
-    ),
-]
+Cluster_ = ClusterAddress
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
-
-
-def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """`name=value` texts as a dict; the first `=` separates. Usage error without one, or for a name given twice."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name.strip():
-            raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint=option)
-        if name.strip() in pairs:
-            raise typer.BadParameter(f"{name.strip()!r} is given twice", param_hint=option)
-        pairs[name.strip()] = value
-    return pairs
 
 
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
@@ -44,24 +23,17 @@ def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise typer.BadParameter(f"expected name=text, got {text!r}", param_hint=option)
+            raise usage_error(option, f"expected name=text, got {text!r}")
         headers.append((name, value.encode()))
     return headers
 
 
-_BYTES = re.compile(r"([0-9]{1,15})\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
-
-
 def parse_bytes(text: str, option: str) -> int:
     """`1000`, `50MB` (millions) or `50MiB` (2^20 each) in bytes, at least 1."""
-    match = _BYTES.fullmatch(text.strip())
-    size = 0
-    if match is not None:
-        unit = 1024 if match[3] else 1000
-        size = int(match[1]) * unit ** (" KMGT".index((match[2] or " ").upper()))
-    if size < 1:
-        raise typer.BadParameter(f"expected bytes such as 50MB or 64MiB, got {text!r}", param_hint=option)
-    return size
+    try:
+        return quantities.parse_bytes(text)
+    except ValueError as error:
+        raise usage_error(option, str(error)) from None
 
 
 def parse_before(texts: Iterable[str], partitions: int, option: str) -> dict[int, int]:
@@ -73,6 +45,6 @@ def parse_before(texts: Iterable[str], partitions: int, option: str) -> dict[int
             offset = int(right if separator else left)
             chosen = [int(left)] if separator else list(range(partitions))
         except ValueError:
-            raise typer.BadParameter(f"expected OFFSET or PARTITION=OFFSET, got {text!r}", param_hint=option) from None
+            raise usage_error(option, f"expected OFFSET or PARTITION=OFFSET, got {text!r}") from None
         before.update(dict.fromkeys(chosen, offset))
     return before

@@ -6,9 +6,9 @@ earliest | latest | 1234 (an offset) | -10 (the last ten of each partition) | 20
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from spark_log.errors import OffsetOutOfRangeError
+from spark_log.quantities import parse_time_ms
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _MILLISECONDS = re.compile(r"@[0-9]{1,15}")
@@ -57,14 +57,12 @@ def parse_position(text: str) -> Position:
     if _MILLISECONDS.fullmatch(word):
         return AtTimestamp(int(word[1:]))
     try:
-        moment = datetime.fromisoformat(word)
+        return AtTimestamp(parse_time_ms(word))
     except ValueError:
         raise ValueError(
             f"expected earliest, latest, an offset, -N (the last N), a time as 2026-01-31T12:00:00Z, or @milliseconds;"
             f" got {text!r}"
         ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return AtTimestamp(int(moment.timestamp() * 1000))
 
 
 def start_offset(

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from spark_log.datasource.duration import parse_duration_ms
 from spark_log.errors import InvalidOptionError, redact
+from spark_log.quantities import parse_time_string_ms
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -84,6 +84,6 @@ class OptionText:
         if text is None:
             return default_ms
         try:
-            return parse_duration_ms(text)
+            return parse_time_string_ms(text)
         except ValueError as error:
             raise InvalidOptionError(f"Option '{name}': failed to parse time string {text!r}. {error}") from None

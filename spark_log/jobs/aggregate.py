@@ -1,22 +1,35 @@
-"""Running aggregates by group, into a topic, a Delta table or the console. `spark-submit jobs/aggregate.py --help` has
-the arguments."""
+"""`jobs/aggregate.py`: running aggregates by group, into a topic, a Delta table or the console."""
 
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
+
+from spark_log.arguments import usage_error
 from spark_log.errors import SparkLogError
+from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.stream_arguments import Input, StreamArguments, StreamParser
-from spark_log.jobs.stream_job import run_stream_job
-from spark_log.streams.aggregation import parse_aggregate, running
+from spark_log.jobs.stream_options import (
+    INPUT,
+    ONE_OUTPUT,
+    OUTPUT,
+    RUN,
+    Input,
+    InputOptions,
+    OutputOptions,
+    StreamArguments,
+    StreamRunOptions,
+)
 
 EXAMPLES = """\
-  spark-submit jobs/aggregate.py --subscribe flights --value-schema 'carrier STRING, dep_delay DOUBLE' \\
-      --group-by carrier --aggregate count --aggregate 'mean(dep_delay) as mean_delay' \\
-      --to-topic delays --checkpoint /data/checkpoints/delays
-  spark-submit jobs/aggregate.py --config delays.toml --trigger available-now"""
+JOBS=$(spark-log path jobs)
+spark-submit $JOBS/aggregate.py --subscribe flights \\
+    --value-schema 'carrier STRING, dep_delay DOUBLE' --group-by carrier \\
+    --aggregate count --aggregate 'mean(dep_delay) as mean_delay' \\
+    --to-topic delays --checkpoint /data/checkpoints/delays
+spark-submit $JOBS/aggregate.py --config delays.toml \\
+    --trigger available-now"""
 
 
 @dataclass(frozen=True)
@@ -27,52 +40,62 @@ class AggregateArguments:
     aggregates: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class AggregateOptions:
+    aggregate: Annotated[
+        list[str],
+        typer.Option(metavar="CALL", help="count, or a call such as 'mean(dep_delay) as mean_delay'; repeatable."),
+    ]
+    group_by: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Repeatable.")] = None
+
+    def checked(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Columns to group by, and aggregates. Usage error."""
+        from spark_log.streams.aggregation import parse_aggregate
+
+        for text in self.aggregate:
+            try:
+                parse_aggregate(text)
+            except SparkLogError as error:
+                raise usage_error("--aggregate", str(error)) from None
+        return tuple(self.group_by or ()), tuple(self.aggregate)
+
+
+def _build(
+    source: InputOptions, given: AggregateOptions, out: OutputOptions, run: StreamRunOptions
+) -> AggregateArguments:
+    group_by, aggregates = given.checked()
+    stream = out.stream(run, "update", group_by)
+    if stream.output_mode == "append":
+        raise usage_error(
+            "--output-mode append", "a running aggregate is never final: use update or complete, or jobs/window.py"
+        )
+    return AggregateArguments(stream, source.input(run, out.dead_letter_topic is not None), group_by, aggregates)
+
+
+AGGREGATES = Group(AggregateOptions, "Aggregates")
+JOB = Job(
+    "aggregate",
+    "Running aggregates by group, updated as records arrive.",
+    EXAMPLES,
+    (INPUT, AGGREGATES, OUTPUT, RUN),
+    _build,
+    (ONE_OUTPUT,),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    given = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("aggregate", lambda: run(given))
-
-
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> AggregateArguments:
-    """SystemExit(2) with a message on stderr for wrong usage."""
-    parser = StreamParser("jobs/aggregate.py", "Running aggregates by group, kept up as records come.", EXAMPLES)
-    parser.add_input()
-    add_aggregates(parser)
-    parser.add_stream()
-    given = parser.read(arguments)
-    group_by, aggregates = tuple(given.group_by or ()), checked_aggregates(parser, given.aggregate)
-    stream = parser.stream(given, environ, "update", group_by)
-    if stream.output_mode == "append":
-        parser.error("--output-mode append: a running aggregate is never final: update or complete, or jobs/window.py")
-    return AggregateArguments(stream, parser.input(given, environ), group_by, aggregates)
-
-
-def add_aggregates(parser: StreamParser) -> None:
-    group = parser.add_argument_group("what is computed")
-    group.add_argument("--group-by", metavar="COLUMN", action="append", help="repeat for more")
-    group.add_argument(
-        "--aggregate",
-        metavar="CALL",
-        action="append",
-        required=True,
-        help="count, or as 'mean(dep_delay) as mean_delay'; repeat for more",
-    )
-
-
-def checked_aggregates(parser: StreamParser, texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts; usage error for one that is no aggregate."""
-    for text in texts:
-        try:
-            parse_aggregate(text)
-        except SparkLogError as error:
-            parser.error(f"--aggregate: {error}")
-    return tuple(texts)
+    given = JOB.parse(arguments)
+    return guarded(JOB.name, lambda: run(given))
 
 
 def run(given: AggregateArguments) -> int:
     """Raises errors of ours and of Spark's."""
+    from spark_log.jobs.stream_query import run_stream_job
+    from spark_log.streams.aggregation import running
+
     return run_stream_job(
-        "aggregate",
+        JOB.name,
         given.stream,
         [given.input],
         lambda frame: running(frame, *given.group_by, aggregates=given.aggregates),

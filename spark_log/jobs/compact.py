@@ -1,69 +1,74 @@
-"""Compaction of large topics. `spark-submit jobs/compact.py --help` has the arguments."""
+"""`jobs/compact.py`: compaction of large topics."""
 
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
-from pyspark.sql import SparkSession
+import typer
 
 from spark_log import clock
-from spark_log.cluster.cluster import Cluster
-from spark_log.jobs.arguments import Parser
+from spark_log.arguments import ClusterAddress
+from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import tell
-from spark_log.log.write_ids import Writer
-from spark_log.maintenance.compact_on_spark import compact_on_spark
-from spark_log.maintenance.compaction_pass import compacted_topics
-from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.work import Work
 from spark_log.quantities import count_of
 
-_EXAMPLES = """\
-  spark-submit jobs/compact.py --cluster /data/log
-  spark-submit jobs/compact.py --cluster /data/log --topic planes --topic airports --force"""
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.report import Report
+
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+spark-submit $JOBS/compact.py --cluster /data/log
+spark-submit $JOBS/compact.py --cluster /data/log \\
+    --topic planes --topic airports --force"""
 
 
 @dataclass(frozen=True)
 class CompactArguments:
-    cluster: str = field(repr=False)
-    topics: tuple[str, ...] | None
-    """None: all that are compacted."""
-    force: bool
-    json: bool
+    cluster: ClusterAddress = field(repr=False)
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this topic; repeatable. [default: all that are compacted]"),
+    ] = None
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Compact topics with few new records too (min.cleanable.dirty.ratio); min.compaction.lag.ms still"
+            " applies.",
+        ),
+    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print reports and summary as JSON lines.")] = False
+
+    @property
+    def topics(self) -> tuple[str, ...] | None:
+        """None: all that are compacted."""
+        return None if self.topic is None else tuple(dict.fromkeys(self.topic))
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> CompactArguments:
-    """The job's arguments; a usage error names the one that is wrong."""
-    description = "Compact topics with cleanup.policy=compact: keep the last value of every key, at its offset."
-    parser = Parser("jobs/compact.py", description, _EXAMPLES)
-    parser.add_argument(
-        "--cluster", metavar="ADDRESS", help="folder or postgresql+psycopg:// URL [env SPARK_LOG_CLUSTER]"
-    )
-    parser.add_argument(
-        "--topic", action="append", metavar="NAME", help="only this one; may be repeated [all that are compacted]"
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="also where too little is new (min.cleanable.dirty.ratio); min.compaction.lag.ms holds all the same",
-    )
-    parser.add_argument("--json", action="store_true", help="reports and summary as JSON lines")
-    given = parser.parse_args(arguments)
-    topics = None if given.topic is None else tuple(dict.fromkeys(given.topic))
-    return CompactArguments(parser.cluster(given, environ), topics, given.force, given.json)
+JOB = Job(
+    "compact",
+    "Compact topics with cleanup.policy=compact: keep the last value of every key, at its offset.",
+    EXAMPLES,
+    (Group(CompactArguments),),
+    lambda given: given,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("compact", lambda: run(parsed))
+    given = JOB.parse(arguments)
+    return guarded(JOB.name, lambda: run(given))
 
 
 def run(arguments: CompactArguments) -> int:
     """Raises errors of ours and of Spark's."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.jobs.session import start_session
+
     with Cluster.open(arguments.cluster) as cluster:
         check(cluster, arguments)
         spark = start_session("compact", delta=False)
@@ -72,14 +77,20 @@ def run(arguments: CompactArguments) -> int:
     return 0
 
 
-def check(cluster: Cluster, arguments: CompactArguments) -> None:
+def check(cluster: "Cluster", arguments: CompactArguments) -> None:
     """All that can be checked without Spark: the topics are there, and compacted."""
+    from spark_log.log.write_ids import Writer
+    from spark_log.maintenance.compaction_pass import compacted_topics
+    from spark_log.maintenance.work import Work
+
     work = Work(cluster, cluster.store.settings, Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics)
     compacted_topics(work, arguments.topics)
 
 
-def compact(spark: SparkSession, cluster: Cluster, arguments: CompactArguments) -> None:
-    """Compact, and tell: progress, a report for each topic, a summary."""
+def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:
+    """Compact, and report: progress, a report for each topic, a summary."""
+    from spark_log.jobs.summary import tell
+    from spark_log.maintenance.compact_on_spark import compact_on_spark
 
     def progress(what: str) -> None:
         tell(json.dumps({"event": "progress", "text": what}) if arguments.json else what)
@@ -89,7 +100,9 @@ def compact(spark: SparkSession, cluster: Cluster, arguments: CompactArguments) 
     tell(*_summary(reports, clock.monotonic_s() - started, arguments.json))
 
 
-def _summary(reports: Sequence[Report], seconds: float, as_json: bool) -> list[str]:
+def _summary(reports: "Sequence[Report]", seconds: float, as_json: bool) -> list[str]:
+    from spark_log.maintenance.report import Amount
+
     before = sum((each.before for each in reports), Amount())
     after = sum((each.after for each in reports), Amount())
     if as_json:

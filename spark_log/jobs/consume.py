@@ -1,139 +1,223 @@
-"""Topics into the console, files, a Delta table or another topic. `spark-submit jobs/consume.py --help` has the
-arguments."""
+"""`jobs/consume.py`: topics into the console, files, a Delta table or another topic."""
 
-import json
-import os
-import sys
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+import typer
 
-from spark_log import clock
-from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.offsets import offsets_to_dict
+from spark_log.arguments import parse_pairs, usage_error
 from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.planning import ReadPlanner
-from spark_log.datasource.topic_write import write_topic
-from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.jobs.arguments import Batch
-from spark_log.jobs.consume_arguments import Console, ConsumeArguments, Files, OtherTopic, parse
-from spark_log.jobs.consume_shape import shaped
+from spark_log.errors import SparkLogError
+from spark_log.jobs.command import Group, Job, OneOf, only_with
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.measure import Measured
-from spark_log.jobs.preflight import check_new_folder, find_or_create
-from spark_log.jobs.running import offsets_around, run_to_end, triggered
-from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.jobs.run_options import AvailableNow, Batch, RunOptions, Shared
+from spark_log.quantities import parse_time_ms
 
-Offsets = Mapping[TopicPartition, int]
-Ranges = Mapping[TopicPartition, OffsetRange]
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+spark-submit $JOBS/consume.py --subscribe flights --limit 10
+spark-submit $JOBS/consume.py --subscribe flights --parquet out \\
+    --value-schema 'carrier STRING, dep_delay DOUBLE'
+spark-submit $JOBS/consume.py --subscribe flights \\
+    --delta /data/lake/flights \\
+    --stream --checkpoint /data/checkpoints/flights \\
+    --max-offsets-per-trigger 100000 --trigger '10 seconds'
+spark-submit $JOBS/consume.py --subscribe flights --to-topic copy \\
+    --starting-timestamp 2013-06-01T00:00:00Z"""
+
+Mode = Literal["append", "overwrite", "errorifexists", "ignore"]
+
+
+@dataclass(frozen=True)
+class Console:
+    limit: int
+    """Rows shown: of the result, or of each batch of a stream."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """A folder of Parquet files or a Delta table."""
+
+    format: Literal["parquet", "delta"]
+    path: str
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class OtherTopic:
+    """A copy: key, value, headers and timestamp stay as they are; the partition only if `keep_partitions`."""
+
+    topic: str
+    cluster: str
+    keep_partitions: bool
+
+
+Sink = Console | Files | OtherTopic
+
+
+@dataclass(frozen=True)
+class ConsumeArguments:
+    shared: Shared
+    options: Mapping[str, str]
+    """Options of format("spark_log"), without the cluster."""
+    value_schema: str | None
+    """DDL; the values are JSON objects and become these columns. None: key and value stay bytes."""
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class _TopicOptions:
+    subscribe: Annotated[str | None, typer.Option(metavar="TOPIC[,TOPIC]", help="These topics.")] = None
+    subscribe_pattern: Annotated[str | None, typer.Option(metavar="REGEX", help="Topics whose names match.")] = None
+    assign: Annotated[str | None, typer.Option(metavar="JSON", help='Partitions, such as {"flights":[0,1]}.')] = None
+
+
+@dataclass(frozen=True)
+class _RangeOptions:
+    starting_offsets: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help='earliest, latest, or JSON: {"flights":{"0":5}} [default: earliest]'),
+    ] = None
+    ending_offsets: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="latest or JSON; batch only. [default: latest]")
+    ] = None
+    starting_timestamp: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 or milliseconds.")] = None
+    ending_timestamp: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ISO 8601 or milliseconds; batch only.")
+    ] = None
+    group_id: Annotated[str | None, typer.Option(metavar="GROUP", help="Commit the end offsets as this group's.")] = (
+        None
+    )
+    max_offsets_per_trigger: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rate limit of a stream: records of a batch.")
+    ] = None
+    allow_data_loss: Annotated[
+        bool, typer.Option("--allow-data-loss", help="Continue where records have been deleted (failOnDataLoss).")
+    ] = False
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of format('spark_log'); repeatable.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _ColumnOptions:
+    value_schema: Annotated[
+        str | None,
+        typer.Option(metavar="DDL", help="Values are JSON with these columns; the record's own columns get a '_'."),
+    ] = None
+    headers: Annotated[bool, typer.Option("--headers", help="Add the column headers.")] = False
+
+
+@dataclass(frozen=True)
+class _SinkOptions:
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rows shown on the console. [default: 20]")] = (
+        None
+    )
+    parquet: Annotated[str | None, typer.Option(metavar="DIR", help="A folder of Parquet files.")] = None
+    delta: Annotated[str | None, typer.Option(metavar="DIR", help="A Delta table.")] = None
+    to_topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Another topic, which exists.")] = None
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            metavar="MODE",
+            help="Of --parquet or --delta: append, overwrite, errorifexists or ignore. [default: errorifexists in a"
+            " batch, append in a stream]",
+        ),
+    ] = None
+    to_cluster: Annotated[
+        str | None, typer.Option(metavar="FOLDER-OR-URL", help="Cluster of --to-topic. [default: the same]")
+    ] = None
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="With --to-topic: the same partitions, not by key.")
+    ] = False
+
+
+def _build(
+    topics: _TopicOptions, given: _RangeOptions, columns: _ColumnOptions, out: _SinkOptions, run: RunOptions
+) -> ConsumeArguments:
+    shared = run.shared(AvailableNow())
+    sink = _sink(out, shared)
+    if isinstance(sink, OtherTopic) and columns.value_schema is not None:
+        raise usage_error("--value-schema", "a copy to a topic keeps the values as they are")
+    chosen = {
+        "subscribe": topics.subscribe,
+        "subscribePattern": topics.subscribe_pattern,
+        "assign": topics.assign,
+        "startingOffsets": given.starting_offsets,
+        "endingOffsets": given.ending_offsets,
+        "startingTimestamp": _time_ms("--starting-timestamp", given.starting_timestamp),
+        "endingTimestamp": _time_ms("--ending-timestamp", given.ending_timestamp),
+        "maxOffsetsPerTrigger": given.max_offsets_per_trigger,
+        "group.id": given.group_id,
+        "failOnDataLoss": "false" if given.allow_data_loss else None,
+        "includeHeaders": "true" if columns.headers or isinstance(sink, OtherTopic) else None,
+    }
+    options = parse_pairs(given.option or (), "--option")
+    options.update({name: str(value) for name, value in chosen.items() if value is not None})
+    streaming = not isinstance(shared.run, Batch)
+    if streaming and not any(re.match("(?i)starting", name) for name in options):
+        options["startingOffsets"] = "earliest"  # a job copies or stores all records; Spark's default is latest
+    if not streaming:
+        only_with("--stream", {"max_offsets_per_trigger": given.max_offsets_per_trigger})
+    try:
+        ReadOptions.parse({**options, "cluster": shared.cluster}, streaming=streaming, environ={})
+    except SparkLogError as error:
+        raise typer.BadParameter(str(error)) from None
+    return ConsumeArguments(shared, options, columns.value_schema, sink)
+
+
+def _time_ms(option: str, text: str | None) -> int | None:
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    try:
+        return parse_time_ms(text)
+    except ValueError:
+        raise usage_error(option, f"expected milliseconds or 2026-01-31T12:00:00Z, got {text!r}") from None
+
+
+def _sink(given: _SinkOptions, shared: Shared) -> Sink:
+    batch = isinstance(shared.run, Batch)
+    if given.to_topic is None:
+        only_with("--to-topic", {"to_cluster": given.to_cluster, "keep_partitions": given.keep_partitions})
+    if not (given.parquet or given.delta):
+        only_with("--parquet or --delta", {"mode": given.mode})
+    if given.mode not in (None, "append") and not batch:
+        raise usage_error("--mode", "a stream appends")
+    mode: Mode = given.mode or ("errorifexists" if batch else "append")
+    if given.to_topic is not None:
+        return OtherTopic(given.to_topic, given.to_cluster or shared.cluster, given.keep_partitions)
+    if given.parquet is not None:
+        return Files("parquet", given.parquet, mode)
+    if given.delta is not None:
+        return Files("delta", given.delta, mode)
+    return Console(given.limit or 20)
+
+
+JOB = Job(
+    "consume",
+    "Read topics into the console, files, a Delta table or another topic.",
+    EXAMPLES,
+    (
+        Group(_TopicOptions, "What to read (one of)"),
+        Group(_RangeOptions, "From where to where"),
+        Group(_ColumnOptions, "Columns of the result"),
+        Group(_SinkOptions, "Where to (by default the console)"),
+        Group(RunOptions, "Cluster and run"),
+    ),
+    _build,
+    (
+        OneOf(("subscribe", "subscribe_pattern", "assign"), required=True),
+        OneOf(("limit", "parquet", "delta", "to_topic")),
+    ),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("consume", lambda: run(parsed))
+    given = JOB.parse(arguments)
 
+    from spark_log.jobs.consume_query import run
 
-def run(arguments: ConsumeArguments) -> int:
-    """Raises errors of ours and of Spark's."""
-    ranges = check(arguments)
-    delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
-    spark = start_session("consume", delta=delta)
-    started = clock.monotonic_s()
-    if isinstance(arguments.shared.run, Batch):
-        counted, before, after = _batch(spark, arguments, ranges)
-    else:
-        counted, before, after = _stream(spark, arguments)
-    seconds = clock.monotonic_s() - started
-    summary = Summary("consume", counted.records, counted.bytes, seconds, before, after, counted.malformed)
-    tell(*summary_lines(summary, arguments.shared.json))
-    spark.stop()
-    return 0
-
-
-def check(arguments: ConsumeArguments) -> Ranges:
-    """All that can be checked without Spark. The ranges of a batch, without empty ones; none for a stream."""
-    match arguments.sink:
-        case OtherTopic(topic, address):
-            with Cluster.open(address) as cluster:
-                find_or_create(cluster, topic, None)
-        case Files(_, path, "errorifexists"):
-            check_new_folder(path, os.environ)
-        case _:
-            pass
-    streaming = not isinstance(arguments.shared.run, Batch)
-    planner = ReadPlanner(ReadOptions.parse(_options(arguments), streaming=streaming, environ={}))
-    try:
-        if not streaming:
-            return {tp: found for tp, found in planner.batch_ranges()[1].items() if found.size}
-        planner.available()
-        return {}
-    finally:
-        planner.close()
-
-
-def _options(arguments: ConsumeArguments) -> dict[str, str]:
-    return {**arguments.options, "cluster": arguments.shared.cluster}
-
-
-def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
-    """The options for exactly these ranges, so that what the summary says is what was read."""
-    replaced = ("subscribe", "subscribepattern", "assign")
-    kept = {
-        name: value
-        for name, value in options.items()
-        if name.lower() not in replaced and not name.lower().startswith(("starting", "ending"))
-    }
-    assigned: dict[str, list[int]] = {}
-    for topic, partition in sorted(ranges):
-        assigned.setdefault(topic, []).append(partition)
-    return {
-        **kept,
-        "assign": json.dumps(assigned),
-        "startingOffsets": json.dumps(offsets_to_dict({tp: found.start for tp, found in ranges.items()})),
-        "endingOffsets": json.dumps(offsets_to_dict({tp: found.end for tp, found in ranges.items()})),
-    }
-
-
-def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> tuple[Measured, Offsets, Offsets]:
-    options = _options(arguments)
-    if ranges:
-        options = _pinned(options, ranges)
-    observation = Observation()
-    frame = shaped(spark.read.format("spark_log").options(**options).load(), arguments, observation)
-    match arguments.sink:
-        case Console(limit):
-            frame.show(limit, truncate=False)
-        case Files(format_, path, mode):
-            frame.write.format(format_).mode(mode).save(path)
-        case OtherTopic(topic, address):
-            write_topic(frame, address, topic)
-    counted = Measured.of(observation.get)
-    if isinstance(arguments.sink, Console) and counted.records == arguments.sink.limit:
-        return counted, {}, {}  # which of the records were shown is Spark's choice
-    before = {tp: found.start for tp, found in ranges.items()}
-    return counted, before, {tp: found.end for tp, found in ranges.items()}
-
-
-def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured, Offsets, Offsets]:
-    source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
-    writer = _to_sink(shaped(source, arguments, None), arguments)
-    query = triggered(writer, arguments.shared).start()
-    sink = arguments.sink
-    written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
-    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written)
-    before, after = offsets_around(totals)
-    return totals.counted, before, after
-
-
-def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:
-    writer = frame.writeStream.outputMode("append")
-    match arguments.sink:
-        case Console(limit):
-            return writer.format("console").option("numRows", limit).option("truncate", "false")
-        case Files(format_, path, _):
-            return writer.format(format_).option("path", path)
-        case OtherTopic(topic, address):
-            return writer.format("spark_log").options(cluster=address, topic=topic)
+    return guarded(JOB.name, lambda: run(given))

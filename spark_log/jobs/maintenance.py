@@ -1,79 +1,91 @@
-"""Maintenance of large clusters, merging and compaction as Spark tasks: `spark-submit jobs/maintenance.py --help`."""
+"""`jobs/maintenance.py`: maintenance of large clusters, with merging and compaction as Spark tasks."""
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
-from pyspark.sql import SparkSession
+import typer
 
 from spark_log import clock
+from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
-from spark_log.jobs.arguments import Parser
+from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded, one_line
-from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import tell
 from spark_log.maintenance import TASKS, Report, run_tasks
-from spark_log.maintenance.compact_on_spark import compact_on_spark
-from spark_log.maintenance.on_spark import merge_on_spark
 from spark_log.quantities import count_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _NAMES = tuple(task.name for task in TASKS)
 _ON_SPARK = ("compact", "merge")
 
-_EXAMPLES = """\
-  spark-submit jobs/maintenance.py --cluster /data/log
-  spark-submit jobs/maintenance.py --cluster /data/log --dry-run
-  spark-submit jobs/maintenance.py --cluster /data/log --task seal --task merge --topic flights --json"""
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+spark-submit $JOBS/maintenance.py --cluster /data/log
+spark-submit $JOBS/maintenance.py --cluster /data/log --dry-run
+spark-submit $JOBS/maintenance.py --cluster /data/log \\
+    --task seal --task merge --topic flights --json"""
 
 
 @dataclass(frozen=True)
 class MaintenanceArguments:
-    cluster: str = field(repr=False)
-    topics: tuple[str, ...] | None
-    """None: all."""
-    tasks: tuple[str, ...]
-    """In the order in which they run."""
-    json: bool
-    dry_run: bool = False
+    cluster: ClusterAddress = field(repr=False)
+    topic: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this topic; repeatable. [default: all]")
+    ] = None
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Only this task; repeatable. [default: all]")
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Change nothing; show what would be done and deleted, and why."),
+    ] = False
+    json: Annotated[bool, typer.Option("--json", help="Print progress, reports and summary as JSON lines.")] = False
+
+    @property
+    def topics(self) -> tuple[str, ...] | None:
+        """None: all."""
+        return None if self.topic is None else tuple(dict.fromkeys(self.topic))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """In the order in which they run."""
+        return tuple(name for name in _NAMES if self.task is None or name in self.task)
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> MaintenanceArguments:
-    """The job's arguments; a usage error names the one that is wrong."""
-    tasks = "\n".join(f"  {task.name:<10} {task.summary}" for task in TASKS)
-    parser = Parser(
-        "jobs/maintenance.py",
-        f"Run maintenance now, merging and compaction on Spark, and report it.\n\ntasks, in their order:\n{tasks}",
-        _EXAMPLES,
-    )
-    parser.add_argument(
-        "--cluster", metavar="ADDRESS", help="folder or postgresql+psycopg:// URL [env SPARK_LOG_CLUSTER]"
-    )
-    parser.add_argument("--topic", action="append", metavar="NAME", help="only this one; may be repeated [all]")
-    parser.add_argument(
-        "--task", action="append", choices=_NAMES, metavar="TASK", help="only this one; may be repeated [all]"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="change nothing; tell what would be done and deleted, and why"
-    )
-    parser.add_argument("--json", action="store_true", help="progress, reports and summary as JSON lines")
-    given = parser.parse_args(arguments)
-    topics = None if given.topic is None else tuple(dict.fromkeys(given.topic))
-    tasks_given = tuple(name for name in _NAMES if given.task is None or name in given.task)
-    return MaintenanceArguments(parser.cluster(given, environ), topics, tasks_given, given.json, given.dry_run)
+def _build(given: MaintenanceArguments) -> MaintenanceArguments:
+    for name in given.task or ():
+        if name not in _NAMES:
+            raise usage_error("--task", f"{name!r} is not one of {', '.join(_NAMES)}")
+    return given
+
+
+JOB = Job(
+    "maintenance",
+    "Run maintenance now, with merging and compaction on Spark, and report it.\n\nTasks, in their order:\n\n"
+    + "\n".join(f"- {task.name}: {task.summary}" for task in TASKS),
+    EXAMPLES,
+    (Group(MaintenanceArguments),),
+    _build,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("maintenance", lambda: run(parsed))
+    given = JOB.parse(arguments)
+    return guarded(JOB.name, lambda: run(given))
 
 
 def run(arguments: MaintenanceArguments) -> int:
     """Raises errors of ours and of Spark's."""
+    from spark_log.jobs.session import start_session
+
     with Cluster.open(arguments.cluster) as cluster:
         _check(cluster, arguments.topics)
         needed = not arguments.dry_run and set(arguments.tasks) & set(_ON_SPARK)
@@ -94,7 +106,7 @@ def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
             raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
 
 
-def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
+def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
     """Do the tasks, and tell: progress, a report for each topic, a summary. Returns what failed, a line for a task."""
     began = clock.monotonic_s()
     failures: list[str] = []
@@ -119,8 +131,11 @@ def do_tasks(spark: SparkSession | None, cluster: Cluster, arguments: Maintenanc
 
 
 def _reports(
-    task: str, spark: SparkSession | None, cluster: Cluster, arguments: MaintenanceArguments
+    task: str, spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments
 ) -> Iterable[Report]:
+    from spark_log.maintenance.compact_on_spark import compact_on_spark
+    from spark_log.maintenance.on_spark import merge_on_spark
+
     topics = arguments.topics
     if task == "merge" and spark is not None:
         return merge_on_spark(spark, cluster, topics=topics)

@@ -1,124 +1,137 @@
-"""Topics of one cluster into another one. `spark-submit jobs/mirror.py --help` has the arguments."""
+"""`jobs/mirror.py`: topics of one cluster into another one."""
 
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
-from pyspark.sql import SparkSession
+import typer
 
-from spark_log import clock
-from spark_log.cluster.cluster import Cluster
-from spark_log.ids import TopicPartition
-from spark_log.jobs.arguments import AvailableNow, Every
+from spark_log.arguments import ClusterAddress, usage_error
+from spark_log.datasource.option_text import OptionText
+from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics, parse_subscription
+from spark_log.errors import SparkLogError
+from spark_log.jobs.command import Group, Job, OneOf
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.mirror_arguments import MirrorArguments, parse
-from spark_log.jobs.running import stop_on_signals
-from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines, tell
-from spark_log.log.transfer import Transfer, Transferred, transfer
-from spark_log.streams.mirror import Mirror, Step
-from spark_log.streams.mirror_groups import copy_groups
+from spark_log.jobs.run_options import AvailableNow, Every, Json, parse_trigger
 
-_TASKS_PER_CORE = 4
-_PAUSE_S_MIN = 0.1
-"""Between two looks at the source, whatever the trigger: each reads the positions of all partitions."""
-_SECONDS = {"milliseconds": 0.001, "seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+if TYPE_CHECKING:
+    from spark_log.streams.mirror import MirrorSettings
+
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+spark-submit $JOBS/mirror.py --cluster /data/log \\
+    --to-cluster /backup/log --subscribe flights,planes --create-topics
+spark-submit $JOBS/mirror.py --cluster /data/log \\
+    --to-cluster postgresql+psycopg://me@db/log \\
+    --subscribe-pattern '^eu-' --create-topics --prefix mirror. --groups \\
+    --trigger '10 seconds' --max-offsets-per-trigger 1000000"""
+
+
+@dataclass(frozen=True)
+class MirrorArguments:
+    cluster: str = field(repr=False)
+    to_cluster: str = field(repr=False)
+    """Addresses; they may hold passwords."""
+    settings: "MirrorSettings"
+    run: AvailableNow | Every
+    groups: bool
+    json: bool
+
+
+@dataclass(frozen=True)
+class _ClusterOptions:
+    cluster: ClusterAddress
+    to_cluster: Annotated[
+        str, typer.Option(metavar="FOLDER-OR-URL", help="The target; --cluster is the source.", show_default=False)
+    ]
+
+
+@dataclass(frozen=True)
+class TopicChoice:
+    """--subscribe or --subscribe-pattern."""
+
+    subscribe: Annotated[str | None, typer.Option(metavar="TOPIC[,TOPIC]", help="These topics.")] = None
+    subscribe_pattern: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Topics whose names match, also topics created later.")
+    ] = None
+
+    def parsed(self) -> SubscribeTopics | SubscribePattern:
+        """Usage error."""
+        given = {"subscribe": self.subscribe, "subscribePattern": self.subscribe_pattern}
+        try:
+            topics = parse_subscription(OptionText({name: text for name, text in given.items() if text is not None}))
+        except SparkLogError as error:
+            raise typer.BadParameter(str(error)) from None
+        assert not isinstance(topics, AssignPartitions), "not among the options"
+        return topics
+
+
+TOPICS = Group(TopicChoice, "Which topics (one of)")
+ONE_CHOICE = OneOf(("subscribe", "subscribe_pattern"), required=True)
+
+
+@dataclass(frozen=True)
+class _CopyOptions:
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Comes before the names in the target.", show_default=False)
+    ] = ""
+    create_topics: Annotated[
+        bool, typer.Option("--create-topics", help="Create missing topics, with the configs of the source.")
+    ] = False
+    replication_factor: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of created topics. [default: that of the source]")
+    ] = None
+    groups: Annotated[bool, typer.Option("--groups", help="Copy the committed offsets of groups too.")] = False
+    trigger: Annotated[
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="available-now (copy what has arrived, then end), or an interval such as '10 seconds' (run until"
+            " SIGTERM).",
+        ),
+    ] = "available-now"
+    max_offsets_per_trigger: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Rate limit: offsets copied in one transaction. [default: 5,000,000]"),
+    ] = None
+    allow_data_loss: Annotated[
+        bool, typer.Option("--allow-data-loss", help="Continue after records that the source has lost.")
+    ] = False
+    json: Json = False
+
+
+def _build(clusters: _ClusterOptions, topics: TopicChoice, given: _CopyOptions) -> MirrorArguments:
+    from spark_log.streams.mirror import MirrorSettings
+
+    if given.replication_factor is not None and not given.create_topics:
+        raise usage_error("--replication-factor", "only with --create-topics")
+    settings = MirrorSettings(
+        topics.parsed(),
+        given.prefix,
+        given.create_topics,
+        given.replication_factor,
+        given.max_offsets_per_trigger or MirrorSettings.offsets_per_step_max,
+        given.allow_data_loss,
+    )
+    run = parse_trigger(given.trigger)
+    return MirrorArguments(clusters.cluster, clusters.to_cluster, settings, run, given.groups, given.json)
+
+
+JOB = Job(
+    "mirror",
+    "Copy topics of one cluster to another one: the same records at the same offsets. The target's log is the progress:"
+    " started again, the job continues where the target ends.",
+    EXAMPLES,
+    (Group(_ClusterOptions, "Clusters"), TOPICS, Group(_CopyOptions, "How to copy")),
+    _build,
+    (ONE_CHOICE,),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("mirror", lambda: run(parsed))
+    given = JOB.parse(arguments)
 
+    from spark_log.jobs.mirror_steps import run
 
-def run(arguments: MirrorArguments) -> int:
-    """Raises errors of ours and of Spark's."""
-    with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
-        mirror = Mirror(source, target, arguments.settings)
-        try:
-            steps = _mirror(mirror, arguments)
-        finally:
-            mirror.close()
-    summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
-    tell(*summary_lines(summary, arguments.json))
-    return 0
-
-
-def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
-    # all that can be checked without Spark, and where a mirror of what is there now ends
-    lacking = mirror.ranges(mirror.pairs())
-    steps = _Steps(arguments.json)
-    if isinstance(arguments.run, AvailableNow) and not any(found.size for found in lacking.values()):
-        _move_groups(mirror, arguments)
-        return steps
-    spark = start_session("mirror", delta=False)
-    stop = stop_on_signals(spark)
-    started = clock.monotonic_s()
-    match arguments.run:
-        case AvailableNow():
-            until = {tp: found.end for tp, found in lacking.items()}
-            while not stop.is_set() and _step(spark, mirror, arguments, steps, until):
-                pass
-        case Every(interval):
-            while not stop.is_set():  # a step that is under way is finished first
-                begun = clock.monotonic_s()
-                _step(spark, mirror, arguments, steps)
-                stop.wait(max(_PAUSE_S_MIN, _seconds(interval) - (clock.monotonic_s() - begun)))
-    steps.seconds = clock.monotonic_s() - started
-    spark.stop()
-    return steps
-
-
-class _Steps:
-    """What was done so far; tells each step."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._json = as_json
-        self._number = 0
-        self.seconds = 0.0
-        self.records = 0
-        self.record_bytes = 0
-        self.before: dict[TopicPartition, int] = {}
-        self.after: dict[TopicPartition, int] = {}
-
-    def add(self, step: Step, seconds: float) -> None:
-        rate = step.records / seconds if seconds else 0.0
-        progress = BatchProgress(self._number, step.records, step.record_bytes, rate, step.behind)
-        tell(progress_line(progress, self._json))
-        self._number += 1
-        self.records += step.records
-        self.record_bytes += step.record_bytes
-        self.before = {**step.before, **self.before}
-        self.after.update(step.after)
-
-
-def _step(
-    spark: SparkSession,
-    mirror: Mirror,
-    arguments: MirrorArguments,
-    steps: _Steps,
-    until: Mapping[TopicPartition, int] | None = None,
-) -> bool:
-    """One step, and the groups. False if there was nothing to copy."""
-    begun = clock.monotonic_s()
-    step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
-    if step is not None:
-        steps.add(step, clock.monotonic_s() - begun)
-    _move_groups(mirror, arguments)
-    return step is not None
-
-
-def _move_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
-    if arguments.groups:
-        copy_groups(mirror.source, mirror.target, mirror.pairs())
-
-
-def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:
-    context = spark.sparkContext
-    tasks = min(len(transfers), _TASKS_PER_CORE * context.defaultParallelism)
-    return context.parallelize(list(transfers), tasks).map(transfer).collect()
-
-
-def _seconds(interval: str) -> float:
-    number, unit = interval.split()
-    return int(number) * next(size for name, size in _SECONDS.items() if name.startswith(unit.rstrip("s")))
+    return guarded(JOB.name, lambda: run(given))

@@ -1,151 +1,203 @@
-"""Files or a stream into a topic. `spark-submit jobs/produce.py --help` has the arguments."""
+"""`jobs/produce.py`: files or a stream into a topic."""
 
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated, Literal, get_args
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as sf
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DateType,
-    IntegerType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VariantType,
-)
+import typer
 
-from spark_log import clock
-from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.topic_write import write_topic
-from spark_log.errors import InvalidOptionError
-from spark_log.ids import OffsetRange
-from spark_log.jobs.arguments import Batch
+from spark_log.arguments import parse_pair, parse_pairs, usage_error
+from spark_log.jobs.command import Group, Job, only_with
 from spark_log.jobs.failures import guarded
-from spark_log.jobs.measure import Measured, bytes_of, measured
-from spark_log.jobs.preflight import check_paths, end_offsets, find_or_create
-from spark_log.jobs.produce_arguments import Columns, ProduceArguments, parse
-from spark_log.jobs.running import run_to_end, triggered
-from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
-from spark_log.log.expired import find_expired
+from spark_log.jobs.run_options import AvailableNow, Every, Run, RunOptions, Shared
+
+Format = Literal["csv", "json", "parquet", "orc", "text", "delta", "rate"]
+_BY_SUFFIX: dict[str, Format] = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".orc": "orc",
+}
+_COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
+
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+# --config retention.ms=-1 keeps records however old their timestamps are
+spark-submit $JOBS/produce.py flights flights.csv \\
+    --key tailnum --timestamp time_hour \\
+    --create-topic --partitions 4 --config retention.ms=-1
+spark-submit $JOBS/produce.py clicks 'data/*.json' \\
+    --key 'cast(user as string)' --value 'to_json(struct(user, url))'
+spark-submit $JOBS/produce.py clicks /data/incoming --format json \\
+    --schema 'user STRING, url STRING' --trigger '10 seconds' \\
+    --stream --checkpoint /data/checkpoints/clicks
+spark-submit $JOBS/produce.py ticks --format rate \\
+    --option rowsPerSecond=100 --stream --checkpoint /tmp/ticks"""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """SQL expressions over the input's columns, one for each record field. None: the default of a topic write."""
+
+    key: str | None
+    """None: null keys, distributed round-robin."""
+    value: str | None
+    """None: all columns as one JSON object."""
+    timestamp: str | None
+    """A timestamp, or a text that casts to one. None: the time of the write."""
+    partition: str | None
+    headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class NewTopic:
+    """The topic that --create-topic makes if it is missing."""
+
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ProduceArguments:
+    shared: Shared
+    topic: str
+    paths: tuple[str, ...]
+    """Empty for --format rate."""
+    format: Format
+    schema: str | None
+    """DDL; None: inferred (files) or the format's own."""
+    options: Mapping[str, str]
+    """Options for Spark's reader."""
+    columns: Columns
+    new_topic: NewTopic | None
+
+
+@dataclass(frozen=True)
+class _TargetOptions:
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH", help="Files, folders or globs, or URIs that Spark opens.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _InputOptions:
+    format: Annotated[
+        Format | None,
+        typer.Option(metavar="FORMAT", help=f"{', '.join(get_args(Format))}. [default: by the name of the first PATH]"),
+    ] = None
+    schema: Annotated[
+        str | None, typer.Option(metavar="DDL", help="Columns of csv or json, such as 'id LONG, name STRING'.")
+    ] = None
+    infer_schema: Annotated[
+        bool, typer.Option("--infer-schema", help="With --stream: infer it from the files present at the start.")
+    ] = False
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of Spark's reader; repeatable.")
+    ] = None
+    max_files_per_trigger: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rate limit of a file stream.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _RecordOptions:
+    key: Annotated[str | None, typer.Option(metavar="EXPR", help="Numbers become text. [default: no key]")] = None
+    value: Annotated[str | None, typer.Option(metavar="EXPR", help="[default: all columns as JSON]")] = None
+    timestamp: Annotated[
+        str | None,
+        typer.Option(metavar="EXPR", help="retention.ms counts from it. [default: the time of the write]"),
+    ] = None
+    partition: Annotated[str | None, typer.Option(metavar="EXPR", help="[default: by the key, or round-robin]")] = None
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=EXPR", help="A header; repeatable.")] = None
+
+
+@dataclass(frozen=True)
+class _TopicOptions:
+    create_topic: Annotated[bool, typer.Option("--create-topic", help="Create the topic if it does not exist.")] = False
+    partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Partitions of a new topic.")] = None
+    replication_factor: Annotated[int | None, typer.Option(metavar="N", min=1, help="Replicas of a new topic.")] = None
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A config of a new topic; repeatable.")
+    ] = None
+
+
+def _build(
+    target: _TargetOptions, given: _InputOptions, record: _RecordOptions, topic: _TopicOptions, run: RunOptions
+) -> ProduceArguments:
+    paths = tuple(target.paths or ())
+    format_ = given.format or _format_of(paths)
+    if format_ is None:
+        formats = ", ".join(get_args(Format))
+        raise usage_error("--format", f"needed, because the paths do not show it: one of {formats}")
+    if format_ == "rate":
+        if paths:
+            raise usage_error("--format rate", f"reads no files, got {paths[0]!r}")
+        if not run.stream:
+            raise usage_error("--format rate", "only with --stream")
+    elif not paths:
+        raise usage_error("PATH", "at least one file, folder or glob is needed")
+    default: Run = Every(1000) if format_ == "rate" else AvailableNow()
+    shared = run.shared(default)
+    if format_ == "rate" and isinstance(shared.run, AvailableNow):
+        raise usage_error("--trigger available-now", "--format rate never ends")
+    if run.stream and len(paths) > 1:
+        raise usage_error("PATH", "a stream watches one folder or glob")
+    if run.stream and format_ in ("csv", "json") and given.schema is None and not given.infer_schema:
+        raise usage_error(
+            "--schema", "a stream of csv or json files needs one (or --infer-schema, from the files present now)"
+        )
+    options = parse_pairs(given.option or (), "--option")
+    if given.max_files_per_trigger is not None:
+        if not run.stream:
+            raise usage_error("--max-files-per-trigger", "only with --stream")
+        options["maxFilesPerTrigger"] = str(given.max_files_per_trigger)
+    headers = tuple(parse_pair(text, "--header") for text in record.header or ())
+    columns = Columns(record.key, record.value, record.timestamp, record.partition, headers)
+    return ProduceArguments(shared, target.topic, paths, format_, given.schema, options, columns, _new_topic(topic))
+
+
+def _new_topic(given: _TopicOptions) -> NewTopic | None:
+    if not given.create_topic:
+        only_with("--create-topic", {name: value for name, value in vars(given).items() if name != "create_topic"})
+        return None
+    configs = parse_pairs(given.config or (), "--config")
+    return NewTopic(given.partitions or 1, given.replication_factor or 1, configs)
+
+
+def _format_of(paths: Sequence[str]) -> Format | None:
+    if not paths:
+        return None
+    path = PurePath(paths[0].partition("?")[0] if "://" in paths[0] else paths[0])
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    return _BY_SUFFIX.get(suffixes[-1]) if suffixes else None
+
+
+JOB = Job(
+    "produce",
+    "Send files or a stream to a topic.",
+    EXAMPLES,
+    (
+        Group(_TargetOptions),
+        Group(_InputOptions, "What to read"),
+        Group(_RecordOptions, "What a record holds (columns or SQL expressions)"),
+        Group(_TopicOptions, "Topic"),
+        Group(RunOptions, "Cluster and run"),
+    ),
+    _build,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    return guarded("produce", lambda: run(parsed))
+    given = JOB.parse(arguments)
 
+    from spark_log.jobs.produce_query import run
 
-def run(arguments: ProduceArguments) -> int:
-    """Raises errors of ours and of Spark's."""
-    shared = arguments.shared
-    with Cluster.open(shared.cluster) as cluster:
-        check_paths(arguments.paths, os.environ)
-        topic = find_or_create(cluster, arguments.topic, arguments.new_topic, " or --create-topic")
-        before = end_offsets(cluster, [topic.name])
-        spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
-        started = clock.monotonic_s()
-        records = shape(read(spark, arguments), arguments.columns)
-        counted = (
-            _write_batch(records, arguments) if isinstance(shared.run, Batch) else _stream(spark, records, arguments)
-        )
-        seconds = clock.monotonic_s() - started
-        after = end_offsets(cluster, [topic.name])
-        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
-        expired = find_expired(cluster.store, topic, written)
-    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
-    tell(*summary_lines(summary, shared.json))
-    spark.stop()
-    return 0
-
-
-def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
-    """The input, its schema given, inferred (csv with its header line) or the format's own."""
-    streaming = not isinstance(arguments.shared.run, Batch)
-    options = dict(arguments.options)
-    if arguments.format == "csv":
-        options = {"header": "true", "inferSchema": "true", **options}
-    schema = arguments.schema
-    if streaming and schema is None and arguments.format in ("csv", "json", "parquet", "orc"):
-        # a file stream does not infer: take the columns of what is there now
-        schema_now = spark.read.format(arguments.format).options(**options).load(arguments.paths[0]).schema
-        return spark.readStream.format(arguments.format).options(**options).schema(schema_now).load(arguments.paths[0])
-    if streaming:
-        reader = spark.readStream.format(arguments.format).options(**options)
-        reader = reader.schema(schema) if schema else reader
-        return reader.load(*arguments.paths)
-    batch = spark.read.format(arguments.format).options(**options)
-    batch = batch.schema(schema) if schema else batch
-    return batch.load(list(arguments.paths))
-
-
-def shape(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Rows as format("spark_log") writes them: value, and key, timestamp, partition, headers where they are chosen."""
-    chosen: dict[str, Column] = {
-        "value": _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
-    }
-    if columns.key is not None:
-        chosen["key"] = _text(frame, "--key", columns.key)
-    if columns.timestamp is not None:
-        chosen["timestamp"] = _timestamp(frame, columns.timestamp)
-    if columns.partition is not None:
-        chosen["partition"] = sf.expr(columns.partition).cast(IntegerType())
-    if columns.headers:
-        chosen["headers"] = sf.array(
-            *(
-                sf.struct(sf.lit(name).alias("key"), _text(frame, "--header", text).cast(BinaryType()).alias("value"))
-                for name, text in columns.headers
-            )
-        )
-    return frame.select(*(column.alias(name) for name, column in chosen.items()))
-
-
-def _type_of(frame: DataFrame, expression: str) -> DataType:
-    return frame.select(sf.expr(expression).alias("it")).schema["it"].dataType
-
-
-def _text(frame: DataFrame, option: str, expression: str) -> Column:
-    """The expression as string or binary: structs, arrays and maps as JSON, other types as text."""
-    column, kind = sf.expr(expression), _type_of(frame, expression)
-    if isinstance(kind, StringType | BinaryType):
-        return column
-    if isinstance(kind, StructType | ArrayType | MapType | VariantType):
-        return sf.to_json(column)
-    return column.cast(StringType())
-
-
-def _timestamp(frame: DataFrame, expression: str) -> Column:
-    """InvalidOptionError for numbers: they could be seconds, milliseconds or microseconds."""
-    kind = _type_of(frame, expression)
-    if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
-        raise InvalidOptionError(
-            f"--timestamp {expression!r} is {kind.simpleString()}, expected a timestamp or a text of one:"
-            f" say timestamp_millis({expression}) or timestamp_seconds({expression})"
-        )
-    return sf.expr(expression).cast(TimestampType())
-
-
-def _sizes(records: DataFrame) -> Column:
-    return bytes_of(*(name for name in ("key", "value") if name in records.columns))
-
-
-def _write_batch(records: DataFrame, arguments: ProduceArguments) -> Measured:
-    observation = Observation()
-    observed = measured(records, _sizes(records), None, observation)
-    write_topic(observed, arguments.shared.cluster, arguments.topic)
-    return Measured.of(observation.get)
-
-
-def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Measured:
-    observed = measured(records, _sizes(records), None, None)
-    options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
-    writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
-    query = triggered(writer, arguments.shared).start()
-    written = [(arguments.shared.cluster, arguments.topic)]
-    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written).counted
+    return guarded(JOB.name, lambda: run(given))

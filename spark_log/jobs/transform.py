@@ -1,134 +1,167 @@
-"""A function over the records of topics, exactly once, in plain Python. `python jobs/transform.py --help` has the
-arguments.
-"""
+"""`jobs/transform.py`: a function over the records of topics, exactly once, in plain Python."""
 
-import ctypes
-import importlib
-import json
-import logging
-import os
-import signal
-import sys
-import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-import pyarrow as pa
-from kafka.errors import KafkaError
+import typer
 
-from spark_log import clock
-from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topics
-from spark_log.consume.consumer import Consumer
-from spark_log.datasource.subscription import SubscribePattern
-from spark_log.errors import InvalidOptionError, SparkLogError, UnknownTopicOrPartitionError
-from spark_log.jobs.failures import one_line
-from spark_log.jobs.summary import tell
-from spark_log.jobs.transform_arguments import TransformArguments, parse
-from spark_log.produce.producer import Producer
-from spark_log.streams.transactional_loop import TableTransform, Totals, TransactionalLoop
+from spark_log.arguments import ClusterAddress, usage_error
+from spark_log.cluster.names import validate_user_topic
+from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.errors import SparkLogError
+from spark_log.jobs.command import Group, Job, OneOf
+from spark_log.jobs.config_file import ConfigFile
+from spark_log.jobs.mirror import ONE_CHOICE, TOPICS, TopicChoice
 
-_PR_SET_PDEATHSIG = 1
+EXAMPLES = """\
+JOBS=$(spark-log path jobs)
+python $JOBS/transform.py --subscribe orders --to-topic orders-copy \\
+    --group-id copies
+python $JOBS/transform.py --subscribe orders --function billing:bill \\
+    --group-id bills
+python $JOBS/transform.py --subscribe-pattern '^orders-' --arrow \\
+    --function billing:bill_table --group-id bills
+python $JOBS/transform.py --config bills.toml --consumer-timeout-ms 5000
+
+# billing.py, in this folder or installed. records: ConsumerRecords, in order
+def bill(records, producer):
+    for record in records:
+        value = b"paid " + record.value
+        producer.send("bills", key=record.key, value=value)"""
+
+
+@dataclass(frozen=True)
+class TransformArguments:
+    cluster: str = field(repr=False)
+    """May hold a password."""
+    topics: SubscribeTopics | SubscribePattern
+    function: str | None
+    """`module:function`; None: copy to `to_topic`."""
+    arrow: bool
+    to_topic: str | None
+    group_id: str
+    transactional_id: str | None
+    """None: one of this run alone."""
+    consumer: Mapping[str, int | str]
+    """Settings of the consumer, by their names."""
+    producer: Mapping[str, int]
+    """Settings of the producer, by their names."""
+    retries: int | None
+    json: bool
+
+
+@dataclass(frozen=True)
+class _WorkOptions:
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Called with (records, producer); it sends."),
+    ] = None
+    to_topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Copy key, value, timestamp and headers to this topic.")
+    ] = None
+    arrow: Annotated[bool, typer.Option("--arrow", help="Call the function with (Arrow table, producer).")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    config: ConfigFile = None
+    cluster: ClusterAddress
+    group_id: Annotated[str, typer.Option(metavar="GROUP", help="Keeps the offsets and shares the partitions.")]
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Of this process alone: a later process with the same id fences this one."
+            " [default: the group's id and a random part]",
+        ),
+    ] = None
+    auto_offset_reset: Annotated[
+        Literal["earliest", "latest", "none"],
+        typer.Option(metavar="WHERE", help="Where a new group starts: earliest, latest or none."),
+    ] = "earliest"
+    max_poll_records: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Records of a transaction at most. [default: 500]")
+    ] = None
+    transaction_timeout_ms: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="A longer transaction is aborted. [default: 60000]")
+    ] = None
+    consumer_timeout_ms: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="End after this time without a record. [default: never]")
+    ] = None
+    session_timeout_ms: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Others take over from a killed process after this. [default: 45000]"),
+    ] = None
+    retries: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of a transaction that can be retried. [default: 5]")
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON line.")] = False
+
+    def consumer(self) -> dict[str, int | str]:
+        """Settings of the consumer, by their names."""
+        from spark_log.consume.settings import ConsumerSettings
+
+        settings: dict[str, int | str | None] = {
+            "auto_offset_reset": self.auto_offset_reset,
+            "max_poll_records": self.max_poll_records,
+            "consumer_timeout_ms": self.consumer_timeout_ms,
+            "session_timeout_ms": self.session_timeout_ms,
+        }
+        if self.session_timeout_ms is not None:
+            interval_ms = min(self.session_timeout_ms // 3, ConsumerSettings.heartbeat_interval_ms)
+            settings["heartbeat_interval_ms"] = interval_ms
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def _build(choice: TopicChoice, work: _WorkOptions, run: _RunOptions) -> TransformArguments:
+    if work.arrow and work.function is None:
+        raise usage_error("--arrow", "only with --function")
+    topics = choice.parsed()
+    if work.to_topic is not None:
+        try:
+            validate_user_topic(work.to_topic, "write to", "--to-topic")
+        except SparkLogError as error:
+            raise typer.BadParameter(str(error)) from None
+        if _reads(topics, work.to_topic):
+            raise usage_error(f"--to-topic {work.to_topic!r}", "is subscribed too: the job would read its own output")
+    producer = {} if run.transaction_timeout_ms is None else {"transaction_timeout_ms": run.transaction_timeout_ms}
+    return TransformArguments(
+        run.cluster,
+        topics,
+        work.function,
+        work.arrow,
+        work.to_topic,
+        run.group_id,
+        run.transactional_id,
+        run.consumer(),
+        producer,
+        run.retries,
+        run.json,
+    )
+
+
+def _reads(topics: SubscribeTopics | SubscribePattern, name: str) -> bool:
+    return bool(topics.select([name])) if isinstance(topics, SubscribePattern) else name in topics.topics
+
+
+JOB = Job(
+    "transform",
+    "Call a function with the records of topics, exactly once: the records that it sends and the consumed offsets are"
+    " committed together. Started again, it continues where it stopped; several runs share the partitions. SIGTERM"
+    " finishes the transaction in progress.",
+    EXAMPLES,
+    (TOPICS, Group(_WorkOptions, "Function or copy (one of)"), Group(_RunOptions, "Cluster and run")),
+    _build,
+    (ONE_CHOICE, OneOf(("function", "to_topic"), required=True)),
+    started_by="python",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The job; returns its exit code. What the function raises leaves with its traceback."""
-    parsed = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("spark_log.streams").setLevel(logging.INFO)
-    try:
-        return run(parsed)
-    except (SparkLogError, KafkaError) as error:
-        print(f"transform: {one_line(error)}", file=sys.stderr, flush=True)
-        return 1
+    """The job; returns its exit code. An error of the function is raised with its traceback."""
+    given = JOB.parse(arguments)
 
+    from spark_log.jobs.transform_loop import run_guarded
 
-def run(arguments: TransformArguments) -> int:
-    """Raises errors of ours, of kafka-python's, and of the function."""
-    function = None if arguments.function is None else load(arguments.function)
-    _check_topics(arguments)
-    with _consumer(arguments) as consumer, _producer(arguments) as producer:
-        retries = {} if arguments.retries is None else {"retries": arguments.retries}
-        loop = TransactionalLoop(consumer, producer, **retries)
-        _stop_on_signals(loop)
-        began_s = clock.monotonic_s()
-        if function is None:
-            assert arguments.to_topic is not None, "parsed so"
-            totals = loop.run_arrow(copy_to(arguments.to_topic))
-        else:
-            totals = loop.run_arrow(function) if arguments.arrow else loop.run(function)
-    tell(_summary(totals, clock.monotonic_s() - began_s, arguments.json))
-    return 0
-
-
-def load(name: str) -> Any:
-    """The function `module:function`, from the working folder or installed. InvalidOptionError names what is wrong."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise InvalidOptionError(f"--function {name!r}: expected module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidOptionError(f"--function {name!r}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise InvalidOptionError(f"--function {name!r}: {module_name} has no function {function_name!r}")
-    return function
-
-
-def copy_to(topic: str) -> TableTransform:
-    """Records as they are, into another topic: partitions by its own number of them, offsets its own."""
-
-    def copy(table: pa.Table, producer: Producer) -> None:
-        producer.send_table(topic, table.select(["key", "value", "timestamp", "headers"]))
-
-    return copy
-
-
-def _check_topics(arguments: TransformArguments) -> None:
-    """UnknownTopicOrPartitionError for one that is named and missing."""
-    named = [] if isinstance(arguments.topics, SubscribePattern) else [*arguments.topics.topics]
-    named += [] if arguments.to_topic is None else [arguments.to_topic]
-    with Cluster.open(arguments.cluster) as cluster:
-        found = cluster.store.read(lambda connection: find_topics(connection, named))
-    for name in named:
-        if name not in found:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
-
-
-def _consumer(arguments: TransformArguments) -> Consumer:
-    consumer = Consumer(
-        cluster=arguments.cluster,
-        client_id="transform",
-        group_id=arguments.group_id,
-        enable_auto_commit=False,
-        **arguments.consumer,
-    )
-    topics = arguments.topics
-    if isinstance(topics, SubscribePattern):
-        consumer.subscribe(pattern=topics.pattern)
-    else:
-        consumer.subscribe(topics.topics)
-    return consumer
-
-
-def _producer(arguments: TransformArguments) -> Producer:
-    transactional_id = arguments.transactional_id or f"{arguments.group_id}-{uuid.uuid4()}"
-    return Producer(cluster=arguments.cluster, transactional_id=transactional_id, **arguments.producer)
-
-
-def _stop_on_signals(loop: TransactionalLoop) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
-    if "PYSPARK_GATEWAY_PORT" in os.environ and sys.platform == "linux":
-        # under spark-submit a signal ends its JVM and would leave this process behind
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _summary(totals: Totals, seconds: float, as_json: bool) -> str:
-    if as_json:
-        return json.dumps({"event": "summary", "job": "transform", **asdict(totals), "seconds": round(seconds, 3)})
-    return f"transform: {totals}, {seconds:.1f} s"
+    return run_guarded(given)

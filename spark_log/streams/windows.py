@@ -1,6 +1,5 @@
 """Aggregates over windows of event time: Spark's own, checked, in one layout, and their late records counted."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +10,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from spark_log.errors import InvalidOptionError
+from spark_log.quantities import parse_sql_interval_ms
 from spark_log.streams.aggregation import Aggregate, columns_of
 
 START, END = "window_start", "window_end"
 """Columns of the result, timestamps: a window is [start, end)."""
-
-_INTERVAL = re.compile(r"([0-9]{1,9}) (millisecond|second|minute|hour|day|week)s?")
-_UNIT_MS = {
-    "millisecond": 1,
-    "second": 1_000,
-    "minute": 60_000,
-    "hour": 3_600_000,
-    "day": 86_400_000,
-    "week": 604_800_000,
-}
 
 
 @dataclass(frozen=True)
@@ -116,10 +106,10 @@ def late_in(progress: Any) -> int:
 
 def parse_interval(name: str, text: str) -> int:
     """Milliseconds >= 0 of a span as "10 minutes". InvalidOptionError names `name` and the value."""
-    match = _INTERVAL.fullmatch(text)
-    if match is None:
-        raise InvalidOptionError(f"{name} {text!r}: expected an interval as '10 minutes'")
-    return int(match[1]) * _UNIT_MS[match[2]]
+    try:
+        return parse_sql_interval_ms(text)
+    except ValueError:
+        raise InvalidOptionError(f"{name} {text!r}: expected an interval such as '10 minutes'") from None
 
 
 def check_time(frame: DataFrame, column: str) -> None:

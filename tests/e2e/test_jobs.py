@@ -154,7 +154,7 @@ def test_help_and_wrong_usage(cluster: Path) -> None:
         script = [sys.executable, str(REPOSITORY / "jobs" / f"{job}.py")]
         help_ = subprocess.run([*script, "--help"], capture_output=True, text=True, check=True).stdout
         assert "--cluster" in help_
-        assert "examples:" in help_
+        assert "Examples" in help_
         assert subprocess.run(script, capture_output=True, env=environment(cluster)).returncode == 2
 
 

@@ -4,15 +4,15 @@ import pytest
 
 from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidOptionError
-from spark_log.jobs.transform import load
-from spark_log.jobs.transform_arguments import TransformArguments, parse
+from spark_log.jobs.transform import JOB, TransformArguments
+from spark_log.jobs.transform_loop import load
 
 BASE = ["--cluster", "a", "--group-id", "g"]
 
 
 def test_the_least_and_the_most(tmp_path):
     least = {"auto_offset_reset": "earliest"}
-    assert parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"], {}) == TransformArguments(
+    assert JOB.parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"]) == TransformArguments(
         "a", SubscribeTopics(("x", "y")), None, False, "z", "g", None, least, {}, None, False
     )
     (tmp_path / "c.toml").write_text('subscribe-pattern = "^x"\narrow = true\nmax-poll-records = 10\ngroup-id = "h"\n')
@@ -20,31 +20,30 @@ def test_the_least_and_the_most(tmp_path):
     more = "--transaction-timeout-ms 30 --consumer-timeout-ms 40 --session-timeout-ms 600 --retries 2 --json"
     consumer = {"auto_offset_reset": "latest", "max_poll_records": 10, "consumer_timeout_ms": 40}
     consumer |= {"session_timeout_ms": 600, "heartbeat_interval_ms": 200}
-    assert parse(f"{words} {more}".split(), {"SPARK_LOG_CLUSTER": "a"}) == TransformArguments(
+    assert JOB.parse(f"{words} {more} --cluster a".split()) == TransformArguments(
         "a", SubscribePattern("^x"), "m:f", True, None, "g", "t", consumer, {"transaction_timeout_ms": 30}, 2, True
     )
     secret = ["--cluster", "postgresql://u:password@h/d", *BASE[2:], "--subscribe", "x", "--to-topic", "y"]
-    assert "password" not in repr(parse(secret, {}))
+    assert "password" not in repr(JOB.parse(secret))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--cluster", "a", "--subscribe", "x", "--to-topic", "y"], "--group-id"),
-        (["--group-id", "g", "--subscribe", "x", "--to-topic", "y"], "--cluster: needed"),
-        ([*BASE, "--to-topic", "y"], "--subscribe --subscribe-pattern is required"),
-        ([*BASE, "--subscribe", "x"], "--function --to-topic is required"),
+        ([*BASE, "--to-topic", "y"], "--subscribe or --subscribe-pattern: one is needed"),
+        ([*BASE, "--subscribe", "x"], "--function or --to-topic: one is needed"),
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--function", "m:f"], "not allowed with"),
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--arrow"], "--arrow: only with --function"),
         ([*BASE, "--subscribe", "x", "--to-topic", "a/b"], "a/b"),
         ([*BASE, "--subscribe", "x,y", "--to-topic", "y"], "would read its own output"),
         ([*BASE, "--subscribe-pattern", "y", "--to-topic", "xyz"], "would read its own output"),
-        ([*BASE, "--subscribe", "x", "--to-topic", "y", "--retries", "0"], "whole number from 1"),
+        ([*BASE, "--subscribe", "x", "--to-topic", "y", "--retries", "0"], "greater than or equal to 1"),
     ],
 )
 def test_wrong_usage_names_the_argument(arguments, said, capsys):
     with pytest.raises(SystemExit) as raised:
-        parse(arguments, {})
+        JOB.parse(arguments)
     assert raised.value.code == 2
     assert said in capsys.readouterr().err
 

@@ -142,7 +142,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
 
     # and on: what comes now is dirty, tombstones go when their time has come
     fill(log, topic, 1, 900, 300, latest)
-    job.compact(spark, cluster, job.parse(["--cluster", "here", "--topic", "t", "--force"], {}))
+    job.compact(spark, cluster, job.JOB.parse(["--cluster", "here", "--topic", "t", "--force"]))
     assert found_in(log, topic) == latest
 
 
@@ -158,7 +158,7 @@ def test_what_goes_besides_older_values_and_what_stays_as_it_was(
     topic = alter_configs(cluster, "t", {"cleanup.policy": "compact"})
     before = {(row.partition, row.offset): row for row in read(spark, cluster, subscribe="t").collect()}
     for _ in range(2):
-        job.compact(spark, cluster, job.parse(["--cluster", "here", "--json"], {}))
+        job.compact(spark, cluster, job.JOB.parse(["--cluster", "here", "--json"]))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     values = {place: found for place, found in latest.items() if found[1] is not None}
     assert found_in(log, topic) == values

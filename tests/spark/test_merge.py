@@ -31,7 +31,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     shutil.rmtree(Path(location, "_segments", "0"))
     before = rows(log, "t")
 
-    arguments = MaintenanceArguments(str(cluster.store.address), None, ("merge",), True)
+    arguments = MaintenanceArguments(str(cluster.store.address), None, ["merge"], json=True)
     (failure,) = do_tasks(spark, cluster, arguments)
     assert failure.startswith("merge: segment ") and failure.endswith("is missing")
     *told, summary = map(json.loads, capsys.readouterr().out.splitlines())
@@ -42,7 +42,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     assert summary["failures"] == [failure]
 
     assert rows(log, "t") == before
-    assert do_tasks(spark, cluster, MaintenanceArguments("", ("t", "other"), ("merge",), True)) == []
+    assert do_tasks(spark, cluster, MaintenanceArguments("", ["t", "other"], ["merge"], json=True)) == []
     delete_topic(cluster, "broken")
     assert_replicas_are_whole(cluster)
     assert_delta_is_the_log(cluster)
@@ -74,7 +74,7 @@ def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
     def values():
         return sorted(row["value"].decode() for row in rows(log, "t"))
 
-    merge = MaintenanceArguments("", None, ("merge",), True)
+    merge = MaintenanceArguments("", None, ["merge"], json=True)
     assert both() == (values(), values())
     append_files(log, topic, *range(4, 9))
     do_tasks(spark, cluster, merge)

@@ -10,7 +10,7 @@ from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic, create_topic, find_topics
 from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
-from spark_log.jobs.produce_arguments import NewTopic
+from spark_log.jobs.produce import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:

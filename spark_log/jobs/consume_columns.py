@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
-from spark_log.jobs.consume_arguments import Console, ConsumeArguments, OtherTopic
-from spark_log.jobs.measure import bytes_of, measured
+from spark_log.jobs.consume import Console, ConsumeArguments, OtherTopic
+from spark_log.jobs.measurement import bytes_of, measured
 
 MALFORMED = "_malformed"
 """Column with --value-schema: the value's text, where it is no JSON of that schema; else null."""

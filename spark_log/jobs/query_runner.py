@@ -13,8 +13,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.jobs.arguments import AvailableNow, Batch, Every, Shared
-from spark_log.jobs.measure import NAME, Measured
+from spark_log.jobs.measurement import NAME, Measured
+from spark_log.jobs.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.summary import BatchProgress
 from spark_log.log.log import Log
 from spark_log.stopping import Stop
@@ -32,8 +32,8 @@ def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
     match shared.run:
         case AvailableNow():
             return writer.trigger(availableNow=True)
-        case Every(interval):
-            return writer.trigger(processingTime=interval)
+        case Every() as interval:
+            return writer.trigger(processingTime=str(interval))
         case Batch():
             raise AssertionError("a batch has no trigger")
 

@@ -7,13 +7,13 @@ import pytest
 from pyspark.sql import DataFrame, Observation, SparkSession
 
 from spark_log.errors import InvalidOptionError
-from spark_log.jobs.arguments import Batch, Shared
-from spark_log.jobs.consume_arguments import ConsumeArguments, Files
-from spark_log.jobs.consume_shape import shaped
+from spark_log.jobs.consume import ConsumeArguments, Files
+from spark_log.jobs.consume_columns import shaped
 from spark_log.jobs.failures import one_line
-from spark_log.jobs.measure import Measured
-from spark_log.jobs.produce import shape
-from spark_log.jobs.produce_arguments import Columns
+from spark_log.jobs.measurement import Measured
+from spark_log.jobs.produce import Columns
+from spark_log.jobs.produce_query import shape
+from spark_log.jobs.run_options import Batch, Shared
 
 pytestmark = pytest.mark.slow
 

@@ -12,15 +12,16 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options import ReadOptions
 from spark_log.datasource.planning import ReadPlanner
-from spark_log.jobs.measure import bytes_of, measured
-from spark_log.jobs.preflight import find_or_create
-from spark_log.jobs.running import offsets_around, run_to_end
+from spark_log.jobs.checks import find_or_create
+from spark_log.jobs.measurement import bytes_of, measured
+from spark_log.jobs.query_runner import offsets_around, run_to_end
+from spark_log.jobs.run_options import AvailableNow
 from spark_log.jobs.session import start_session
-from spark_log.jobs.stream_arguments import Input, StreamArguments, trigger_of
+from spark_log.jobs.stream_options import Input, StreamArguments
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
 from spark_log.streams import codecs
 from spark_log.streams.bad_records import dead_letters
-from spark_log.streams.outputs import DeltaOutput, Output, Route, TopicOutput, write_stream
+from spark_log.streams.outputs import AVAILABLE_NOW, DeltaOutput, Output, Route, TopicOutput, write_stream
 from spark_log.streams.windows import check_time
 
 _BYTES = "_bytes_of_key_and_value"
@@ -62,7 +63,7 @@ def run_stream_job(
         frame,
         outputs,
         checkpoint=cast(str, shared.checkpoint),
-        trigger=trigger_of(shared.run),
+        trigger=AVAILABLE_NOW if isinstance(shared.run, AvailableNow) else str(shared.run),
         output_mode=arguments.output_mode,
         name=job,
     )

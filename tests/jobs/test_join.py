@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.jobs.join_arguments import JoinArguments, OtherStream, WithStatic, WithTable, parse
+from spark_log.jobs.join import JOB, JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.streams.joins import Bounds
 
 LEFT = "--left-subscribe a --left-value-schema 'k STRING, at TIMESTAMP' --checkpoint c"
@@ -17,7 +17,7 @@ TABLE = "--table planes --table-value-schema 'seats INT' --table-on k"
 
 
 def join(line: str) -> JoinArguments:
-    return parse(shlex.split(line), {"SPARK_LOG_CLUSTER": "/data/log"})
+    return JOB.parse(shlex.split(line))
 
 
 def test_two_streams_within_bounds() -> None:
@@ -51,16 +51,16 @@ def test_a_table_and_files_beside_a_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (LEFT, "--right-subscribe, --table or --static: one at least is needed"),
+        (LEFT, "--right-subscribe, --table or --static: at least one is needed"),
         (f"{LEFT} {TABLE} --on k", "--on: only with --right-subscribe"),
         (f"{LEFT} --static /x --table-on k --static-on k", "--table-on: only with --table"),
         (f"{LEFT} --static /x", "--static-on: needed: the columns that must be equal"),
         (f"{LEFT} --table planes --table-on k", "--table-value-schema: needed with --table"),
         (f"{LEFT} --table __consumer_offsets --table-on k --table-value-schema x", "--table"),
         (RIGHT, "--before, --after: one is needed unless the event times are among --on"),
-        (f"{RIGHT} --before soon", "--before 'soon': expected an interval"),
+        (f"{RIGHT} --before soon", "--before: expected an interval such as '10 minutes', got 'soon'"),
         (f"{RIGHT} --before '1 hour' --on k=x", "--on: 'k' is given twice"),
-        (f"{RIGHT} --before '1 hour' --output-mode update", "--output-mode update: joins come in mode append"),
+        (f"{RIGHT} --before '1 hour' --output-mode update", "--output-mode update: joins support mode append only"),
         (
             f"{LEFT} --right-subscribe b --right-value-schema x --on k --after '1 hour'",
             "--left-watermark: needed to join streams",

@@ -1,0 +1,53 @@
+"""Command-line arguments that `spark-log` and the jobs share, and the parsers of their texts.
+
+Wrong usage is an error (exit code 2) that names the option and the value.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
+_ABOUT_CLUSTERS = "It is the folder or URL of a cluster; `spark-log init FOLDER` makes one."
+
+ClusterAddress = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        envvar=CLUSTER_ENVIRONMENT_VARIABLE,
+        metavar="FOLDER-OR-URL",
+        help="The cluster: its folder, or a postgresql+psycopg:// URL.",
+        show_default=False,
+    ),
+]
+
+
+def usage_error(option: str, text: str) -> typer.BadParameter:
+    """Wrong usage of `option`."""
+    return typer.BadParameter(text, param_hint=option)
+
+
+def explain_missing_cluster(error: typer.BadParameter) -> None:
+    """Add what a cluster is to the error for a missing --cluster; leave other errors as they are."""
+    if error.param is not None and error.param.name == "cluster" and not error.message:
+        error.message = _ABOUT_CLUSTERS
+
+
+def parse_pair(text: str, option: str) -> tuple[str, str]:
+    """`name=value`; the first `=` separates."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise usage_error(option, f"expected name=value, got {text!r}")
+    return name.strip(), value
+
+
+def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """`name=value` texts as a dict. Usage error for a name given twice."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, value = parse_pair(text, option)
+        if name in pairs:
+            raise usage_error(option, f"{name!r} is given twice")
+        pairs[name] = value
+    return pairs

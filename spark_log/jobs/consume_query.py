@@ -1,0 +1,130 @@
+"""The Spark query of `jobs/consume.py`: records of topics into a sink."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.offsets import offsets_to_dict
+from spark_log.datasource.options import ReadOptions
+from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.topic_write import write_topic
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.jobs.checks import check_new_folder, find_or_create
+from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
+from spark_log.jobs.consume_columns import shaped
+from spark_log.jobs.measurement import Measured
+from spark_log.jobs.query_runner import offsets_around, run_to_end, triggered
+from spark_log.jobs.run_options import Batch
+from spark_log.jobs.session import start_session
+from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+
+Offsets = Mapping[TopicPartition, int]
+Ranges = Mapping[TopicPartition, OffsetRange]
+
+
+def run(arguments: ConsumeArguments) -> int:
+    """Raises errors of ours and of Spark's."""
+    ranges = check(arguments)
+    delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
+    spark = start_session("consume", delta=delta)
+    started = clock.monotonic_s()
+    if isinstance(arguments.shared.run, Batch):
+        counted, before, after = _batch(spark, arguments, ranges)
+    else:
+        counted, before, after = _stream(spark, arguments)
+    seconds = clock.monotonic_s() - started
+    summary = Summary("consume", counted.records, counted.bytes, seconds, before, after, counted.malformed)
+    tell(*summary_lines(summary, arguments.shared.json))
+    spark.stop()
+    return 0
+
+
+def check(arguments: ConsumeArguments) -> Ranges:
+    """All that can be checked without Spark. The ranges of a batch, without empty ones; none for a stream."""
+    match arguments.sink:
+        case OtherTopic(topic, address):
+            with Cluster.open(address) as cluster:
+                find_or_create(cluster, topic, None)
+        case Files(_, path, "errorifexists"):
+            check_new_folder(path, os.environ)
+        case _:
+            pass
+    streaming = not isinstance(arguments.shared.run, Batch)
+    planner = ReadPlanner(ReadOptions.parse(_options(arguments), streaming=streaming, environ={}))
+    try:
+        if not streaming:
+            return {tp: found for tp, found in planner.batch_ranges()[1].items() if found.size}
+        planner.available()
+        return {}
+    finally:
+        planner.close()
+
+
+def _options(arguments: ConsumeArguments) -> dict[str, str]:
+    return {**arguments.options, "cluster": arguments.shared.cluster}
+
+
+def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
+    """The options for exactly these ranges, so that what the summary says is what was read."""
+    replaced = ("subscribe", "subscribepattern", "assign")
+    kept = {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in replaced and not name.lower().startswith(("starting", "ending"))
+    }
+    assigned: dict[str, list[int]] = {}
+    for topic, partition in sorted(ranges):
+        assigned.setdefault(topic, []).append(partition)
+    return {
+        **kept,
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(offsets_to_dict({tp: found.start for tp, found in ranges.items()})),
+        "endingOffsets": json.dumps(offsets_to_dict({tp: found.end for tp, found in ranges.items()})),
+    }
+
+
+def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> tuple[Measured, Offsets, Offsets]:
+    options = _options(arguments)
+    if ranges:
+        options = _pinned(options, ranges)
+    observation = Observation()
+    frame = shaped(spark.read.format("spark_log").options(**options).load(), arguments, observation)
+    match arguments.sink:
+        case Console(limit):
+            frame.show(limit, truncate=False)
+        case Files(format_, path, mode):
+            frame.write.format(format_).mode(mode).save(path)
+        case OtherTopic(topic, address):
+            write_topic(frame, address, topic)
+    counted = Measured.of(observation.get)
+    if isinstance(arguments.sink, Console) and counted.records == arguments.sink.limit:
+        return counted, {}, {}  # which of the records were shown is Spark's choice
+    before = {tp: found.start for tp, found in ranges.items()}
+    return counted, before, {tp: found.end for tp, found in ranges.items()}
+
+
+def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured, Offsets, Offsets]:
+    source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
+    writer = _to_sink(shaped(source, arguments, None), arguments)
+    query = triggered(writer, arguments.shared).start()
+    sink = arguments.sink
+    written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
+    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written)
+    before, after = offsets_around(totals)
+    return totals.counted, before, after
+
+
+def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:
+    writer = frame.writeStream.outputMode("append")
+    match arguments.sink:
+        case Console(limit):
+            return writer.format("console").option("numRows", limit).option("truncate", "false")
+        case Files(format_, path, _):
+            return writer.format(format_).option("path", path)
+        case OtherTopic(topic, address):
+            return writer.format("spark_log").options(cluster=address, topic=topic)

@@ -1,0 +1,142 @@
+"""The Spark query of `jobs/produce.py`: the input's rows become records of a topic."""
+
+import os
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.datasource.topic_write import write_topic
+from spark_log.errors import InvalidOptionError
+from spark_log.ids import OffsetRange
+from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
+from spark_log.jobs.measurement import Measured, bytes_of, measured
+from spark_log.jobs.produce import Columns, ProduceArguments
+from spark_log.jobs.query_runner import run_to_end, triggered
+from spark_log.jobs.run_options import Batch
+from spark_log.jobs.session import start_session
+from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.log.expired import find_expired
+
+
+def run(arguments: ProduceArguments) -> int:
+    """Raises errors of ours and of Spark's."""
+    shared = arguments.shared
+    with Cluster.open(shared.cluster) as cluster:
+        check_paths(arguments.paths, os.environ)
+        topic = find_or_create(cluster, arguments.topic, arguments.new_topic, " or --create-topic")
+        before = end_offsets(cluster, [topic.name])
+        spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
+        started = clock.monotonic_s()
+        records = shape(read(spark, arguments), arguments.columns)
+        counted = (
+            _write_batch(records, arguments) if isinstance(shared.run, Batch) else _stream(spark, records, arguments)
+        )
+        seconds = clock.monotonic_s() - started
+        after = end_offsets(cluster, [topic.name])
+        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
+        expired = find_expired(cluster.store, topic, written)
+    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
+    tell(*summary_lines(summary, shared.json))
+    spark.stop()
+    return 0
+
+
+def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
+    """The input, its schema given, inferred (csv with its header line) or the format's own."""
+    streaming = not isinstance(arguments.shared.run, Batch)
+    options = dict(arguments.options)
+    if arguments.format == "csv":
+        options = {"header": "true", "inferSchema": "true", **options}
+    schema = arguments.schema
+    if streaming and schema is None and arguments.format in ("csv", "json", "parquet", "orc"):
+        # a file stream does not infer: take the columns of what is there now
+        schema_now = spark.read.format(arguments.format).options(**options).load(arguments.paths[0]).schema
+        return spark.readStream.format(arguments.format).options(**options).schema(schema_now).load(arguments.paths[0])
+    if streaming:
+        reader = spark.readStream.format(arguments.format).options(**options)
+        reader = reader.schema(schema) if schema else reader
+        return reader.load(*arguments.paths)
+    batch = spark.read.format(arguments.format).options(**options)
+    batch = batch.schema(schema) if schema else batch
+    return batch.load(list(arguments.paths))
+
+
+def shape(frame: DataFrame, columns: Columns) -> DataFrame:
+    """Rows as format("spark_log") writes them: value, and key, timestamp, partition, headers where they are chosen."""
+    chosen: dict[str, Column] = {
+        "value": _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
+    }
+    if columns.key is not None:
+        chosen["key"] = _text(frame, "--key", columns.key)
+    if columns.timestamp is not None:
+        chosen["timestamp"] = _timestamp(frame, columns.timestamp)
+    if columns.partition is not None:
+        chosen["partition"] = sf.expr(columns.partition).cast(IntegerType())
+    if columns.headers:
+        chosen["headers"] = sf.array(
+            *(
+                sf.struct(sf.lit(name).alias("key"), _text(frame, "--header", text).cast(BinaryType()).alias("value"))
+                for name, text in columns.headers
+            )
+        )
+    return frame.select(*(column.alias(name) for name, column in chosen.items()))
+
+
+def _type_of(frame: DataFrame, expression: str) -> DataType:
+    return frame.select(sf.expr(expression).alias("it")).schema["it"].dataType
+
+
+def _text(frame: DataFrame, option: str, expression: str) -> Column:
+    """The expression as string or binary: structs, arrays and maps as JSON, other types as text."""
+    column, kind = sf.expr(expression), _type_of(frame, expression)
+    if isinstance(kind, StringType | BinaryType):
+        return column
+    if isinstance(kind, StructType | ArrayType | MapType | VariantType):
+        return sf.to_json(column)
+    return column.cast(StringType())
+
+
+def _timestamp(frame: DataFrame, expression: str) -> Column:
+    """InvalidOptionError for numbers: they could be seconds, milliseconds or microseconds."""
+    kind = _type_of(frame, expression)
+    if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
+        raise InvalidOptionError(
+            f"--timestamp {expression!r} is {kind.simpleString()}, expected a timestamp or a text of one:"
+            f" say timestamp_millis({expression}) or timestamp_seconds({expression})"
+        )
+    return sf.expr(expression).cast(TimestampType())
+
+
+def _sizes(records: DataFrame) -> Column:
+    return bytes_of(*(name for name in ("key", "value") if name in records.columns))
+
+
+def _write_batch(records: DataFrame, arguments: ProduceArguments) -> Measured:
+    observation = Observation()
+    observed = measured(records, _sizes(records), None, observation)
+    write_topic(observed, arguments.shared.cluster, arguments.topic)
+    return Measured.of(observation.get)
+
+
+def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Measured:
+    observed = measured(records, _sizes(records), None, None)
+    options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
+    writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
+    query = triggered(writer, arguments.shared).start()
+    written = [(arguments.shared.cluster, arguments.topic)]
+    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written).counted
