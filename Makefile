@@ -17,7 +17,7 @@ WORKERS ?= 2
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta check lint-docker format test unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -58,6 +58,9 @@ test: check java postgres delta  ## check, then every test, in as many processes
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)
+
+dist: venv  ## the sdist, and the wheel built from it, into dist/
+	$(PYTHON) -m build --no-isolation
 
 demo: venv java delta  ## the whole product on a real data set
 	$(WITH_JAVA) $(PYTHON) scripts/demo.py

@@ -1,12 +1,20 @@
-"""The result of `pip install` in an environment of its own; its dependencies are this environment's."""
+"""The built distributions, and the wheel installed in an environment of its own.
+
+The environment sees the dependencies of this one (a `.pth` file adds its site-packages to the end of the path), but not
+its editable spark_log: Python ignores `.pth` files in folders that a `.pth` file added.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+from dataclasses import dataclass
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -15,30 +23,46 @@ from spark_log.cluster.topics import create_topic
 from tests.support.spark import QUICK_JVM, spark_without_delta
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGED = ("pyproject.toml", "LICENSE", "README.md", "pyspark_spark_log.py", "spark_log", "jobs", "conf")
+SOURCES = ("pyproject.toml", "LICENSE", "README.md", "pyspark_spark_log.py", "spark_log", "jobs", "conf")
 
 pytestmark = pytest.mark.slow
 
 
+@dataclass(frozen=True)
+class Distributions:
+    sdist: Path
+    wheel: Path
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of a virtual environment into which pip has installed spark-log."""
-    folder = tmp_path_factory.mktemp("install")
-    sources = folder / "sources"  # pip leaves its build there
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The sdist, and the wheel that is built from it. Without build isolation, so that no registry is needed."""
+    folder = tmp_path_factory.mktemp("build")
+    sources = folder / "sources"  # a copy, because setuptools writes into the source tree
     sources.mkdir()
-    for name in PACKAGED:
+    for name in SOURCES:
         if (REPOSITORY / name).is_dir():
             shutil.copytree(REPOSITORY / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(REPOSITORY / name, sources)
-    environment = folder / "venv"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [sdist] = (folder / "dist").glob("*.tar.gz")
+    [wheel] = (folder / "dist").glob("*.whl")
+    return Distributions(sdist, wheel)
+
+
+@pytest.fixture(scope="module")
+def installed(built: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a virtual environment that has spark-log from the wheel only."""
+    environment = tmp_path_factory.mktemp("install") / "venv"
     venv.create(environment, symlinks=True)
     [site_packages] = environment.glob("lib/python*/site-packages")
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(sources)]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(built.wheel)]
     subprocess.run(pip, check=True, timeout=300)
-    shutil.rmtree(sources)
     return environment / "bin"
 
 
@@ -60,13 +84,57 @@ def run(installed: Path, script: str, folder: Path, **environment: str) -> subpr
     )
 
 
+def readme_program(containing: str) -> str:
+    """The first Python program of the README that contains a text."""
+    programs: list[str] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    return next(program for program in programs if containing in program)
+
+
+def test_wheel_and_sdist_contain_the_package_its_data_and_the_license(built: Distributions) -> None:
+    files = {
+        file for file in (REPOSITORY / "spark_log").rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    }
+    package = {str(file.relative_to(REPOSITORY)) for file in files} | {"pyspark_spark_log.py"}
+    assert {"spark_log/py.typed", "spark_log/metadata/migrations/script.py.mako"} <= package
+    with ZipFile(built.wheel) as wheel:
+        names = set(wheel.namelist())
+    assert {name for name in names if not re.match(r"spark_log-[^/]*\.(dist-info|data)/", name)} == package
+    assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+    with tarfile.open(built.sdist) as sdist:
+        contained = {name.partition("/")[2] for name in sdist.getnames()}
+    assert package | {"LICENSE", "README.md", "pyproject.toml"} <= contained
+
+
 def test_jobs_and_settings_are_where_the_command_says(installed: Path, tmp_path: Path) -> None:
     shown = run(installed, "spark-log path jobs; spark-log path conf; spark-log --version", tmp_path)
     assert shown.returncode == 0, shown.stderr
-    jobs, conf, _ = shown.stdout.splitlines()
+    jobs, conf, version = shown.stdout.splitlines()
     assert Path(jobs).is_relative_to(installed.parent)
     assert {file.name for file in Path(jobs).glob("*.py")} == {file.name for file in (REPOSITORY / "jobs").glob("*.py")}
     assert {file.name for file in Path(conf).iterdir()} == {file.name for file in (REPOSITORY / "conf").iterdir()}
+    assert re.fullmatch(r"spark-log \d+\.\d+\.\d+", version)
+
+
+def test_a_producer_and_a_consumer_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    Cluster.init(str(tmp_path / "log")).close()
+    program = readme_program("Producer(") + "import spark_log; print(spark_log.__file__, spark_log.__version__)\n"
+    (tmp_path / "program.py").write_text(program)
+    done = run(installed, "python program.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    *printed, origin = done.stdout.splitlines()
+    assert printed == ["0", """0 0 b'alice' b'{"item": 1}'"""]
+    assert Path(origin.split()[0]).is_relative_to(installed.parent)
+
+
+def test_ten_lines_of_pyspark_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    program = readme_program('format("spark_log")').replace("1_000_000", "1_000")
+    program += 'print("rows", spark.read.parquet("clicks.parquet").count())\n'
+    (tmp_path / "program.py").write_text(program)
+    home = spark_without_delta(tmp_path / "spark")
+    script = 'export SPARK_CONF_DIR="$(spark-log path conf)"; python program.py'
+    done = run(installed, script, tmp_path, SPARK_HOME=str(home), JAVA_TOOL_OPTIONS=QUICK_JVM)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rows 1000" in done.stdout.splitlines()
 
 
 def test_a_job_that_needs_delta_says_how_to_install_it(installed: Path, tmp_path: Path) -> None:
