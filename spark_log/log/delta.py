@@ -12,14 +12,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import sqlalchemy as sa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -33,6 +30,9 @@ from spark_log.log.delta_repair import repair
 from spark_log.log.publication import Cursor, PublishedFile
 from spark_log.metadata.identity import accepted_at_ms, check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
+
+if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
+    from deltalake import DeltaTable
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,8 @@ def publish_all(cluster: Cluster) -> None:
 
 
 def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_replicas: bool) -> None:
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
     log_dir = cluster.log_dir(info)
     log_dir.verify(info.uuid)  # each time: a folder that came back empty must not be given a table behind our back
     for _ in range(_ATTEMPTS):
@@ -179,7 +181,7 @@ def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tu
     return _Found(recorded, in_doubt, due, cursors, False, publication.all_segments(connection, topic, info), [])
 
 
-def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: DeltaTable) -> bool:
+def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable") -> bool:
     application = f"spark-log/{topic.uuid}/{info.uuid}"
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
@@ -211,7 +213,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     failpoint("publish.before-commit")
     # without retries a commit makes exactly the version after the one that was compared, or fails
     delta_version = table.version() + 1
-    _commit(table, what, active, cursors, Transaction(application, version))
+    _commit(table, what, active, cursors, application, version)
     log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
     if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
         sync_checkpoint(log_dir, topic, delta_version)
@@ -222,7 +224,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
 
 
 def _check_store_is_not_older(
-    cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: DeltaTable, what: Difference
+    cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", what: Difference
 ) -> None:
     """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
     of: then it was restored from a copy, and does not tell what is to go.
@@ -264,8 +266,11 @@ def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
             log_dir.sync(path)
 
 
-def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> DeltaTable | None:
+def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
     """The topic's table in the log dir, made if need be; None if there is none and none is needed."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
     try:
         return DeltaTable(location, storage_options=options)
@@ -290,7 +295,7 @@ def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> DeltaTable | 
         return DeltaTable(location, storage_options=options)
 
 
-def _active_files(table: DeltaTable) -> dict[str, dict[str, Any]]:
+def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
     """The table's active files by path, with what a removal must repeat of them."""
     columns = pa.table(table.get_add_actions(flatten=True))
     facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
@@ -301,13 +306,17 @@ def _active_files(table: DeltaTable) -> dict[str, dict[str, Any]]:
 
 
 def _commit(
-    table: DeltaTable,
+    table: "DeltaTable",
     what: Difference,
     active: Mapping[str, dict[str, Any]],
     cursors: Mapping[int, Cursor],
-    transaction: Transaction,
+    application: str,
+    transaction_version: int,
 ) -> None:
     """One Delta commit, on exactly the version that was compared. CommitFailedError if somebody else was first."""
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
+
     now_ms = clock.wall_ms()
     actions: list[AddAction | RemoveAction] = [
         # never a data change: that would end every stream that reads the table
@@ -333,7 +342,9 @@ def _commit(
         mode="append",
         schema=table.schema(),
         partition_by=PARTITION_COLUMNS,
-        commit_properties=CommitProperties(app_transactions=[transaction], max_commit_retries=0),
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
+        ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
     )
 
