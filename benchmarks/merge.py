@@ -22,15 +22,15 @@ from pyspark.sql import SparkSession
 
 from benchmarks.machine import describe_machine
 from benchmarks.throughput import spark_session
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
 from spark_log.config import ClusterSettings
-from spark_log.log.delta import delta_tables
+from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
-from spark_log.log.write_ids import Writer
 from spark_log.maintenance import Report, Work
 from spark_log.maintenance.merge import merge_segments
-from spark_log.maintenance.on_spark import merge_on_spark
+from spark_log.maintenance.spark_runner import merge_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
 
 BAR = 0.5

@@ -17,8 +17,8 @@ from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic, create_topic
-from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t

@@ -21,13 +21,13 @@ from benchmarks.machine import describe_machine
 from benchmarks.producer import Row
 from benchmarks.replication import values
 from spark_log import clock
+from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
+from spark_log.delta.publication import publish
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.append import Appended
-from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import apply_retention
+from spark_log.maintenance.removal.log_start import apply_retention
 from spark_log.metadata import tables as t
 
 SEGMENTS = 10_000

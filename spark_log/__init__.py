@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from spark_log.admin.client import Admin as Admin
-    from spark_log.broker import Broker as Broker
     from spark_log.cluster.cluster import Cluster as Cluster
     from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.consume.consumer import Consumer as Consumer
-    from spark_log.coordinator import Coordinator as Coordinator
-    from spark_log.datasource.active_session import activate_session as activate_session
-    from spark_log.datasource.native import read_topic as read_topic
-    from spark_log.datasource.topic_write import write_topic as write_topic
+    from spark_log.coordinator.broker import Broker as Broker
+    from spark_log.coordinator.coordinator import Coordinator as Coordinator
+    from spark_log.datasource.read.native import read_topic as read_topic
+    from spark_log.datasource.write.active_session import activate_session as activate_session
+    from spark_log.datasource.write.topic_write import write_topic as write_topic
     from spark_log.produce.producer import Producer as Producer
 
 _HOME = {
     "Admin": "spark_log.admin.client",
-    "Broker": "spark_log.broker",
+    "Broker": "spark_log.coordinator.broker",
     "Cluster": "spark_log.cluster.cluster",
     "Consumer": "spark_log.consume.consumer",
     "Producer": "spark_log.produce.producer",
-    "Coordinator": "spark_log.coordinator",
-    "activate_session": "spark_log.datasource.active_session",
+    "Coordinator": "spark_log.coordinator.coordinator",
+    "activate_session": "spark_log.datasource.write.active_session",
     "create_topic": "spark_log.cluster.topics",
-    "read_topic": "spark_log.datasource.native",
-    "write_topic": "spark_log.datasource.topic_write",
+    "read_topic": "spark_log.datasource.read.native",
+    "write_topic": "spark_log.datasource.write.topic_write",
 }
 
 __all__ = [

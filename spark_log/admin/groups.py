@@ -13,8 +13,8 @@ from spark_log.admin.outcomes import outcome_of
 from spark_log.admin.topics import list_partition_offsets
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import NonEmptyGroupError
-from spark_log.groups import inspect, operate
-from spark_log.groups.offsets import commit_offsets, committed
+from spark_log.groups import group_inspection, group_operations
+from spark_log.groups.committed_offsets import commit_offsets, committed
 from spark_log.groups.rules import Partitions
 from spark_log.ids import TopicPartition
 
@@ -31,7 +31,7 @@ def list_groups(
             "group_state": group.state,
             "group_type": group.type,
         }
-        for group in inspect.list_groups(cluster.store)
+        for group in group_inspection.list_groups(cluster.store)
         if (not states or group.state in states) and (not types or group.type in types)
     ]
 
@@ -59,7 +59,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dic
             ],
             "error": str(GroupIdNotFoundError(f"Group {group.group_id} not found.")) if group.state == "Dead" else None,
         }
-        for group in inspect.describe_groups(cluster.store, list(group_ids))
+        for group in group_inspection.describe_groups(cluster.store, list(group_ids))
     }
 
 
@@ -104,40 +104,40 @@ def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[A
         targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)
     error = NoError
     try:
-        new = {tp: reset.new for tp, reset in operate.reset_offsets(cluster, group_id, targets).items()}
+        new = {tp: reset.new for tp, reset in group_operations.reset_offsets(cluster, group_id, targets).items()}
     except NonEmptyGroupError:
         error = UnknownMemberIdError
-        new = operate.resolve_reset(cluster, group_id, targets)
+        new = group_operations.resolve_reset(cluster, group_id, targets)
     return {tp: {"error": error, "offset": new[TopicPartition(*tp)]} for tp in offset_specs}
 
 
-def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> operate.ResetTo:
+def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:
     if isinstance(spec, OffsetTimestamp):
-        return operate.AtTime(int(spec))
+        return group_operations.AtTime(int(spec))
     if spec is OffsetSpec.EARLIEST:
-        return operate.Earliest()
+        return group_operations.Earliest()
     if spec is OffsetSpec.LATEST:
-        return operate.Latest()
+        return group_operations.Latest()
     if spec is OffsetSpec.MAX_TIMESTAMP:
         found = list_partition_offsets(cluster, {partition: spec})[partition].offset
-        return operate.Latest() if found < 0 else operate.Exactly(found)
+        return group_operations.Latest() if found < 0 else group_operations.Exactly(found)
     if isinstance(spec, OffsetSpec | bool) or not isinstance(spec, int):
         raise TypeError(
             f"Unsupported reset target for {partition}: {spec!r} (expected OffsetSpec, OffsetTimestamp, or int offset)"
         )
-    return operate.Latest() if spec < 0 else operate.Exactly(spec)
+    return group_operations.Latest() if spec < 0 else group_operations.Exactly(spec)
 
 
 def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Any]) -> dict[Any, type[Exception]]:
     wanted = list(partitions)
-    operate.delete_offsets(cluster.store, group_id, [TopicPartition(*partition) for partition in wanted])
+    group_operations.delete_offsets(cluster.store, group_id, [TopicPartition(*partition) for partition in wanted])
     return dict.fromkeys(wanted, NoError)
 
 
 def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
     result = {}
     for group_id in group_ids:
-        _, error = outcome_of(lambda group_id=group_id: operate.delete_group(cluster.store, group_id))  # type: ignore[misc]
+        _, error = outcome_of(lambda group_id=group_id: group_operations.delete_group(cluster.store, group_id))  # type: ignore[misc]
         result[group_id] = "OK" if error is None else type(error).__name__
     return result
 
@@ -145,7 +145,7 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
 def remove_group_members(cluster: Cluster, group_id: str, members: Iterable[Any]) -> dict[str, type[Exception]]:
     """All that are named are members and go, or none goes and the error is raised."""
     wanted = list(members)
-    operate.remove_from_group(
+    group_operations.remove_from_group(
         cluster.store,
         group_id,
         [member.member_id for member in wanted if member.member_id],

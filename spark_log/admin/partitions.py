@@ -11,16 +11,16 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
-from spark_log.cluster.balance import ReplicaFacts, load_replicas
 from spark_log.cluster.brokers import BrokerStatus, list_brokers
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.controller import LEASE
-from spark_log.cluster.elections import elect
 from spark_log.cluster.lease import lease_status
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.reassigning import begin_reassignments
-from spark_log.cluster.reassignment_rows import list_reassignments
 from spark_log.cluster.topics import find_topics
+from spark_log.controller.balance import ReplicaFacts, load_replicas
+from spark_log.controller.controller import LEASE
+from spark_log.controller.reassignment_rows import list_reassignments
+from spark_log.controller.reassignments import begin_reassignments
+from spark_log.controller.requested_elections import elect
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.ids import TopicPartition
 from spark_log.kafka_errors import kafka_error

@@ -20,10 +20,10 @@ from spark_log.cluster.description import TopicDescription, describe
 from spark_log.cluster.names import is_internal
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
-from spark_log.log import retention
-from spark_log.log.plan import TimeLookup, look_up_times, positions
-from spark_log.log.reader import first_records
+from spark_log.maintenance.removal import log_start
 from spark_log.metadata import tables as t
+from spark_log.segments.plan import TimeLookup, look_up_times, positions
+from spark_log.segments.timed_offsets import first_records
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Kafka's error code."""
@@ -180,7 +180,7 @@ def create_partitions(
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
     """New low watermark of each partition."""
     offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
-    low = retention.delete_records(cluster, offsets)
+    low = log_start.delete_records(cluster, offsets)
     return {
         partition: {"partition_index": partition[1], "low_watermark": low[TopicPartition(*partition)], "error_code": 0}
         for partition in before

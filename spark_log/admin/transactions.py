@@ -20,9 +20,9 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalArgumentError, InvalidTxnStateError, ProducerFencedError
 from spark_log.ids import TopicPartition
-from spark_log.log import transaction_inspection as inspection
-from spark_log.log.transacting import abort
-from spark_log.log.transactions import ONGOING
+from spark_log.transactions import transaction_inspection as inspection
+from spark_log.transactions.rules import ONGOING
+from spark_log.transactions.transaction_store import abort
 
 NOBODY = -1
 """Kafka's id of a broker that there is not."""

@@ -51,7 +51,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the brokers: alive or not, who serves them, their log dirs, replicas and leaders."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.cluster.cluster import Cluster
-    from spark_log.coordinator import controller_status
+    from spark_log.coordinator.coordinator import controller_status
 
     with Cluster.open(cluster) as opened:
         brokers = list_brokers(opened)
@@ -109,10 +109,10 @@ def start(
     SIGTERM or Ctrl-C ends it and lets others lead at once. Killed, it counts as dead when its lease has run out
     (broker.session.timeout.ms).
     """
-    from spark_log.broker import Broker
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
+    from spark_log.coordinator.broker import Broker
     from spark_log.stopping import Stop
 
     given = parse_pairs(setting or (), "--setting")

@@ -116,8 +116,8 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.cluster.names import is_internal
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
-    from spark_log.log.transaction_inspection import list_transactions
-    from spark_log.log.transactions import ONGOING
+    from spark_log.transactions.rules import ONGOING
+    from spark_log.transactions.transaction_inspection import list_transactions
 
     with Cluster.open(cluster) as opened:
         found, used = opened.store.read(lambda connection: (find_topics(connection), usage(connection)))

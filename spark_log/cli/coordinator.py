@@ -32,7 +32,7 @@ def coordinator(
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
-    from spark_log.coordinator import Coordinator, coordinator_status
+    from spark_log.coordinator.coordinator import Coordinator, coordinator_status
     from spark_log.stopping import Stop
 
     given = parse_pairs(setting or (), "--setting")

@@ -53,8 +53,8 @@ def erase(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
-    from spark_log.maintenance.erase import erase as erase_records
-    from spark_log.maintenance.erase_keys import STDIN, keys_of
+    from spark_log.erase.erase import erase as erase_records
+    from spark_log.erase.erase_keys import STDIN, keys_of
 
     if not key and keys_file is None:
         raise typer.BadParameter("expected --key or --keys-file")

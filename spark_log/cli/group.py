@@ -14,8 +14,8 @@ from spark_log.cli.position import Earliest as FromEarliest
 from spark_log.cli.position import Latest as FromLatest
 
 if TYPE_CHECKING:
-    from spark_log.groups.inspect import GroupDescription, PartitionLag
-    from spark_log.groups.operate import ResetTo
+    from spark_log.groups.group_inspection import GroupDescription, PartitionLag
+    from spark_log.groups.group_operations import ResetTo
 
 app = typer.Typer(no_args_is_help=True, help="Show consumer groups and their lag, reset and delete them.")
 
@@ -34,7 +34,7 @@ _SHIFT = re.compile(r"[+-][0-9]{1,18}")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the groups: state, members, and how many records they are behind."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.inspect import group_lag, list_groups
+    from spark_log.groups.group_inspection import group_lag, list_groups
 
     with Cluster.open(cluster) as opened:
         groups = [(group, group_lag(opened.store, group.group_id)) for group in list_groups(opened.store)]
@@ -64,7 +64,7 @@ def describe(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import GroupIdNotFoundError
-    from spark_log.groups.inspect import describe_groups, group_lag
+    from spark_log.groups.group_inspection import describe_groups, group_lag
 
     with Cluster.open(cluster) as opened:
 
@@ -158,7 +158,7 @@ def reset(
     - `spark-log group reset readers --to -100 --topic events:0,1 --execute`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.operate import reset_offsets
+    from spark_log.groups.group_operations import reset_offsets
 
     if execute and dry_run:
         raise typer.BadParameter("cannot be combined with --dry-run", param_hint="--execute")
@@ -181,7 +181,7 @@ def reset(
 def delete(group: GroupId, cluster: Cluster_) -> None:
     """Delete a group without live members, with all its offsets."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.operate import delete_group
+    from spark_log.groups.group_operations import delete_group
 
     with Cluster.open(cluster) as opened:
         delete_group(opened.store, group)
@@ -192,7 +192,7 @@ def delete(group: GroupId, cluster: Cluster_) -> None:
 def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
     """Forget what a group has committed, for topics that no live member of it reads."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.operate import delete_offsets
+    from spark_log.groups.group_operations import delete_offsets
 
     with Cluster.open(cluster) as opened:
         chosen = _chosen(opened, topic, _committed(opened, group))
@@ -209,7 +209,7 @@ def remove_member(
 ) -> None:
     """Take members out of a group, static ones too; others take over their partitions."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.operate import remove_from_group
+    from spark_log.groups.group_operations import remove_from_group
 
     if not member and not instance:
         raise typer.BadParameter("name a member or an --instance")
@@ -219,10 +219,10 @@ def remove_member(
 
 
 def _reset_to(text: str) -> "ResetTo":
-    from spark_log.groups import operate
+    from spark_log.groups import group_operations
 
     if _SHIFT.fullmatch(text.strip()):
-        return operate.ShiftBy(int(text))
+        return group_operations.ShiftBy(int(text))
     try:
         position = parse_position(text)
     except ValueError:
@@ -233,18 +233,18 @@ def _reset_to(text: str) -> "ResetTo":
         ) from None
     match position:
         case FromEarliest():
-            return operate.Earliest()
+            return group_operations.Earliest()
         case FromLatest():
-            return operate.Latest()
+            return group_operations.Latest()
         case AtTimestamp(timestamp_ms):
-            return operate.AtTime(timestamp_ms)
+            return group_operations.AtTime(timestamp_ms)
         case AtOffset(offset):
-            return operate.Exactly(offset)
+            return group_operations.Exactly(offset)
     raise AssertionError(f"-N is a shift: {position}")
 
 
 def _committed(opened: Any, group: str) -> dict[Any, int]:
-    from spark_log.groups.offsets import committed_offsets
+    from spark_log.groups.committed_offsets import committed_offsets
 
     return committed_offsets(opened.store, group)
 

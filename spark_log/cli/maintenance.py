@@ -111,7 +111,7 @@ def _run(
 def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> int:
     """Records of these topics that their Delta tables do not list, of the log dir that lacks most."""
     from spark_log.cluster.topics import find_topics
-    from spark_log.log.delta_lag import delta_lags
+    from spark_log.delta.delta_lag import delta_lags
 
     def look(connection: "Connection") -> int:
         ids = [topic.topic_id for topic in find_topics(connection, names or None).values()]

@@ -48,7 +48,7 @@ def elect(
     - `spark-log partition elect --unclean --topic events --partition 3`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.elections import elect as hold
+    from spark_log.controller.requested_elections import elect as hold
     from spark_log.errors import ElectionNotNeededError
 
     if all_ == bool(topic):
@@ -85,8 +85,8 @@ def elect(
 @app.command()
 def balance(cluster: Cluster_, as_json: Json = False) -> None:
     """Show how evenly bytes, records and leaders lie on brokers and log dirs, and which partitions are to blame."""
-    from spark_log.cluster.balance import load_balance
     from spark_log.cluster.cluster import Cluster
+    from spark_log.controller.balance import load_balance
     from spark_log.errors import redact
 
     with Cluster.open(cluster) as opened:
@@ -136,7 +136,7 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
 def losses(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
     """Show what elections have cut off: offsets, records, and whether readers had seen them."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.losses import list_losses
+    from spark_log.partitions.truncations import list_losses
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])

@@ -24,7 +24,7 @@ def producers(
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
-    from spark_log.log.transaction_inspection import describe_producers
+    from spark_log.transactions.transaction_inspection import describe_producers
 
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))

@@ -8,7 +8,7 @@ import typer
 
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.reassignment_rows import ReassignmentStatus, list_reassignments
+from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reassignments
 from spark_log.ids import TopicPartition
 
 Plan = Mapping[TopicPartition, Sequence[int]]
@@ -23,7 +23,7 @@ def parse_broker_ids(text: str, option: str) -> list[int]:
 
 
 def read_plan(path: Path) -> Plan:
-    from spark_log.cluster.assignment_json import parse_assignments
+    from spark_log.controller.assignment_json import parse_assignments
 
     return parse_assignments(sys.stdin.read() if str(path) == "-" else path.read_text())
 
@@ -34,7 +34,7 @@ def make_plan(
     """The partitions spread on these brokers; where that changes nothing, a partition is left out."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.cluster.placement import BrokerLoad
-    from spark_log.cluster.proposal import propose
+    from spark_log.controller.reassignment_proposal import propose
     from spark_log.errors import InvalidReplicationAssignmentError
 
     known = {broker.broker_id: broker for broker in list_brokers(cluster)}
@@ -53,10 +53,10 @@ def make_plan(
 
 def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_run: bool, as_json: bool) -> None:
     """Begin it and carry it out; or with `dry_run` print it as JSON, and what it costs beside it."""
-    from spark_log.cluster.assignment_json import dump_assignments
-    from spark_log.cluster.balance import load_replicas
-    from spark_log.cluster.proposal import moved_bytes
-    from spark_log.cluster.reassigning import begin_reassignments
+    from spark_log.controller.assignment_json import dump_assignments
+    from spark_log.controller.balance import load_replicas
+    from spark_log.controller.reassignment_proposal import moved_bytes
+    from spark_log.controller.reassignments import begin_reassignments
 
     now = _assignments(cluster, list(plan))
     sizes: dict[TopicPartition, int] = {}
@@ -85,7 +85,7 @@ def go_on(cluster: Cluster, partitions: Collection[TopicPartition], as_json: boo
 
 
 def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
-    from spark_log.cluster.reassigning import begin_reassignments
+    from spark_log.controller.reassignments import begin_reassignments
 
     under_way = [tp for tp in list_reassignments(cluster.store) if tp in set(partitions)]
     begin_reassignments(cluster, dict.fromkeys(under_way))
@@ -133,7 +133,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from spark_log.log.moving import UnderWay, carry_out
+    from spark_log.replicas.replica_moves import UnderWay, carry_out
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

@@ -12,7 +12,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.log.slices import Positions
+from spark_log.segments.slices import Positions
 
 LOOK_S = 1.0
 """How long to follow without a look of our own, should nobody say that there is something new."""

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log import clock
+from spark_log.append.partitioner import partition_of, split_by_partition
+from spark_log.append.rules import Acks, Rejected
 from spark_log.cli.record_lines import Header, Record
 from spark_log.cluster.topics import Topic
-from spark_log.log.append import Acks, Rejected
 from spark_log.log.log import Log, Records
-from spark_log.log.partitioner import partition_of, split_by_partition
 from spark_log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP
 
 

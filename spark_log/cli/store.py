@@ -22,7 +22,7 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     Exit code 1 if it is not the store that was recorded.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.unnamed import unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import unnamed_files
 
     with Cluster.open(cluster) as opened:
         facts = opened.store.read(lambda connection: _facts(opened, connection))
@@ -48,7 +48,7 @@ def accept(
     where a Delta table lists segments that the metadata has never heard of: then the store is an older one.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.unnamed import unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import unnamed_files
     from spark_log.metadata import identity
 
     with Cluster.open(cluster) as opened:

@@ -168,7 +168,7 @@ def delete_records(
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
-    from spark_log.log.retention import delete_records as delete_before
+    from spark_log.maintenance.removal.log_start import delete_records as delete_before
 
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))

@@ -61,7 +61,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.description import TopicDescription, describe_named
     from spark_log.cluster.usage import Usage, usage
-    from spark_log.log.delta_lag import DeltaTableInfo, describe_delta_tables
+    from spark_log.delta.delta_lag import DeltaTableInfo, describe_delta_tables
 
     with Cluster.open(address) as cluster:
         log_dirs = cluster.log_dirs()

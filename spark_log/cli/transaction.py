@@ -10,7 +10,7 @@ from spark_log.cli.options import Cluster_, Json
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say, time_of
 
 if TYPE_CHECKING:
-    from spark_log.log.transaction_inspection import TransactionDescription, TransactionListing
+    from spark_log.transactions.transaction_inspection import TransactionDescription, TransactionListing
 
 app = typer.Typer(no_args_is_help=True, help="Show transactions, and abort those that hang.")
 
@@ -44,7 +44,7 @@ def list_(
     - `spark-log transaction abort load-1 --yes`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.transaction_inspection import list_transactions
+    from spark_log.transactions.transaction_inspection import list_transactions
 
     states = _states(state or ())
     with Cluster.open(cluster) as opened:
@@ -62,7 +62,7 @@ def list_(
 def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json = False) -> None:
     """Show a transactional id: its producer, the state of its transaction, and what that has sent where."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.transaction_inspection import describe_transactions
+    from spark_log.transactions.transaction_inspection import describe_transactions
 
     with Cluster.open(cluster) as opened:
         [described] = describe_transactions(opened.store, [transactional_id])
@@ -103,8 +103,8 @@ def abort(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidTxnStateError
-    from spark_log.log.transacting import abort as abort_transaction
-    from spark_log.log.transaction_inspection import describe_transactions
+    from spark_log.transactions.transaction_inspection import describe_transactions
+    from spark_log.transactions.transaction_store import abort as abort_transaction
 
     with Cluster.open(cluster) as opened:
         [described] = describe_transactions(opened.store, [transactional_id])
@@ -135,7 +135,7 @@ def find_hanging(
     none runs, `spark-log maintenance transactions` does.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.transaction_inspection import find_hanging
+    from spark_log.transactions.transaction_inspection import find_hanging
 
     with Cluster.open(cluster) as opened:
         found = find_hanging(opened.store, max_timeout_ms)
@@ -159,7 +159,7 @@ def find_hanging(
 
 
 def _states(names: Sequence[str]) -> set[str]:
-    from spark_log.log.transactions import TransactionState
+    from spark_log.transactions.rules import TransactionState
 
     known = {state.value.lower(): state.value for state in TransactionState}
     for name in names:

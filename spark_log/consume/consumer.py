@@ -26,17 +26,17 @@ from spark_log import clock
 from spark_log.client_settings import parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.consume.background import Background
-from spark_log.consume.calls import alone, record_count, timeout_s, translated
-from spark_log.consume.polling import Polling
+from spark_log.consume.call_guard import alone, record_count, timeout_s, translated
+from spark_log.consume.consumer_queries import Questions
+from spark_log.consume.consumer_settings import ConsumerSettings
+from spark_log.consume.poll_loop import Polling
 from spark_log.consume.python_records import Deserializers, python_records
-from spark_log.consume.questions import Questions
-from spark_log.consume.settings import ConsumerSettings
 from spark_log.consume.subscription import checked_offsets, checked_partition
 from spark_log.errors import IllegalStateError
-from spark_log.groups.offsets import Commit
-from spark_log.groups.transacted import GroupMetadata
+from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.transacted_offsets import GroupMetadata
 from spark_log.kafka_errors import kafka_errors
-from spark_log.log.lineage import UNKNOWN_EPOCH
+from spark_log.partitions.lineage import UNKNOWN_EPOCH
 
 
 class Consumer(Questions):

@@ -27,9 +27,9 @@ from spark_log.errors import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
 )
-from spark_log.groups.offsets import Commit
-from spark_log.log.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
-from spark_log.log.plan import Found
+from spark_log.groups.committed_offsets import Commit
+from spark_log.partitions.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
+from spark_log.segments.plan import Found
 
 Reset = Literal["earliest", "latest"]
 Policy = Literal["earliest", "latest", "none"]

@@ -21,15 +21,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_log.datasource.batch_reader import BatchReader
-from spark_log.datasource.options import ReadOptions, WriteOptions, parse_columns
-from spark_log.datasource.stream_reader import StreamReader
+from spark_log.datasource.options.options import ReadOptions, WriteOptions, parse_columns
+from spark_log.datasource.read.batch_reader import BatchReader
+from spark_log.datasource.read.stream_reader import StreamReader
 from spark_log.datasource.worker_errors import message_only
 from spark_log.errors import InvalidOptionError
 
 if TYPE_CHECKING:
-    from spark_log.datasource.batch_writer import BatchWriter
-    from spark_log.datasource.stream_writer import StreamWriter
+    from spark_log.datasource.write.batch_writer import BatchWriter
+    from spark_log.datasource.write.stream_writer import StreamWriter
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -86,8 +86,8 @@ class SparkLogDataSource(DataSource):
         return StreamReader(functools.partial(self._stream_options, schema), parse_columns(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
-        from spark_log.datasource.batch_writer import BatchWriter
-        from spark_log.datasource.write_schema import check_write_schema
+        from spark_log.datasource.write.batch_writer import BatchWriter
+        from spark_log.datasource.write.write_schema import check_write_schema
 
         # Modes errorifexists (the default) and ignore never get here: Spark's DataFrameWriter refuses them for every
         # Python data source, without asking it.
@@ -100,8 +100,8 @@ class SparkLogDataSource(DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        from spark_log.datasource.stream_writer import StreamWriter
-        from spark_log.datasource.write_schema import check_write_schema
+        from spark_log.datasource.write.stream_writer import StreamWriter
+        from spark_log.datasource.write.write_schema import check_write_schema
 
         # `overwrite` is output mode complete: as in Kafka's sink, every batch appends all of its rows. (Mode update is
         # Spark's to allow, and it does not for Python data sources.)

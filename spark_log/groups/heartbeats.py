@@ -21,7 +21,7 @@ from spark_log.groups.rules import (
     notice_topics,
     take_over,
 )
-from spark_log.groups.targets import remove_members
+from spark_log.groups.target_assignment import remove_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
 

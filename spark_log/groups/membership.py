@@ -19,11 +19,11 @@ from spark_log.errors import FencedInstanceIdError, SparkLogError, UnknownMember
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import AssignorSpec, resolve_assignors, tell, user_data
+from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.heartbeats import Heard, Identity, beat, check_live, join_group, leave_group, renew
 from spark_log.groups.names import check_group_id, check_instance_id, check_session_timeout
-from spark_log.groups.offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.rules import NONE, Answer, Group, Partitions, Report, check_commit
-from spark_log.groups.targets import refresh_targets
+from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
 

@@ -79,9 +79,9 @@ def run(arguments: CompactArguments) -> int:
 
 def check(cluster: "Cluster", arguments: CompactArguments) -> None:
     """All that can be checked without Spark: the topics are there, and compacted."""
-    from spark_log.log.write_ids import Writer
-    from spark_log.maintenance.compaction_pass import compacted_topics
-    from spark_log.maintenance.work import Work
+    from spark_log.append.write_ids import Writer
+    from spark_log.maintenance.compaction.passes import compacted_topics
+    from spark_log.maintenance.task_context import Work
 
     work = Work(cluster, cluster.store.settings, Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics)
     compacted_topics(work, arguments.topics)
@@ -90,7 +90,7 @@ def check(cluster: "Cluster", arguments: CompactArguments) -> None:
 def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:
     """Compact, and report: progress, a report for each topic, a summary."""
     from spark_log.jobs.summary import tell
-    from spark_log.maintenance.compact_on_spark import compact_on_spark
+    from spark_log.maintenance.compaction.on_spark import compact_on_spark
 
     def progress(what: str) -> None:
         tell(json.dumps({"event": "progress", "text": what}) if arguments.json else what)

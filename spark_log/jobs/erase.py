@@ -85,11 +85,11 @@ def run(arguments: EraseArguments) -> int:
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
+    from spark_log.erase.erase import erase
+    from spark_log.erase.erase_keys import keys_of
+    from spark_log.erase.erase_on_spark import on_spark
     from spark_log.jobs.session import start_session
     from spark_log.jobs.summary import tell
-    from spark_log.maintenance.erase import erase
-    from spark_log.maintenance.erase_keys import keys_of
-    from spark_log.maintenance.erase_on_spark import on_spark
 
     chosen, given = arguments.keys, arguments.erase
     direct = keys_of(chosen.key or (), chosen.keys_file, encoded=chosen.base64)

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.arguments import ClusterAddress, usage_error
-from spark_log.datasource.option_text import OptionText
-from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics, parse_subscription
+from spark_log.datasource.options.option_text import OptionText
+from spark_log.datasource.options.topic_choice import (
+    AssignPartitions,
+    SubscribePattern,
+    SubscribeTopics,
+    parse_subscription,
+)
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf
 from spark_log.jobs.failures import guarded

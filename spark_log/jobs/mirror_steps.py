@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import SparkSession
 
 from spark_log import clock
+from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.jobs.mirror import MirrorArguments
@@ -12,7 +13,6 @@ from spark_log.jobs.query_runner import stop_on_signals
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines, tell
-from spark_log.log.transfer import Transfer, Transferred, transfer
 from spark_log.streams.mirror import Mirror, Step
 from spark_log.streams.mirror_groups import copy_groups
 

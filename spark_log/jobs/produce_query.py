@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.topic_write import write_topic
+from spark_log.datasource.write.topic_write import write_topic
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import OffsetRange
 from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
@@ -30,7 +30,7 @@ from spark_log.jobs.query_runner import run_to_end, triggered
 from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import start_session
 from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
-from spark_log.log.expired import find_expired
+from spark_log.maintenance.removal.expired_records import find_expired
 
 
 def run(arguments: ProduceArguments) -> int:

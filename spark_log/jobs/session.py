@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from spark_log import delta_jars, launcher
-from spark_log.datasource.active_session import activate_session
+from spark_log.datasource.write.active_session import activate_session
 
 _DEFAULTS = {
     # instants print, and are parsed, the same on every machine

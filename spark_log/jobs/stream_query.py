@@ -10,8 +10,8 @@ from pyspark.sql.types import BinaryType, StringType
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.jobs.checks import find_or_create
 from spark_log.jobs.measurement import bytes_of, measured
 from spark_log.jobs.query_runner import offsets_around, run_to_end

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from spark_log.ids import TopicPartition
-from spark_log.log.expired import Expired
+from spark_log.maintenance.removal.expired_records import Expired
 from spark_log.quantities import count_of
 
 _PARTITIONS_SHOWN_MAX = 32

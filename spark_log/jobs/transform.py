@@ -8,7 +8,7 @@ import typer
 
 from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.cluster.names import validate_user_topic
-from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf
 from spark_log.jobs.config_file import ConfigFile
@@ -100,7 +100,7 @@ class _RunOptions:
 
     def consumer(self) -> dict[str, int | str]:
         """Settings of the consumer, by their names."""
-        from spark_log.consume.settings import ConsumerSettings
+        from spark_log.consume.consumer_settings import ConsumerSettings
 
         settings: dict[str, int | str | None] = {
             "auto_offset_reset": self.auto_offset_reset,

@@ -18,7 +18,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.consume.consumer import Consumer
-from spark_log.datasource.subscription import SubscribePattern
+from spark_log.datasource.options.topic_choice import SubscribePattern
 from spark_log.errors import InvalidOptionError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.jobs.failures import one_line
 from spark_log.jobs.summary import tell

@@ -11,27 +11,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import sqlalchemy as sa
 
-from spark_log.cluster.at_hand import AtHand
-from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.inspection import report_failure
-from spark_log.cluster.log_dir import segment_path
-from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.partition_rows import Key
-from spark_log.cluster.replication import PartitionState
-from spark_log.cluster.topics import Topic
-from spark_log.config import ClusterSettings
-from spark_log.errors import (
-    NotLeaderForPartitionError,
-    SparkLogError,
-    UnknownTopicOrPartitionError,
-    WriteIdExpiredError,
-    redact,
-)
-from spark_log.ids import LogDirId, WriteId
-from spark_log.log.append import Acks, Appended, Batch, ProducerSequence, Rejected
-from spark_log.log.appender import AppendRequest, AppendResult, force
-from spark_log.log.delta import try_publish
-from spark_log.log.encode import (
+from spark_log.append.append_transaction import AppendRequest, AppendResult, force
+from spark_log.append.encoding import (
     LOG_DIR_FAILURES,
     Encoding,
     SegmentFiles,
@@ -41,15 +22,34 @@ from spark_log.log.encode import (
     prepare,
     segment_batch,
 )
-from spark_log.log.expired import ExpiredWatch
-from spark_log.log.followers import Followers
-from spark_log.log.reach import append_reaching
+from spark_log.append.rules import Acks, Appended, Batch, ProducerSequence, Rejected
+from spark_log.append.unused_files import InDoubt, delete_files, settle
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic
+from spark_log.config import ClusterSettings
+from spark_log.controller.fallback_controller import AtHand
+from spark_log.controller.log_dir_inspection import report_failure
+from spark_log.delta.publication import try_publish
+from spark_log.errors import (
+    NotLeaderForPartitionError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    WriteIdExpiredError,
+    redact,
+)
+from spark_log.ids import LogDirId, WriteId
 from spark_log.log.reader import LogReader
-from spark_log.log.seal import seal
-from spark_log.log.sealer import Sealer
-from spark_log.log.unappended import InDoubt, delete_files, settle
+from spark_log.maintenance.removal.expired_records import ExpiredWatch
+from spark_log.maintenance.rewrite.client_sealer import Sealer
+from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
+from spark_log.partitions.partition_rows import Key
+from spark_log.partitions.replication import PartitionState
+from spark_log.replicas.followers import Followers
+from spark_log.replicas.replicated_append import append_reaching
 
 logger = logging.getLogger(__name__)
 

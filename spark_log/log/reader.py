@@ -6,11 +6,11 @@ What drivers of Spark import to plan a read; so what only some need is imported 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
 
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.config import ClusterSettings
@@ -22,12 +22,8 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import plan as planner
-from spark_log.log.slices import LogDirs, Positions, Slice, TimestampBounds
-from spark_log.log.write_ids import Writer
-
-if TYPE_CHECKING:
-    from spark_log.log.fetch import Fetcher
+from spark_log.segments import plan as planner
+from spark_log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +44,6 @@ class Wanted:
 
     topics: Mapping[str, Topic]
     ranges: Mapping[TopicPartition, OffsetRange]
-
-
-class TimedOffset(NamedTuple):
-    """An offset, and the timestamp of the record there."""
-
-    offset: int
-    timestamp_ms: int
 
 
 class LogReader:
@@ -160,8 +149,8 @@ class LogReader:
 
         Raises as `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with `topics`.
         """
-        from spark_log.log.fetch import Fetcher
         from spark_log.records.schema import read_schema
+        from spark_log.segments.fetcher import Fetcher
 
         plan = self.plan(ranges, topics=topics, rack=rack)
         return Fetcher(plan.log_dirs).read(plan.slices, schema or read_schema(include_headers=True))
@@ -173,15 +162,13 @@ class LogReader:
 
         UnknownTopicOrPartitionError if the topic has been deleted or made again, or a partition does not exist.
         """
-        lookups = self.cluster.store.read(lambda c: planner.look_up_times(c, topic, timestamps_ms, rack))
-        return {
-            tp.partition: None if found is None else found.offset
-            for tp, found in first_records(self.cluster, lookups).items()
-        }
+        from spark_log.segments.timed_offsets import offsets_for_times
+
+        return offsets_for_times(self.cluster, topic, timestamps_ms, rack)
 
     def _try_seal(self, topic: Topic, partition: int) -> int:
         """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
-        from spark_log.log.seal import seal  # reads seldom do
+        from spark_log.maintenance.rewrite.tail_seal import seal  # reads seldom do
 
         try:
             return seal(self.cluster, self._writer, topic, partition)
@@ -200,30 +187,6 @@ class LogReader:
             chosen.append(partition)
             excess -= size
         return chosen
-
-
-def first_records(
-    cluster: Cluster, lookups: Mapping[TopicPartition, planner.TimeLookup]
-) -> dict[TopicPartition, TimedOffset | None]:
-    """The first record that each lookup finds, None without. Reads segments; no change of the metadata since the
-    snapshot of the lookups matters.
-    """
-    from spark_log.log.fetch import Fetcher
-
-    fetcher = Fetcher(cluster.log_dirs())
-    return {tp: _first_record(fetcher, lookup) for tp, lookup in lookups.items()}
-
-
-def _first_record(fetcher: "Fetcher", lookup: planner.TimeLookup) -> TimedOffset | None:
-    from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
-
-    for piece in lookup.slices:
-        offset = fetcher.first_offset_at_or_after(piece, lookup.timestamp_ms)
-        if offset is not None:
-            record = piece._replace(start=offset, end=offset + 1)
-            [batch] = fetcher.read([record], read_schema(columns=["timestamp"]))
-            return TimedOffset(offset, int(batch.column("timestamp")[0].value) // MICROSECONDS_PER_MILLISECOND)
-    return None
 
 
 def _check_topics(

@@ -12,9 +12,9 @@ schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Large co
         print(report)
 """
 
-from spark_log.maintenance.compact_on_spark import compact_on_spark
+from spark_log.maintenance.compaction.on_spark import compact_on_spark
 from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.task_context import Work
 from spark_log.maintenance.tasks import TASKS, Task, run_tasks
-from spark_log.maintenance.work import Work
 
 __all__ = ["TASKS", "Amount", "Report", "Task", "Work", "compact_on_spark", "run_tasks"]

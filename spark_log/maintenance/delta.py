@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from spark_log.delta.checkpoints import due_for_checkpoint, publish_behind, tidy_logs
 from spark_log.errors import SparkLogError, redact
-from spark_log.log.delta_maintenance import due_for_checkpoint, publish_behind, tidy_logs
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
 
 
 def tend_delta_tables(work: Work) -> Iterator[Report]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from spark_log.append import write_ids
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError
 from spark_log.failpoints import failpoint
-from spark_log.log import write_ids
-from spark_log.log.clean_up import (
+from spark_log.maintenance.removal.clean_up import (
     CleanableLogDirs,
     CountedLogDirs,
     Deleted,
@@ -13,9 +13,9 @@ from spark_log.log.clean_up import (
     delete_retired_files,
     delete_retired_topics,
 )
-from spark_log.log.orphans import delete_orphans, delete_unknown_folders
+from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
 from spark_log.metadata.identity import check_identity
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from itertools import groupby
 
-from spark_log.cluster.partition_rows import Key
+from spark_log.append.append_transaction import force
+from spark_log.append.flush import partitions_to_flush
 from spark_log.cluster.topics import Topic
-from spark_log.log.appender import force
-from spark_log.log.flush import partitions_to_flush
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
+from spark_log.partitions.partition_rows import Key
 
 
 def flush_topics(work: Work) -> Iterator[Report]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from spark_log.cluster.topics import Topic
-from spark_log.log.merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrites import rewrite_partitions
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
+from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
+from spark_log.maintenance.task_context import Work
 from spark_log.quantities import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)

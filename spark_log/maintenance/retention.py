@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from spark_log.cluster.topics import Topic
-from spark_log.log.retention import Dropped, apply_retention, plan_retention
+from spark_log.maintenance.removal.log_start import Dropped, apply_retention, plan_retention
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
 from spark_log.quantities import time_of
 
 

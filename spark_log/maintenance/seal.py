@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
+from spark_log.delta.delta_lag import delta_lags
+from spark_log.delta.publication import publish
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicId
-from spark_log.log.delta import publish
-from spark_log.log.delta_lag import delta_lags
-from spark_log.log.seal import Tail, due_tails, sealing, tails
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrites import rewrite_partitions
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
+from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
+from spark_log.maintenance.task_context import Work
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Encoding and the disk let other threads run."""

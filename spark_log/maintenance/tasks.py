@@ -4,15 +4,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from spark_log.cluster.at_hand import AtHand, any_offline
+from spark_log.append.producer_expiry import count_silent_producers, expire_producers
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
+from spark_log.controller.fallback_controller import AtHand, any_offline
 from spark_log.errors import InvalidConfigurationError, SparkLogError
-from spark_log.groups.offsets import count_expired_offsets, expire_offsets
-from spark_log.log.producer_expiry import count_silent_producers, expire_producers
-from spark_log.log.transacting import abort_timed_out, count_expired_ids, expire_ids, timed_out
-from spark_log.log.write_ids import Writer
-from spark_log.maintenance.compaction import compact, plan_compaction
+from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
+from spark_log.maintenance.compaction.task import compact, plan_compaction
 from spark_log.maintenance.delta import plan_delta_tables, tend_delta_tables
 from spark_log.maintenance.files import clean_up_files, plan_clean_up
 from spark_log.maintenance.flush import flush_topics, plan_flush
@@ -20,9 +19,10 @@ from spark_log.maintenance.merge import merge_segments, plan_merge
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.retention import plan_retain, retain
 from spark_log.maintenance.seal import plan_seal, seal_tails
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
 from spark_log.metadata.commit_tokens import expire_tokens
 from spark_log.quantities import count_of
+from spark_log.transactions.transaction_store import abort_timed_out, count_expired_ids, expire_ids, timed_out
 
 
 @dataclass(frozen=True)

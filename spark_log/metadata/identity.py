@@ -7,7 +7,7 @@ its timeline, which each promotion and each recovery to a point in time raises. 
 so each connection asks once, when it is opened.
 
 SQLite has no such thing, and a PostgreSQL whose data folder was put back as it was once keeps both. What shows those is
-a Delta table that is further than the metadata (log/delta.py).
+a Delta table that is further than the metadata (delta/publication.py).
 """
 
 import logging

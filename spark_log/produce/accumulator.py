@@ -13,8 +13,8 @@ from kafka.errors import IllegalStateError
 
 from spark_log import clock
 from spark_log.errors import KafkaTimeoutError
-from spark_log.produce.chunk import Chunk, Headers
-from spark_log.produce.settings import ProducerSettings
+from spark_log.produce.producer_batch import Chunk, Headers
+from spark_log.produce.producer_settings import ProducerSettings
 
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
 """A chunk is closed above it, so that the sender encodes one while the next is being filled."""

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.append.encoding import Encoding
+from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
-from spark_log.log.encode import Encoding
-from spark_log.log.partitioner import partition_of, partition_of_key
-from spark_log.produce.chunk import Chunk, Headers
 from spark_log.produce.faults import faults, harmless
+from spark_log.produce.producer_batch import Chunk, Headers
 from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
 Longs = npt.NDArray[np.int64]

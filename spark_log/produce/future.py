@@ -11,7 +11,7 @@ from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 from spark_log import clock
-from spark_log.produce.chunk import Chunk
+from spark_log.produce.producer_batch import Chunk
 
 
 class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types

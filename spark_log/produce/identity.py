@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from spark_log.log.append import ProducerSequence
+from spark_log.append.rules import ProducerSequence
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
 

@@ -7,6 +7,7 @@ import threading
 from kafka import errors as theirs
 
 from spark_log import clock
+from spark_log.append.encoding import Encoding
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, create_topic, find_topics
@@ -18,9 +19,8 @@ from spark_log.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.log.encode import Encoding
 from spark_log.produce.accumulator import Accumulator, Queue
-from spark_log.produce.settings import ProducerSettings
+from spark_log.produce.producer_settings import ProducerSettings
 
 REFRESH_S = 1.0
 """While records flow, a topic is looked up so often: its configs and partition count may have changed."""

@@ -15,22 +15,22 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
+from spark_log.append.partitioner import partition_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
-from spark_log.groups.offsets import check_commits
+from spark_log.groups.committed_offsets import check_commits
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
-from spark_log.log.partitioner import partition_of
 from spark_log.produce.accumulator import Accumulator, next_client_id
-from spark_log.produce.chunk import Headers
 from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
-from spark_log.produce.partitioning import ClusterView, choose_with
+from spark_log.produce.partitioners import ClusterView, choose_with
+from spark_log.produce.producer_batch import Headers
+from spark_log.produce.producer_settings import KAFKA_DEFAULTS, parse, serialize_with
+from spark_log.produce.producer_transaction import ProducerTransaction, committer, of_topics_read
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
-from spark_log.produce.settings import KAFKA_DEFAULTS, parse, serialize_with
-from spark_log.produce.tables import checked, chunks
-from spark_log.produce.transaction import ProducerTransaction, committer, of_topics_read
+from spark_log.produce.table_batches import checked, chunks
 
 logger = logging.getLogger(__name__)
 

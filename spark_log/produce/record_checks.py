@@ -4,7 +4,7 @@ from typing import Any
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError
 from spark_log.kafka_errors import kafka_error
-from spark_log.produce.chunk import Headers
+from spark_log.produce.producer_batch import Headers
 from spark_log.records.check import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from spark_log import clock
+from spark_log.append.rules import Appended, ProducerSequence, Rejected
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import (
     KafkaTimeoutError,
@@ -25,17 +26,16 @@ from spark_log.errors import (
 )
 from spark_log.exit_hooks import stop_at_exit
 from spark_log.kafka_errors import kafka_error
-from spark_log.log.append import Appended, ProducerSequence, Rejected
 from spark_log.log.log import Log, Records
 from spark_log.produce.accumulator import Accumulator
 from spark_log.produce.assembly import assemble
-from spark_log.produce.chunk import Chunk, Piece
 from spark_log.produce.identity import Identity, register
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.metrics import Metrics
-from spark_log.produce.settings import ProducerSettings
-from spark_log.produce.tables import TableChunk
-from spark_log.produce.transaction import ProducerTransaction
+from spark_log.produce.producer_batch import Chunk, Piece
+from spark_log.produce.producer_settings import ProducerSettings
+from spark_log.produce.producer_transaction import ProducerTransaction
+from spark_log.produce.table_batches import TableChunk
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.subscription import SubscribeTopics
-from spark_log.log.transfer import Transfer, Transferred, transfer
+from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.streams.mirror import Mirror, MirrorSettings
 
 

@@ -17,12 +17,16 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.append import write_ids
+from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.encoding import Encoding
+from spark_log.append.rules import Rejected
+from spark_log.append.transfer import Transfer, Transferred, cut_pieces
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.partition_rows import Key
 from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
-from spark_log.datasource.ranges import rate_limit
-from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.datasource.read.ranges import rate_limit
 from spark_log.errors import (
     DataLossError,
     InvalidOptionError,
@@ -34,16 +38,12 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import plan as planner
-from spark_log.log import write_ids
-from spark_log.log.append import Rejected
-from spark_log.log.appender import AppendRequest
-from spark_log.log.encode import Encoding
-from spark_log.log.lineage import read_truncations, truncated_to
 from spark_log.log.log import Log
-from spark_log.log.slices import Positions, Slice
-from spark_log.log.transfer import Transfer, Transferred, cut_pieces
+from spark_log.partitions.lineage import read_truncations, truncated_to
+from spark_log.partitions.partition_rows import Key
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.segments import plan as planner
+from spark_log.segments.slices import Positions, Slice
 from spark_log.streams.mirror_positions import (
     PROVEN,
     MirrorPosition,

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import UnknownMemberIdError
-from spark_log.groups.offsets import Commit, commit_offsets, read_commits
+from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits
 from spark_log.ids import TopicPartition
-from spark_log.log import plan as planner
 from spark_log.metadata import tables as t
+from spark_log.segments import plan as planner
 
 Commits = Mapping[TopicPartition, Commit]
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_log.cluster.partition_rows import Key, load_partitions
+from spark_log.append.append_transaction import Part
 from spark_log.errors import DataLossError, OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
-from spark_log.log.appender import Part
-from spark_log.log.lineage import Truncation, read_truncations, truncated_to
-from spark_log.log.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import StoreClock
+from spark_log.partitions.lineage import Truncation, read_truncations, truncated_to
+from spark_log.partitions.partition_rows import Key, load_partitions
+from spark_log.segments.slices import Positions
 
 _M = t.mirror_position.c
 

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import plan as planner
-from spark_log.log.gaps import count_gaps
-from spark_log.log.lineage import Truncation, read_truncations
 from spark_log.log.log import Log
 from spark_log.log.reader import ReadPlan, Wanted
+from spark_log.partitions.lineage import Truncation, read_truncations
+from spark_log.segments import plan as planner
+from spark_log.segments.gaps import count_gaps
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,17 @@ from typing import Self
 
 from pyspark.sql import DataFrame
 
+from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.rules import SparkBatch, decide_spark_batch
+from spark_log.append.spark_batches import Remembered, find_last, once
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import find_topics
-from spark_log.datasource.batch_ends import BatchEnds
-from spark_log.datasource.committing import append_whole
-from spark_log.datasource.offset_log import fingerprint_of_batch
-from spark_log.datasource.options import PendingWrite
-from spark_log.datasource.topic_write import save
+from spark_log.datasource.checkpoint.batch_ends import BatchEnds
+from spark_log.datasource.checkpoint.offset_log import fingerprint_of_batch
+from spark_log.datasource.options.options import PendingWrite
+from spark_log.datasource.write.topic_write import save
+from spark_log.datasource.write.write_commit import append_whole
 from spark_log.errors import (
     InvalidOptionError,
     InvalidProducerIdMappingError,
@@ -36,13 +39,10 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.transacted import Commits, Committer, check_offsets, commits_offsets
-from spark_log.log import transacting
-from spark_log.log.append import SparkBatch, decide_spark_batch
-from spark_log.log.appender import AppendRequest
-from spark_log.log.spark_batches import Remembered, find_last, once
-from spark_log.log.transactions import Claim
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commits_offsets
 from spark_log.streams.micro_batch import Checkpoint, this_batch
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class BatchTransaction:
         claim = known.claim
         try:
             following, store = replace(claim, number=claim.number + 1), self._cluster.store
-            store.read(lambda connection: transacting.check(store, connection, following))
+            store.read(lambda connection: transaction_store.check(store, connection, following))
         except (InvalidProducerIdMappingError, InvalidTxnStateError):
             return False
         return True
@@ -160,7 +160,7 @@ class BatchTransaction:
     def _initialized(self) -> Claim:
         store = self._cluster.store
         timeout_ms = self._timeout_ms or store.settings.transaction_max_timeout_ms
-        return transacting.init_producer(store, self._transactional_id, timeout_ms)
+        return transaction_store.init_producer(store, self._transactional_id, timeout_ms)
 
     def _end(self, *, failed: bool) -> None:
         committed = False
@@ -171,7 +171,7 @@ class BatchTransaction:
         finally:
             if not committed:
                 with suppress(SparkLogError):  # fenced, or over; what is left open is aborted by time-out
-                    transacting.abort(self._cluster, self._producer.claim)
+                    transaction_store.abort(self._cluster, self._producer.claim)
 
     def _commit(self) -> None:
         if self._unfinished:
@@ -179,19 +179,19 @@ class BatchTransaction:
                 f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
             )
         store, claim = self._cluster.store, self._producer.claim
-        batches = [each.batch for each in store.read(lambda c: transacting.read_pending(c, claim.producer_id))]
+        batches = [each.batch for each in store.read(lambda c: transaction_store.read_pending(c, claim.producer_id))]
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
         parts = [
             once(new, {batch.topic_id for batch in batches}),
-            transacting.ends(claim, len(batches)),
+            transaction_store.ends(claim, len(batches)),
             commits_offsets(store, self._commits),
         ]
         result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts), micro_batch=True)
         failpoint("transaction.committed")
         if result.replayed:  # by another driver, meanwhile: nothing of ours was appended
             with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost
-                transacting.abort(self._cluster, claim)
+                transaction_store.abort(self._cluster, claim)
         self._producer.committed = self._batch_id
 
     def _remembered(self, record_count: int) -> SparkBatch:

@@ -31,7 +31,7 @@ from spark_log.errors import (
     SparkLogError,
     TransactionAbortableError,
 )
-from spark_log.groups.offsets import Commit
+from spark_log.groups.committed_offsets import Commit
 from spark_log.produce.producer import Producer
 from spark_log.quantities import count_of
 from spark_log.stopping import Stop

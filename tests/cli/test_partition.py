@@ -8,7 +8,7 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
-from spark_log.cluster.reassigning import begin_reassignments
+from spark_log.controller.reassignments import begin_reassignments
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t

@@ -9,9 +9,9 @@ from kafka.admin import AbortTransactionSpec, TransactionListing, TransactionSta
 
 import spark_log.errors
 from spark_log import Admin
-from spark_log.log import transacting
-from spark_log.log.transaction_inspection import describe_transactions, list_transactions
 from spark_log.metadata import tables as t
+from spark_log.transactions import transaction_store
+from spark_log.transactions.transaction_inspection import describe_transactions, list_transactions
 from tests.support.producing import change, stored
 
 
@@ -188,11 +188,11 @@ def test_what_was_shown_is_aborted_and_no_later_one(admin, begin, cluster, log):
     [shown] = describe_transactions(cluster.store, ["mine"])
     producer.commit_transaction()
     with pytest.raises(spark_log.errors.InvalidTxnStateError):
-        transacting.abort(cluster, shown.transaction.claim)
+        transaction_store.abort(cluster, shown.transaction.claim)
     producer.begin_transaction()
     send(producer, "a", b"second")
     with pytest.raises(spark_log.errors.InvalidTxnStateError):
-        transacting.abort(cluster, shown.transaction.claim)
+        transaction_store.abort(cluster, shown.transaction.claim)
     producer.commit_transaction()
     assert stored(log, "a") == {0: [b"first", b"second"]}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from spark_log.cluster.balance import auto_rebalance, load_balance, load_replicas
 from spark_log.cluster.lease import nobody_forbids
-from spark_log.cluster.reassigning import begin_reassignments
 from spark_log.cluster.usage import usage
+from spark_log.controller.balance import auto_rebalance, load_balance, load_replicas
+from spark_log.controller.reassignments import begin_reassignments
 from spark_log.errors import NotControllerError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

@@ -9,29 +9,29 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.controller import elect_leaders
 from spark_log.errors import (
     CorruptRecordError,
     NotLeaderForPartitionError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.log import catch_up as catch_up_module
-from spark_log.log import followers as followers_module
-from spark_log.log.append import Appended
-from spark_log.log.catch_up import Copying, catch_up
-from spark_log.log.followers import Followers
-from spark_log.log.lagging import lagging
 from spark_log.log.log import Log, Records
-from spark_log.log.segment_copy import is_whole
-from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
+from spark_log.replicas import catch_up as catch_up_module
+from spark_log.replicas import followers as followers_module
+from spark_log.replicas.catch_up import Copying, catch_up
+from spark_log.replicas.followers import Followers
+from spark_log.replicas.lagging_replicas import lagging
+from spark_log.replicas.throttle import Throttle
+from spark_log.segments.segment_copy import is_whole
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at
 from tests.support.records import read_all, table
@@ -462,7 +462,7 @@ def test_a_replica_in_an_object_store(cluster, log, s3_uri):
 PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.catch_up import catch_up
+from spark_log.replicas.catch_up import catch_up
 from spark_log.log.log import Log
 cluster = Cluster.open(sys.argv[1])
 catch_up(cluster, Log(cluster).find_topic("t"), 0, 3)

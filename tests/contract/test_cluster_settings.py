@@ -15,7 +15,7 @@ from spark_log.cluster import settings as stored
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator, Duty, Standing
+from spark_log.coordinator.coordinator import Coordinator, Duty, Standing
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidSessionTimeoutError,

@@ -6,25 +6,26 @@ import sqlalchemy as sa
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
+from spark_log.append.rules import Appended, ProducerSequence
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import alter_configs
 from spark_log.config import ClusterSettings
-from spark_log.groups.inspect import group_lag
+from spark_log.controller.controller import elect_leaders
+from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.ids import TopicPartition as OurPartition
-from spark_log.log.append import Appended, ProducerSequence
-from spark_log.log.followers import Followers
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
-from spark_log.log.rewriting import segments
-from spark_log.log.write_ids import Writer
-from spark_log.maintenance import compaction, last_offsets, run_tasks
-from spark_log.maintenance.compaction_pass import look, plan_pass, read_passes
-from spark_log.maintenance.work import Work
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.compaction import last_offsets, task
+from spark_log.maintenance.compaction.passes import look, plan_pass, read_passes
+from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.rewrite.rewrite import segments
+from spark_log.maintenance.task_context import Work
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA
+from spark_log.replicas.followers import Followers
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
@@ -69,7 +70,7 @@ def work_on(cluster, **settings):
 
 
 def compact(cluster, *, force=True, **settings):
-    return list(compaction.compact(work_on(cluster, **settings), force=force))
+    return list(task.compact(work_on(cluster, **settings), force=force))
 
 
 def passes(cluster, topic, partition=0):
@@ -181,18 +182,18 @@ def test_a_pass_gives_way_to_a_change_of_the_isr(three_brokers, monkeypatch):
     log = Log(cluster)
     topic = topic_on(cluster, "t", [[1, 2]], cleanup_policy="compact", **FILES)
     append(log, topic, "a1 b1", "a2 b2 c1", "c2")
-    compact_unit = compaction.compact_unit
+    compact_unit = task.compact_unit
 
     def meanwhile(unit, *arguments):
         if unit.rewriting.base_offset == 2:
             take_away(cluster, 2)
         return compact_unit(unit, *arguments)
 
-    monkeypatch.setattr(compaction, "compact_unit", meanwhile)
+    monkeypatch.setattr(task, "compact_unit", meanwhile)
     [report] = compact(cluster)
     assert report.notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
     assert (report.before.files, passes(cluster, topic)) == (1, [])
-    monkeypatch.setattr(compaction, "compact_unit", compact_unit)
+    monkeypatch.setattr(task, "compact_unit", compact_unit)
     compact(cluster)
     assert read(log, topic) == "2:a2 3:b2 5:c2"
     assert len(passes(cluster, topic)) == 1
@@ -346,8 +347,8 @@ def test_two_passes_at_once_leave_what_one_does(local, local_log):
     work = work_on(local)
     late = plan_pass(work, look(work, topic, 0))
     compact(local)
-    compacting = compaction.Compacting(work, topic)
-    compaction._run(work, late, compacting)
+    compacting = task.Compacting(work, topic)
+    task._run(work, late, compacting)
     assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
     assert read(local_log, topic) == "2:a2 3:b2"
     every_replica_is_whole(local)

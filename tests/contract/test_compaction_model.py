@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.log import compacting, rewriting
-from spark_log.log.compacting import Compacted
-from spark_log.maintenance import compaction, compaction_pass, last_offsets
+from spark_log.maintenance.compaction import last_offsets, passes, task, unit
+from spark_log.maintenance.compaction.unit import Compacted
+from spark_log.maintenance.rewrite import rewrite
 from tests.support.compaction_model import Append, Compact, Model, Tick, cases
 
 _names = (f"t{number}" for number in itertools.count())
@@ -60,12 +60,12 @@ def records_without_keys_stay(patch):
 
 
 def tombstones_go_with_the_next_pass(patch):
-    horizon = compaction_pass.tombstone_horizon
-    patch(compaction_pass, "tombstone_horizon", lambda passes, now_ms, _: horizon(passes, now_ms, 0))
+    horizon = passes.tombstone_horizon
+    patch(passes, "tombstone_horizon", lambda passes, now_ms, _: horizon(passes, now_ms, 0))
 
 
 def tombstones_go_at_once(patch):
-    patch(compaction_pass, "tombstone_horizon", lambda passes, now_ms, retention_ms: 1 << 40)
+    patch(passes, "tombstone_horizon", lambda passes, now_ms, retention_ms: 1 << 40)
 
 
 def tombstones_go_when_their_own_time_has_come(patch):
@@ -74,72 +74,72 @@ def tombstones_go_when_their_own_time_has_come(patch):
     def horizon(passes, now_ms, retention_ms):
         return 1 << 40 if passes and passes[0].at_ms <= now_ms - retention_ms else 0
 
-    patch(compaction_pass, "tombstone_horizon", horizon)
+    patch(passes, "tombstone_horizon", horizon)
 
 
 def tombstones_wait_for_each_pass_again(patch):
     def remember(passes, done, retention_ms):
         return [each for each in passes if each.end_offset < done.end_offset] + [done]
 
-    patch(compaction_pass, "remember", remember)
+    patch(passes, "remember", remember)
 
 
 def tombstones_of_units_that_stay_are_not_counted(patch):
-    patch(compacting, "_tombstones", lambda unit, log_dirs: 0)
+    patch(unit, "_tombstones", lambda unit, log_dirs: 0)
 
 
 def tombstones_of_units_that_are_not_read_are_forgotten(patch):
-    plan = compaction_pass.plan_pass
+    plan = passes.plan_pass
 
     def plan_pass(*arguments):
         planned = plan(*arguments)
         return planned and replace(planned, carried=0)
 
-    patch(compaction, "plan_pass", plan_pass)
+    patch(task, "plan_pass", plan_pass)
 
 
 def a_pass_is_noted_though_a_swap_was_lost(patch):
-    put = compaction_pass.Compacting.swap
+    put = passes.Compacting.swap
 
     def swap(self, *arguments):
         put(self, *arguments)
         return True
 
-    patch(compaction_pass.Compacting, "swap", swap)
+    patch(passes.Compacting, "swap", swap)
 
 
 def a_pass_is_noted_before_it_is_done(patch):
-    run = compaction._run
+    run = task._run
 
-    def note_first(work, planned, compacting):
+    def note_first(work, planned, unit):
         done = [Compacted(None, 1) for _ in planned.units]
-        compacting.complete(planned, done)
-        run(work, planned, compacting)
+        unit.complete(planned, done)
+        run(work, planned, unit)
 
-    patch(compaction, "_run", note_first)
+    patch(task, "_run", note_first)
 
 
 def young_records_go_too(patch):
-    look = compaction_pass.cleanable
+    look = passes.cleanable
 
     def cleanable(segments, log_start, first_dirty, now_ms, _lag):
         return look(segments, log_start, first_dirty, now_ms, 0)
 
-    patch(compaction_pass, "cleanable", cleanable)
+    patch(passes, "cleanable", cleanable)
 
 
 def offsets_close_ranks(patch):
-    patch(rewriting.pc, "subtract", lambda offsets, base: pa.array(np.arange(len(offsets))))
+    patch(rewrite.pc, "subtract", lambda offsets, base: pa.array(np.arange(len(offsets))))
 
 
 def a_pass_reads_its_first_unit_only(patch):
-    find = compaction.find_last_offsets
+    find = task.find_last_offsets
 
     def find_last_offsets(units, log_dirs):
-        for unit in units:
-            yield from find([unit], log_dirs)
+        for each in units:
+            yield from find([each], log_dirs)
 
-    patch(compaction, "find_last_offsets", find_last_offsets)
+    patch(task, "find_last_offsets", find_last_offsets)
 
 
 IN_ONE_FILE, EACH_BY_ITSELF = "1000000", "14"

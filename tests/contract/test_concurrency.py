@@ -8,11 +8,11 @@ from collections import Counter
 
 import sqlalchemy as sa
 
+from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.delta.publication import publish
 from spark_log.errors import RetriableError
-from spark_log.log.append import Appended, ProducerSequence
-from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.numbered_writer import value

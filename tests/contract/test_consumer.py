@@ -21,10 +21,10 @@ from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from spark_log import Consumer
 from spark_log.cluster.topics import add_partitions, delete_topic
-from spark_log.consume import fetching
+from spark_log.consume import partition_reads
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Records
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.records import segment_file
 from spark_log.records.schema import read_schema
 from tests.support.records import NOON_MS, table
@@ -515,8 +515,8 @@ def test_one_consumer_per_thread(cluster, log, cluster_address):
 def test_plans_of_long_tails_are_bounded(cluster, log, consume, monkeypatch):
     make(cluster, "t", 1)
     fill(log, "t", [60])
-    monkeypatch.setattr(fetching, "_SEGMENTS_MIN", 8)
-    monkeypatch.setattr(fetching, "_SEGMENTS_MAX", 8)
+    monkeypatch.setattr(partition_reads, "_SEGMENTS_MIN", 8)
+    monkeypatch.setattr(partition_reads, "_SEGMENTS_MAX", 8)
     consumer = consume(max_poll_records=1_000)
     consumer.assign([P0])
     sizes = []

@@ -7,11 +7,11 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
+from spark_log.delta.publication import delta_tables, publish
 from spark_log.failpoints import POINTS
-from spark_log.log.append import Appended
-from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log

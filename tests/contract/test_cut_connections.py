@@ -7,12 +7,12 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.controller import elect_leaders
 from spark_log.cluster.lease import nobody_forbids
-from spark_log.datasource.committing import abort_write, commit_write, plan_write
-from spark_log.datasource.options import WriteOptions
-from spark_log.datasource.task_writer import TaskWriter
-from spark_log.log.delta import publish
+from spark_log.controller.controller import elect_leaders
+from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.write.task_writer import TaskWriter
+from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write
+from spark_log.delta.publication import publish
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
 from spark_log.streams.table_version import look

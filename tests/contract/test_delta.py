@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, delete_topic
-from spark_log.log import publication_intent
-from spark_log.log.delta import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish, publish_all
+from spark_log.delta import publication_intent
+from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish, publish_all
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log

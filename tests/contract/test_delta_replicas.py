@@ -9,19 +9,19 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession
-from spark_log.cluster.controller import elect_leaders
-from spark_log.cluster.inspection import inspect_log_dirs
 from spark_log.cluster.lease import nobody_forbids
 from spark_log.cluster.topics import create_topic
+from spark_log.controller.controller import elect_leaders
+from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.delta import publication_state
+from spark_log.delta.publication import delta_tables, publish, publish_all, try_publish
 from spark_log.errors import SparkLogError
-from spark_log.log import catch_up as catch_up_module
-from spark_log.log import publication
-from spark_log.log.append import Appended
-from spark_log.log.catch_up import Copying, catch_up
-from spark_log.log.delta import delta_tables, publish, publish_all, try_publish
 from spark_log.log.log import Records
 from spark_log.metadata import tables as t
+from spark_log.replicas import catch_up as catch_up_module
+from spark_log.replicas.catch_up import Copying, catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import table
 from tests.support.replicas import add_brokers
@@ -334,18 +334,18 @@ def test_what_is_noted_of_a_log_dir_during_a_publication_stays(tables):
     tables.append("a")
     info = next(iter(tables.cluster.log_dirs().values()))
     with tables.cluster.store.snapshot() as connection:
-        before = publication.recorded(connection, tables.topic, info)
-        due = publication.due(connection, tables.topic, info)
+        before = publication_state.recorded(connection, tables.topic, info)
+        due = publication_state.due(connection, tables.topic, info)
     assert before is not None
     tables.sql(t.publication.update().where(t.publication.c.log_dir_id == info.log_dir_id).values(delta_version=-1))
     tables.cluster.store.transact(
-        lambda connection, _: publication.record(connection, tables.topic, info, before, before, due)
+        lambda connection, _: publication_state.record(connection, tables.topic, info, before, before, due)
     )
     with tables.cluster.store.snapshot() as connection:
-        assert publication.recorded(connection, tables.topic, info) == (before[0], -1)
+        assert publication_state.recorded(connection, tables.topic, info) == (before[0], -1)
     tables.publish()
     with tables.cluster.store.snapshot() as connection:
-        assert publication.recorded(connection, tables.topic, info) == before
+        assert publication_state.recorded(connection, tables.topic, info) == before
 
 
 def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):

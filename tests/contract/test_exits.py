@@ -9,7 +9,7 @@ PROGRAMS = {
 import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
 from spark_log import Cluster, create_topic
-from spark_log.log.sealer import Sealer
+from spark_log.maintenance.rewrite.client_sealer import Sealer
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()
@@ -30,7 +30,7 @@ began.wait()
 import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
 from spark_log import Cluster
-from spark_log.coordinator import Coordinator, Duty
+from spark_log.coordinator.coordinator import Coordinator, Duty
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()

@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator
-from spark_log.log.delta import delta_tables
-from spark_log.log.delta_lag import delta_lags
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.delta.delta_lag import delta_lags
+from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t

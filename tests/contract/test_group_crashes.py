@@ -12,11 +12,11 @@ import pytest
 from spark_log.cluster.lease import Lease
 from spark_log.cluster.topics import add_partitions, create_topic
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator, Duty, coordinator_status
+from spark_log.coordinator.coordinator import Coordinator, Duty, coordinator_status
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
-from spark_log.groups.inspect import describe_groups
-from spark_log.groups.offsets import committed_offsets
-from spark_log.groups.targets import tend
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import describe_groups
+from spark_log.groups.target_assignment import tend
 from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader, settle, until
 from tests.support.python_process import PythonProcess

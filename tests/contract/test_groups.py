@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
+from spark_log.append.producer_expiry import expire_producers
 from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
 from spark_log.errors import (
     AssignorFailedError,
@@ -23,10 +24,9 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.heartbeats import Identity, join_group
-from spark_log.groups.inspect import describe_groups, group_lag, list_groups
-from spark_log.groups.offsets import commit_offsets, committed, committed_offsets, expire_offsets
-from spark_log.groups.operate import (
+from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets, expire_offsets
+from spark_log.groups.group_inspection import describe_groups, group_lag, list_groups
+from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
     Exactly,
@@ -37,9 +37,9 @@ from spark_log.groups.operate import (
     remove_from_group,
     reset_offsets,
 )
+from spark_log.groups.heartbeats import Identity, join_group
 from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
-from spark_log.log.producer_expiry import expire_producers
 from spark_log.metadata import tables as t
 from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS

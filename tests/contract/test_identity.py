@@ -10,18 +10,18 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
+from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import nobody_forbids
-from spark_log.cluster.retired_replicas import delete_retired_replicas
 from spark_log.cluster.topics import create_topic
+from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import StoreChangedError
-from spark_log.log.append import Appended
-from spark_log.log.delta import delta_tables, publish
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import identity
 from spark_log.metadata import tables as t
+from spark_log.partitions.retired_replicas import delete_retired_replicas
 from tests.support.records import read_all, table
 
 FILES = {"inline.max.bytes": "0"}

@@ -11,10 +11,10 @@ import pytest
 import spark_log.kafka
 from spark_log import Cluster, client_settings
 from spark_log.admin.client import AdminSettings
-from spark_log.consume.settings import ConsumerSettings
+from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from spark_log.kafka.errors import KafkaConfigurationError
-from spark_log.produce.settings import ProducerSettings
+from spark_log.produce.producer_settings import ProducerSettings
 
 PROGRAMS = sorted((Path(__file__).parent / "kafka_programs").glob("*.py"))
 

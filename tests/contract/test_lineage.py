@@ -7,7 +7,7 @@ from kafka.errors import LogTruncationError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, errors
-from spark_log.groups.offsets import committed
+from spark_log.groups.committed_offsets import committed
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 
 P0 = TopicPartition("t", 0)

@@ -5,11 +5,11 @@ import threading
 import pytest
 import sqlalchemy as sa
 
+from spark_log.append.rules import Appended
+from spark_log.append.write_ids import register, renew
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
-from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
-from spark_log.log.write_ids import register, renew
 from spark_log.metadata import commit_tokens
 from spark_log.metadata import tables as t
 from spark_log.metadata.commit_tokens import expire_tokens

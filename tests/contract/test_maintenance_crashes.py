@@ -6,16 +6,16 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.append import write_ids
+from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
-from spark_log.log import write_ids
-from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at
@@ -25,7 +25,7 @@ PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.maintenance import run_tasks
 if sys.argv[2] == "delete_records":
     delete_records(Cluster.open(sys.argv[1]), {TopicPartition("t", 0): 2, TopicPartition("t", 1): -1})

@@ -5,10 +5,11 @@ import pyarrow.compute as pc
 import pytest
 import sqlalchemy as sa
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
-from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import (
     DataLossError,
     InvalidOptionError,
@@ -18,11 +19,10 @@ from spark_log.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.offsets import commit_offsets, committed_offsets
+from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.metadata import tables as t
 from spark_log.streams.mirror import Mirror, MirrorSettings
 from spark_log.streams.mirror_groups import copy_groups

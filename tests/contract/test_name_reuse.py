@@ -17,9 +17,9 @@ from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.errors import IllegalArgumentError, RetriableError, UnknownTopicOrPartitionError
-from spark_log.groups.inspect import group_lag
-from spark_log.groups.offsets import committed_offsets
-from spark_log.groups.operate import Earliest, Latest, ShiftBy, reset_offsets
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import group_lag
+from spark_log.groups.group_operations import Earliest, Latest, ShiftBy, reset_offsets
 from spark_log.log.log import Log, Records
 from spark_log.metadata.store import Store
 from tests.support.records import read_all, table

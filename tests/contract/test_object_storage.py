@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
+from spark_log.delta.publication import publish
 from spark_log.errors import StorageUnavailableError, StoreChangedError
-from spark_log.log.append import Appended
-from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t

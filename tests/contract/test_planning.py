@@ -8,9 +8,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import create_topic
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import plan as planner
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from spark_log.segments import plan as planner
 from tests.support.records import NOON_MS, read_all, table
 
 SEGMENTS = 20_000

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
+from spark_log.delta.publication import publish
 from spark_log.errors import ClusterNotFoundError, UnknownTopicOrPartitionError
-from spark_log.log.append import Appended
-from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from tests.support.delta_check import assert_delta_is_the_log

@@ -13,10 +13,10 @@ from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 import spark_log.errors
+from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.topics import add_partitions, create_topic, list_topics
-from spark_log.log.partitioner import partition_of_key
 from spark_log.metadata import tables as t
-from spark_log.produce.partitioning import RoundRobinPartitioner
+from spark_log.produce.partitioners import RoundRobinPartitioner
 from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
 

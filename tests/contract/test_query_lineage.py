@@ -10,7 +10,7 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import delete_topic
-from spark_log.datasource.subscription import SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.streams.mirror import Mirror, MirrorSettings
@@ -132,7 +132,7 @@ class TableOf:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_each_sees_one_lineage_or_reports_where_it_ends(tmp_path, caplog, seed):
-    caplog.set_level(logging.WARNING, "spark_log.datasource.planning")
+    caplog.set_level(logging.WARNING, "spark_log.datasource.read.read_planner")
     chance = random.Random(seed)
     with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
         log = TaggedLog(source, tmp_path)

@@ -9,15 +9,15 @@ import pytest
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.reassigning import begin_reassignments
-from spark_log.cluster.reassignment_rows import list_reassignments
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator, controller_status
+from spark_log.controller.reassignment_rows import list_reassignments
+from spark_log.controller.reassignments import begin_reassignments
+from spark_log.coordinator.coordinator import Coordinator, controller_status
 from spark_log.ids import TopicPartition
-from spark_log.log import followers, moving
-from spark_log.log.moving import carry_out
-from spark_log.log.throttle import Throttle
 from spark_log.metadata import tables as t
+from spark_log.replicas import followers, replica_moves
+from spark_log.replicas.replica_moves import carry_out
+from spark_log.replicas.throttle import Throttle
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
 from tests.support.producing import change
@@ -145,7 +145,7 @@ def test_where_there_is_a_controller_it_copies_and_switches(brokers, cluster_add
         def wake(self):
             raise AssertionError("whoever asked for it has only to watch")
 
-    monkeypatch.setattr(moving, "Followers", Idle)
+    monkeypatch.setattr(replica_moves, "Followers", Idle)
     topic = topic_on(brokers, "t", [[1, 2]], **SMALL_TAILS)
     partition = TopicPartition("t", 0)
     with Cluster.open(cluster_address) as own, Coordinator(own) as coordinator:

@@ -6,8 +6,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log import Consumer
 from spark_log.cluster.topics import delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.groups import operate
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups import group_operations
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.streams import TransactionalLoop
 from tests.support.topics import fill, make
 
@@ -185,7 +185,7 @@ def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, 
         return found
 
     monkeypatch.setattr(cluster.store, "read", recreate_after_the_look)
-    refused(lambda: operate.reset_offsets(cluster, "g", {P0: operate.Latest()}))
+    refused(lambda: group_operations.reset_offsets(cluster, "g", {P0: group_operations.Latest()}))
     assert committed_offsets(cluster.store, "g") == {}
 
 

@@ -17,18 +17,18 @@ import kafka
 import pytest
 
 from spark_log import Consumer
+from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import create_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import fetch
-from spark_log.log.append import Appended
-from spark_log.log.fetch import Fetcher
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.records.schema import read_schema
+from spark_log.segments import fetcher as fetcher_module
+from spark_log.segments.fetcher import Fetcher
 from tests.support.damage import DAMAGES, replicas_of
 from tests.support.disks import needs_root
 from tests.support.producing import change
@@ -220,7 +220,7 @@ def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
     with caplog.at_level(logging.WARNING):
         while consumer.position(kafka.TopicPartition("t", 0)) < len(stored.expected):
             consumer.poll(1_000)
-    (message,) = [record.getMessage() for record in caplog.records if record.name == "spark_log.log.fetch"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "spark_log.segments.fetcher"]
     assert replicas[0][0].name in message and "repaired from" in message and "expected" in message
     assert "test-secret-key" not in message
     counts = consumer.metrics()["consumer-fetch-manager-metrics"]
@@ -230,9 +230,9 @@ def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
 
 def test_where_all_is_well_nothing_is_passed_over_and_nothing_read_twice(stored, monkeypatch):
     opened = []
-    original = fetch.segment_file.open_segment
+    original = fetcher_module.segment_file.open_segment
     monkeypatch.setattr(
-        fetch.segment_file,
+        fetcher_module.segment_file,
         "open_segment",
         lambda file, expected: opened.append(expected.path) or original(file, expected),
     )
@@ -393,7 +393,7 @@ def test_a_log_dir_that_was_away_is_tried_again(local, folders, monkeypatch):
     assert read() == len(local.expected)
     assert fetcher.passed_over == 1
     assert not fetcher.renewal_due(slices)
-    monkeypatch.setattr(fetch, "_AWAY_S", 0.0)
+    monkeypatch.setattr(fetcher_module, "_AWAY_S", 0.0)
     assert fetcher.renewal_due(slices)
     fetcher.renew(plan.log_dirs)
     assert not fetcher.renewal_due(slices)

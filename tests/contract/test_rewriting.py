@@ -5,12 +5,12 @@ import pyarrow.compute as pc
 import pytest
 import sqlalchemy as sa
 
+from spark_log.append.write_ids import Writer, release
 from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.delta.publication import publish
 from spark_log.errors import NotCoordinatorError
-from spark_log.log.delta import publish
 from spark_log.log.log import Log, Records
-from spark_log.log.rewriting import plan_rewriting, segments, swap, write
-from spark_log.log.write_ids import Writer, release
+from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table

@@ -12,11 +12,11 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator
-from spark_log.log import sealer as sealer_module
-from spark_log.log.delta_lag import delta_lags
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log
-from spark_log.log.sealer import Sealer
+from spark_log.maintenance.rewrite import client_sealer as sealer_module
+from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until

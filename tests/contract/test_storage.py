@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from spark_log.append.rules import Appended
 from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, refuse_overlap, segment_path
 from spark_log.cluster.topics import create_topic
+from spark_log.delta.publication import delta_tables, publish, storage_options
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -21,8 +23,6 @@ from spark_log.errors import (
     UnsafePathError,
 )
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.append import Appended
-from spark_log.log.delta import delta_tables, publish, storage_options
 from spark_log.log.log import Log, Records
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table

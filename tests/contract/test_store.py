@@ -17,6 +17,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from spark_log import Admin, Consumer, Producer
+from spark_log.append.append_transaction import AppendRequest, append
+from spark_log.append.encoding import Encoding, blob_batch, encode_inline
+from spark_log.append.rules import Appended, ProducerSequence, Rejected, SparkBatch
+from spark_log.append.spark_batches import once
+from spark_log.append.write_ids import register, release, renew
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import (
@@ -51,13 +56,8 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.ids import BrokerId, OffsetRange, TopicPartition
-from spark_log.log.append import Appended, ProducerSequence, Rejected, SparkBatch
-from spark_log.log.appender import AppendRequest, append
-from spark_log.log.encode import Encoding, blob_batch, encode_inline
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
-from spark_log.log.spark_batches import once
-from spark_log.log.write_ids import register, release, renew
+from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.metadata import migrations, write_ahead_log
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system

@@ -21,17 +21,17 @@ from kafka.structs import OffsetAndMetadata
 from typer.testing import CliRunner
 
 from spark_log import Admin, Consumer
+from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource import native
-from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.read import native
+from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.append import Appended
-from spark_log.log.fetch import Fetcher
 from spark_log.log.log import Log, Records
 from spark_log.records.schema import read_schema
+from spark_log.segments.fetcher import Fetcher
 from spark_log.streams.live_table import Table
 from spark_log.streams.table_version import look, plan_at
 from tests.support.disturbed_cluster import BESIDE_WRITES, DISTURBANCES, LOSSES, Call, Matrix, Open

@@ -4,13 +4,13 @@ import kafka.errors
 import pytest
 
 from spark_log import Admin, Consumer, Producer
+from spark_log.append.append_transaction import AppendRequest, append
+from spark_log.append.rules import SparkBatch
+from spark_log.append.spark_batches import once
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.topics import create_topic
-from spark_log.datasource.options import TXN_APP_ID_LENGTH_MAX, WriteOptions
+from spark_log.datasource.options.options import TXN_APP_ID_LENGTH_MAX, WriteOptions
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
-from spark_log.log.append import SparkBatch
-from spark_log.log.appender import AppendRequest, append
-from spark_log.log.spark_batches import once
 
 BAD = ["a\0b", "a\ud800b"]
 

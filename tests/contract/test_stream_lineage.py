@@ -3,12 +3,12 @@
 import pytest
 
 from spark_log.cluster.topics import delete_topic
-from spark_log.datasource.options import ReadOptions
-from spark_log.datasource.planning import ReadPlanner
+from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import DataLossError
-from spark_log.groups.offsets import Commit, commit_offsets, committed, committed_offsets
+from spark_log.groups.committed_offsets import Commit, commit_offsets, committed, committed_offsets
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from tests.support.spark_sink import address_of
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make

@@ -12,7 +12,7 @@ from spark_log import coordinator
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
-from spark_log.coordinator import Coordinator
+from spark_log.coordinator.coordinator import Coordinator
 from spark_log.failpoints import POINTS
 from spark_log.maintenance.tasks import run_tasks
 from spark_log.metadata import tables as t

@@ -6,8 +6,8 @@ import pytest
 
 from spark_log.cluster.topics import create_topic
 from spark_log.failpoints import POINTS
-from spark_log.groups.inspect import describe_groups
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import describe_groups
 from spark_log.ids import TopicPartition
 from tests.support.children import Child
 from tests.support.copy_loop import GROUP, SOURCE, TARGET, transformed

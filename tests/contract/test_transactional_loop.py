@@ -10,11 +10,11 @@ from kafka.structs import TopicPartition
 
 from spark_log import Consumer
 from spark_log.errors import IllegalStateError, InvalidRecordError, MetadataStoreUnavailableError
-from spark_log.groups.inspect import describe_groups
-from spark_log.groups.offsets import committed_offsets
-from spark_log.log import transacting
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import describe_groups
 from spark_log.streams import TransactionalLoop
 from spark_log.streams.transactional_loop import Totals
+from spark_log.transactions import transaction_store
 from tests.support.topics import all_stored, append, fill, make, stored
 
 ALL = ["0/0", "0/1", "0/2", "0/3", "1/0", "1/1", "1/2"]
@@ -106,7 +106,7 @@ def test_an_aborted_transaction_is_done_again(cluster, filled, consume, produce)
         producer.flush()
         seen.append([record.value.decode() for record in records])
         if len(seen) == 1:
-            transacting.abort(cluster, producer._transaction._claim)
+            transaction_store.abort(cluster, producer._transaction._claim)
 
     assert TransactionalLoop(consume(), producer).run(copy_and_be_aborted_once) == Totals(7, 1, aborted=1)
     assert seen == [ALL, ALL]

@@ -4,9 +4,9 @@ import kafka.errors
 import pytest
 import sqlalchemy as sa
 
+from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster.topics import create_topic
 from spark_log.errors import SparkLogError, StorageUnavailableError
-from spark_log.log.append import Appended, Rejected
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
@@ -141,7 +141,7 @@ def test_a_commit_whose_answer_was_lost_keeps_its_file(cluster, log, monkeypatch
 
 
 def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
-    from spark_log.log.append import ProducerSequence
+    from spark_log.append.rules import ProducerSequence
     from spark_log.produce.identity import register
 
     topic = create_topic(cluster, "t", configs=FILES)

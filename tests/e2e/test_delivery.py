@@ -12,7 +12,7 @@ import pytest
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.delta import publish
+from spark_log.delta.publication import publish
 from spark_log.metadata import tables as t
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
 from tests.e2e.test_readme import python_of

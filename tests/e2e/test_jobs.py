@@ -17,7 +17,7 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import alter_configs, create_topic
-from spark_log.log.delta_lag import delta_lags
+from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
 from tests.support.keyed_log import append_keyed, files_with, rows_of

@@ -6,7 +6,7 @@ import subprocess
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.offsets import commit_offsets, committed_offsets
+from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.jobs import mirror
 from spark_log.log.log import Log, Records

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.inspect import group_lag
+from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.jobs import window
 from spark_log.log.log import Log

@@ -10,7 +10,7 @@ import pytest
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.inspect import describe_groups
+from spark_log.groups.group_inspection import describe_groups
 from spark_log.log.log import Log
 from tests.e2e.test_jobs import command as spark_submit
 from tests.e2e.test_jobs import environment

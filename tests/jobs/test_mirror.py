@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.jobs.mirror import JOB, MirrorArguments
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.streams.mirror import MirrorSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.datasource.subscription import SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidOptionError
 from spark_log.jobs.transform import JOB, TransformArguments
 from spark_log.jobs.transform_loop import load

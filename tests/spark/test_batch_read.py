@@ -16,10 +16,10 @@ from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, alter_configs
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.groups.offsets import commit_offsets
+from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from tests.support.records import NOON_MS, table
 from tests.support.spark import ENVIRONMENT
 from tests.support.subprocess_python import REPOSITORY
@@ -461,7 +461,7 @@ def test_read_topic_of_many_segments_and_of_equal_sizes(
     assert len(sizes) == 6 and len(set(sizes)) < 6
     check_equal(spark, cluster)
     append(log, topic, "another size altogether", partition=0)
-    monkeypatch.setattr("spark_log.log.segment_scan._IN_EXPRESSION_MAX", 1)
+    monkeypatch.setattr("spark_log.segments.segment_scan._IN_EXPRESSION_MAX", 1)
     check_equal(spark, cluster)
 
 

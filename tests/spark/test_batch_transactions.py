@@ -14,17 +14,17 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import delete_topic
 from spark_log.datasource.source import SparkLogDataSource
 from spark_log.errors import InvalidOptionError
-from spark_log.groups.inspect import group_lag
-from spark_log.groups.offsets import committed_offsets, read_commits
+from spark_log.groups.committed_offsets import committed_offsets, read_commits
+from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
-from spark_log.log import transacting
 from spark_log.log.log import Log
-from spark_log.log.transacting import init_producer
-from spark_log.log.transactions import Claim
 from spark_log.metadata import tables as t
 from spark_log.streams import batch_transaction
 from spark_log.streams.micro_batch import this_batch
 from spark_log.streams.transacted_batch import BatchTransaction
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import Claim
+from spark_log.transactions.transaction_store import init_producer
 from tests.support.topics import append, fails, make, read_stream, stored
 
 IN = TopicPartition("in", 0)
@@ -179,7 +179,7 @@ def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
     def is_aborted(batch: DataFrame, transaction: BatchTransaction) -> None:
         transaction.write(batch, topic="b")
         [listed] = cluster.store.read(lambda c: c.execute(t.transaction.select()).all())
-        transacting.abort(cluster, Claim(listed.producer_id, listed.producer_epoch, listed.number))
+        transaction_store.abort(cluster, Claim(listed.producer_id, listed.producer_epoch, listed.number))
 
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
     for body, said in [

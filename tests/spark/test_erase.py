@@ -3,10 +3,10 @@
 import pyarrow as pa
 
 from spark_log.cluster.topics import create_topic
-from spark_log.datasource.native import read_topic
-from spark_log.log.delta import delta_tables
-from spark_log.maintenance.erase import erase
-from spark_log.maintenance.erase_on_spark import OnSpark, on_spark
+from spark_log.datasource.read.native import read_topic
+from spark_log.delta.publication import delta_tables
+from spark_log.erase.erase import erase
+from spark_log.erase.erase_on_spark import OnSpark, on_spark
 from spark_log.records.key_set import KeySet
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_log import append_keyed, files_with, rows_of

@@ -13,11 +13,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import add_partitions, delete_topic
-from spark_log.groups.inspect import group_lag
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
-from spark_log.log.retention import delete_records
+from spark_log.maintenance.removal.log_start import delete_records
 from tests.support.records import NOON_MS
 from tests.support.topics import append, fails, fill, make, read_stream, values
 

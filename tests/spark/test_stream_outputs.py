@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream

@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic, find_topics
-from spark_log.groups.offsets import read_commits
+from spark_log.groups.committed_offsets import read_commits
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log import plan as planner
-from spark_log.log.fetch import Fetcher
-from spark_log.log.slices import Slice
 from spark_log.records.schema import read_schema
+from spark_log.segments import plan as planner
+from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.slices import Slice
 from tests.support.numbered_writer import SMALL_TAILS
 
 BRANCHES = ("north", "south", "west")

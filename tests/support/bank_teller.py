@@ -18,7 +18,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.committed_offsets import committed_offsets
 from tests.support.bank import NUMBERS, Leg, group_of, legs_of, numbered, value
 from tests.support.lives import live, say
 

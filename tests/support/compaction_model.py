@@ -12,18 +12,18 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_log import clock
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, alter_configs, create_topic
 from spark_log.config import ClusterSettings
+from spark_log.delta.publication_state import seen_offsets
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.log.publication import seen_offsets
-from spark_log.log.retention import delete_records
-from spark_log.log.rewriting import discard, plan_rewriting, segments, swap, write
-from spark_log.log.write_ids import Writer
-from spark_log.maintenance import compaction, compaction_pass
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.compaction import passes, task
+from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.rewrite.rewrite import discard, plan_rewriting, segments, swap, write
+from spark_log.maintenance.task_context import Work
 from spark_log.records.schema import RECORD_SCHEMA
 
 RETENTION_MS = 100
@@ -249,16 +249,14 @@ class Model:
 
         self._alter_policy("compact")
         try:
-            self.patch(compaction_pass, "swap", swap_or_lose)
-            self.patch(compaction_pass, "failpoint", pass_or_die)
+            self.patch(passes, "swap", swap_or_lose)
+            self.patch(passes, "failpoint", pass_or_die)
             with contextlib.suppress(Killed):
-                return tuple(
-                    note for report in compaction.compact(self._work, force=step.force) for note in report.notes
-                )
+                return tuple(note for report in task.compact(self._work, force=step.force) for note in report.notes)
             return None
         finally:
-            self.patch(compaction_pass, "swap", swap)
-            self.patch(compaction_pass, "failpoint", failpoint)
+            self.patch(passes, "swap", swap)
+            self.patch(passes, "failpoint", failpoint)
             self._alter_policy("delete")
 
     def _alter_policy(self, policy: str) -> None:
@@ -276,14 +274,14 @@ class Model:
         assert len(self.there) == len(visible)
         self.now_ms += 10_000
         self._alter_policy("compact")
-        assert compaction_pass.look(self._work, self.topic, 0) is None, "nothing is due"
+        assert passes.look(self._work, self.topic, 0) is None, "nothing is due"
         with self.cluster.store.snapshot() as connection:
-            assert len(compaction_pass.read_passes(connection, (self.topic.topic_id, 0))) <= 20
+            assert len(passes.read_passes(connection, (self.topic.topic_id, 0))) <= 20
 
     def _first_dirty(self) -> int:
         with self.cluster.store.snapshot() as connection:
-            passes = compaction_pass.read_passes(connection, (self.topic.topic_id, 0))
-        return max((each.end_offset for each in passes), default=0)
+            noted = passes.read_passes(connection, (self.topic.topic_id, 0))
+        return max((each.end_offset for each in noted), default=0)
 
     def _visible(self) -> dict[int, Record]:
         return {offset: record for offset, record in self.appended.items() if offset >= self.log_start}

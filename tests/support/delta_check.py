@@ -17,8 +17,8 @@ from deltalake.exceptions import TableNotFoundError
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.log.delta import storage_options
-from spark_log.log.delta_lag import delta_lags
+from spark_log.delta.delta_lag import delta_lags
+from spark_log.delta.publication import storage_options
 from spark_log.metadata import tables as t
 
 _P, _R, _S = t.partition.c, t.replica.c, t.segment.c

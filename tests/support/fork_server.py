@@ -25,8 +25,8 @@ PRELOADED = (
     "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg",
     "alembic.command", "psycopg", "deltalake", "kafka", "kafka.errors",
     "pyspark.sql.types", "pyspark.worker_util", "spark_log.datasource.source",
-    "spark_log.cli.main", "spark_log.consume.consumer", "spark_log.coordinator", "spark_log.produce.producer",
-    "spark_log.maintenance", "spark_log.metadata.migrations", "tests.support.records",
+    "spark_log.cli.main", "spark_log.consume.consumer", "spark_log.coordinator.coordinator",
+    "spark_log.produce.producer", "spark_log.maintenance", "spark_log.metadata.migrations", "tests.support.records",
 )  # fmt: skip
 
 REQUEST_BYTES_MAX = 1 << 18

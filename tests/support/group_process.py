@@ -17,7 +17,7 @@ from kafka.structs import OffsetAndMetadata
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalGenerationError, UnknownMemberIdError
-from spark_log.groups.offsets import committed
+from spark_log.groups.committed_offsets import committed
 from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader
 

@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.append.transfer import Transfer, Transferred, transfer
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, alter_configs, create_topic
-from spark_log.datasource.subscription import SubscribeTopics
+from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.log.retention import delete_records
-from spark_log.log.rewriting import plan_rewriting, segments, swap, write
-from spark_log.log.transfer import Transfer, Transferred, transfer
-from spark_log.log.write_ids import Writer
+from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
 from spark_log.records.schema import read_schema
 from spark_log.streams.mirror import Mirror, MirrorSettings, Step
 from tests.support.records import NOON_MS, ranges_of, table

@@ -1,11 +1,11 @@
 """Compacted topics for the tests of tables."""
 
+from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.log.write_ids import Writer
-from spark_log.maintenance.compaction import compact
+from spark_log.maintenance.compaction.task import compact
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.work import Work
+from spark_log.maintenance.task_context import Work
 
 
 def compact_now(cluster: Cluster, topic: str) -> Report:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
 from spark_log.ids import TopicPartition
-from spark_log.log.append import Appended
 from spark_log.log.log import Log, Records
 from tests.support.records import NOON_MS, table
 

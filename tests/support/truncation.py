@@ -3,11 +3,11 @@
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.partition_rows import cut_off, lock_partitions, save_partitions
-from spark_log.cluster.replication import fail_over, lose_files
 from spark_log.cluster.topics import find_topic
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt
+from spark_log.partitions.partition_rows import cut_off, lock_partitions, save_partitions
+from spark_log.partitions.replication import fail_over, lose_files
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:

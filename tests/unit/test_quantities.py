@@ -1,9 +1,9 @@
 """Counts in sentences: one of a thing is singular wherever it is told."""
 
+from spark_log.erase.erase_report import Erased
+from spark_log.erase.purge import Purged
 from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines
 from spark_log.maintenance import Amount, Report
-from spark_log.maintenance.erase_report import Erased
-from spark_log.maintenance.purge import Purged
 from spark_log.quantities import count_of, exact_duration_of
 from spark_log.streams.transactional_loop import Totals
 

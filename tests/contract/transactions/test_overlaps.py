@@ -11,8 +11,8 @@ from kafka.errors import IllegalStateError, KafkaConnectionError
 from kafka.structs import TopicPartition
 
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
-from spark_log.log import transacting
 from spark_log.produce.future import Written
+from spark_log.transactions import transaction_store
 from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored
 
@@ -148,7 +148,7 @@ def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, pas
 def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkeypatch, done):
     name, large = topic(2), topic(**FILES)
     producer = begin(linger_ms=60_000)
-    register, lost = transacting.register, iter([True, True])
+    register, lost = transaction_store.register, iter([True, True])
 
     def losing(*arguments, **options):
         if next(lost, False):
@@ -157,7 +157,7 @@ def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkey
             raise MetadataStoreUnavailableError("the answer is lost")
         return register(*arguments, **options)
 
-    monkeypatch.setattr(transacting, "register", losing)
+    monkeypatch.setattr(transaction_store, "register", losing)
     futures = [producer.send(name, b"%d" % n, partition=n % 2) for n in range(4)]
     producer.send_table(name, pa.table({"value": [b"4", b"5"], "partition": [0, 1]}))
     futures.append(producer.send(large, LARGE))
@@ -174,14 +174,14 @@ def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkey
 def test_what_waits_together_is_one_batch(cluster, log, topic, begin, monkeypatch):
     name = topic()
     producer = begin()
-    register, entered, gate = transacting.register, threading.Event(), threading.Event()
+    register, entered, gate = transaction_store.register, threading.Event(), threading.Event()
 
     def slow(*arguments, **options):
         entered.set()
         assert gate.wait(timeout=60)
         return register(*arguments, **options)
 
-    monkeypatch.setattr(transacting, "register", slow)
+    monkeypatch.setattr(transaction_store, "register", slow)
     first = producer.send(name, b"0")
     assert entered.wait(timeout=60)
     second = producer.send_table(name, pa.table({"value": [b"1", b"2"]}))
@@ -197,5 +197,5 @@ def test_what_waits_together_is_one_batch(cluster, log, topic, begin, monkeypatc
 
 def pending(cluster, producer):
     producer_id = row_of(cluster, producer).producer_id
-    found = cluster.store.read(lambda connection: transacting.read_pending(connection, producer_id))
+    found = cluster.store.read(lambda connection: transaction_store.read_pending(connection, producer_id))
     return [each.batch for each in found]

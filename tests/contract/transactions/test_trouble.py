@@ -18,12 +18,12 @@ from spark_log.errors import (
     ProducerFencedError,
     TransactionAbortableError,
 )
-from spark_log.groups.offsets import committed_offsets
-from spark_log.log import transacting
-from spark_log.log.transactions import Claim
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import Claim
 from tests.contract.transactions.looking import (
     FILES,
     LARGE,
@@ -92,9 +92,9 @@ def test_a_late_call_of_an_older_transaction_touches_nothing(cluster, log, topic
     row = row_of(cluster, producer)
     older = Claim(row.producer_id, row.producer_epoch, row.number - 1)
     late = [
-        lambda: transacting.abort(cluster, older),
-        lambda: transacting.register(cluster.store, older, [], {}),
-        lambda: cluster.store.transact(lambda c, _: transacting.ends(older, 0)(c, cluster.store.clock(c))),
+        lambda: transaction_store.abort(cluster, older),
+        lambda: transaction_store.register(cluster.store, older, [], {}),
+        lambda: cluster.store.transact(lambda c, _: transaction_store.ends(older, 0)(c, cluster.store.clock(c))),
     ]
     for call in late:
         with pytest.raises(InvalidTxnStateError, match=f"the current one is {row.number}"):

@@ -15,7 +15,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import (
     TransactionAbortableError,
 )
-from spark_log.groups.offsets import committed_offsets
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
 from tests.contract.transactions.looking import (

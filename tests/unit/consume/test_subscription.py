@@ -15,11 +15,11 @@ from spark_log.errors import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
 )
-from spark_log.groups.offsets import Commit
+from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicId
-from spark_log.log.lineage import Truncation
-from spark_log.log.plan import Found
-from spark_log.log.slices import Positions
+from spark_log.partitions.lineage import Truncation
+from spark_log.segments.plan import Found
+from spark_log.segments.slices import Positions
 
 EPOCH = 4
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

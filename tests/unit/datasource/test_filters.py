@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from spark_log.datasource.filters import Interval, Pruning, apply, prune
+from spark_log.datasource.read.filters import Interval, Pruning, apply, prune
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.records.check import TIMESTAMP_MS_MAX
 

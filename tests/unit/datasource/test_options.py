@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.datasource.kafka_options import KAFKA_OPTIONS, Ignored
-from spark_log.datasource.options import READ_COLUMNS, PendingWrite, ReadOptions, SinkGroup, TxnVersion, WriteOptions
-from spark_log.datasource.positions import (
+from spark_log.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
+from spark_log.datasource.options.options import (
+    READ_COLUMNS,
+    PendingWrite,
+    ReadOptions,
+    SinkGroup,
+    TxnVersion,
+    WriteOptions,
+)
+from spark_log.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,
     GlobalTimestamp,
@@ -16,10 +23,10 @@ from spark_log.datasource.positions import (
     SpecificOffsets,
     SpecificTimestamps,
 )
-from spark_log.datasource.subscription import AssignPartitions, SubscribePattern, SubscribeTopics
+from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
-from spark_log.log.transactions import Claim
+from spark_log.transactions.rules import Claim
 
 BASE = {"cluster": "/c", "subscribe": "t"}
 T0 = TopicPartition("t", 0)

@@ -14,13 +14,13 @@ from pyspark.worker_util import pickleSer
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
-from spark_log.datasource import address_handoff
-from spark_log.datasource.batch_reader import BatchReader
-from spark_log.datasource.batch_writer import BatchWriter
+from spark_log.datasource.read.batch_reader import BatchReader
+from spark_log.datasource.read.stream_reader import StreamReader
 from spark_log.datasource.source import SparkLogDataSource
-from spark_log.datasource.stream_reader import StreamReader
-from spark_log.datasource.stream_writer import StreamTaskWriter, StreamWriter
-from spark_log.datasource.write_plan import TaskOutput, WritePlan
+from spark_log.datasource.write import address_handoff
+from spark_log.datasource.write.batch_writer import BatchWriter
+from spark_log.datasource.write.stream_writer import StreamTaskWriter, StreamWriter
+from spark_log.datasource.write.write_plan import TaskOutput, WritePlan
 from spark_log.log.log import Log, Records
 from tests.support.records import table
 from tests.support.subprocess_python import run_python
@@ -76,7 +76,8 @@ def test_a_read_sends_no_address(address: str, streaming: bool) -> None:
     assert b"the-address" not in data
     names = globals_named(first_pickle(data))
     assert not [name for name in names if name.startswith(DRIVER_ONLY)]
-    assert not [name for name in names if name.startswith(("spark_log.metadata", "spark_log.datasource.planning"))]
+    planning = "spark_log.datasource.read.read_planner"
+    assert not [name for name in names if name.startswith(("spark_log.metadata", planning))]
 
 
 @pytest.mark.parametrize("key", ["cluster", "kafka.bootstrap.servers"])

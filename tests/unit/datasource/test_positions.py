@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.datasource.positions import (
+from spark_log.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,
     GlobalTimestamp,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.datasource.ranges import (
+from spark_log.datasource.read.ranges import (
     TASK_OVERHEAD_RECORDS,
     PartitionRange,
     check_resolved,

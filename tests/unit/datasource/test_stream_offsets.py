@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.datasource.stream_offsets import OUR_KEYS, Positions, StreamOffset
+from spark_log.datasource.checkpoint.stream_offsets import OUR_KEYS, Positions, StreamOffset
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import TopicId, TopicPartition
 

@@ -10,13 +10,15 @@ import pyarrow as pa
 import pytest
 
 from spark_log import clock
+from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, create_topic
-from spark_log.datasource import task_writer
-from spark_log.datasource.committing import abort_write, append_whole, commit_write, plan_write, register_write
-from spark_log.datasource.options import PendingWrite, WriteOptions
-from spark_log.datasource.task_writer import TaskWriter
-from spark_log.datasource.write_plan import TaskOutput, WritePlan
+from spark_log.datasource.options.options import PendingWrite, WriteOptions
+from spark_log.datasource.write import task_writer
+from spark_log.datasource.write.task_writer import TaskWriter
+from spark_log.datasource.write.write_commit import abort_write, append_whole, commit_write, plan_write, register_write
+from spark_log.datasource.write.write_plan import TaskOutput, WritePlan
 from spark_log.errors import (
     InvalidRecordError,
     InvalidTimestampError,
@@ -26,12 +28,10 @@ from spark_log.errors import (
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.log.appender import AppendRequest
 from spark_log.log.log import Log
-from spark_log.log.partitioner import partition_of_key
-from spark_log.log.transacting import ends, init_producer, read_pending
-from spark_log.log.transactions import Claim
 from spark_log.records.schema import HEADERS
+from spark_log.transactions.rules import Claim
+from spark_log.transactions.transaction_store import ends, init_producer, read_pending
 from tests.support.records import ranges_of, read_all
 
 KIB = 1024

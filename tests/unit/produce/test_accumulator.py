@@ -6,8 +6,8 @@ from kafka.errors import IllegalStateError
 from spark_log import clock
 from spark_log.errors import KafkaTimeoutError
 from spark_log.produce.accumulator import Accumulator
-from spark_log.produce.chunk import Chunk
-from spark_log.produce.settings import ProducerSettings
+from spark_log.produce.producer_batch import Chunk
+from spark_log.produce.producer_settings import ProducerSettings
 
 HOUR_MS = 3_600_000
 

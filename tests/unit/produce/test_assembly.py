@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_log.append.encoding import Encoding
+from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.ids import TopicId
-from spark_log.log.encode import Encoding
-from spark_log.log.partitioner import partition_of_key
 from spark_log.produce import assembly
-from spark_log.produce.chunk import Chunk
 from spark_log.produce.faults import faults, harmless
+from spark_log.produce.producer_batch import Chunk
 from spark_log.records.check import RecordLimits, check
 from spark_log.records.schema import RECORD_SCHEMA
 from tests.support.records import NOON_MS

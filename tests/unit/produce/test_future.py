@@ -11,8 +11,8 @@ from kafka.structs import TopicPartition
 
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicId
-from spark_log.produce.chunk import Chunk, Piece
 from spark_log.produce.future import SendFuture, TableFuture, Written
+from spark_log.produce.producer_batch import Chunk, Piece
 
 TOPIC = Topic(TopicId(1), "0" * 32, "t", 2, 1, {}, 0)
 

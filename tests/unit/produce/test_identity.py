@@ -4,9 +4,9 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from spark_log.cluster.replication import PartitionState, Replica
+from spark_log.append.rules import Appended, Batch, ProducerState, decide, remember
 from spark_log.errors import SparkLogError
-from spark_log.log.append import Appended, Batch, ProducerState, decide, remember
+from spark_log.partitions.replication import PartitionState, Replica
 from spark_log.produce.identity import Identity
 
 KEYS = st.tuples(st.integers(1, 2), st.integers(0, 1))

@@ -1,0 +1,250 @@
+"""From a table of records to a batch that can be appended: a blob if it is small, else a segment file. On executors
+too.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_log.append.rules import Batch, ProducerSequence
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.new_file import NewFile
+from spark_log.config import TopicConfig
+from spark_log.errors import (
+    LogDirMismatchError,
+    NotLeaderForPartitionError,
+    SparkLogError,
+    StorageUnavailableError,
+)
+from spark_log.ids import LogDirId
+from spark_log.records import inline
+from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
+from spark_log.records.schema import TimestampType, stamp
+from spark_log.records.segment_file import SegmentFacts, SegmentWriter
+
+LOG_DIR_FAILURES = (StorageUnavailableError, LogDirMismatchError)
+"""What a log dir raises that is full, away, read-only or swapped."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a topic's records are checked and stored: its configs, as far as a writer needs them."""
+
+    codec: str
+    level: int | None
+    timestamp_type: TimestampType
+    inline_max_bytes: int
+    segment_bytes: int
+    limits: RecordLimits
+
+    @classmethod
+    def of(cls, config: TopicConfig, codec: str | None = None) -> "Encoding":
+        """`codec`: the producer's, instead of the topic's."""
+        codec = codec or config.compression_type
+        levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
+        append_time = config.message_timestamp_type == "LogAppendTime"
+        return cls(
+            codec,
+            levels.get(codec),
+            TimestampType.LOG_APPEND_TIME if append_time else TimestampType.CREATE_TIME,
+            config.inline_max_bytes,
+            config.segment_bytes,
+            RecordLimits(
+                max_message_bytes=config.max_message_bytes,
+                timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+                timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+                compacted=config.compacts,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a file of a partition goes: log dirs by broker, of the leader and, with acks=all, of the ISR."""
+
+    topic_id: int
+    folder: str
+    partition: int
+    leader_epoch: int
+    log_dirs: Mapping[int, LogDirId]
+
+    def choose(self, infos: Mapping[LogDirId, LogDirInfo]) -> dict[int, LogDirInfo]:
+        """The log dirs to write to, by broker. NotLeaderForPartitionError for a partition that is offline."""
+        if not self.log_dirs:
+            raise NotLeaderForPartitionError(f"partition {self.partition} has no leader: no in-sync replica is alive")
+        return {broker_id: infos[log_dir_id] for broker_id, log_dir_id in self.log_dirs.items()}
+
+
+def segment_batch(
+    target: Target,
+    name: str,
+    facts: SegmentFacts,
+    encoding: Encoding,
+    brokers: frozenset[int],
+    sequence: ProducerSequence | None = None,
+) -> Batch:
+    """The batch of a segment file that `brokers` have."""
+    return Batch(
+        topic_id=target.topic_id,
+        partition=target.partition,
+        name=name,
+        inline=False,
+        timestamp_type=int(encoding.timestamp_type),
+        written_to=brokers,
+        sequence=sequence,
+        leader_epoch=target.leader_epoch,
+        **vars(facts),
+    )
+
+
+def blob_batch(
+    topic_id: int,
+    partition: int,
+    name: str,
+    facts: SegmentFacts,
+    encoding: Encoding,
+    sequence: ProducerSequence | None = None,
+) -> Batch:
+    """The batch of an inline blob."""
+    return Batch(
+        topic_id=topic_id,
+        partition=partition,
+        name=name,
+        inline=True,
+        timestamp_type=int(encoding.timestamp_type),
+        sequence=sequence,
+        **vars(facts),
+    )
+
+
+def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
+    """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
+
+    `now_ms` is the store's time. Raises the errors of `records.check` for what may not be written at all.
+    """
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        records = stamp(records, now_ms)
+    else:
+        place = records.schema.get_field_index("timestamp")
+        milliseconds = truncate_to_milliseconds(records.column(place))
+        records = records.set_column(place, records.schema.field(place), milliseconds)
+    check(records, encoding.limits, now_ms)
+    return records
+
+
+def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
+    """The records as a blob, None if they are too large for the inline tail."""
+    if records.nbytes >= 2 * encoding.inline_max_bytes and encoding.codec == "none":
+        return None
+    if records.nbytes >= 16 * encoding.inline_max_bytes:
+        return None
+    blob = inline.encode(records, "none" if encoding.codec == "none" else "zstd")
+    return blob if len(blob.data) < encoding.inline_max_bytes else None
+
+
+class SegmentFiles:
+    """One segment in the making in the log dirs of one or more brokers: the same bytes in each.
+
+    A log dir that fails is left out as long as another one takes the file: whether the ISR has it is for the append to
+    say. `brokers` have it, after `commit`; `failures` says why the others have not.
+    """
+
+    def __init__(
+        self, log_dirs: Mapping[int, LogDirInfo], open_: Callable[[LogDirInfo], LogDir], path: str, encoding: Encoding
+    ) -> None:
+        self.failures: dict[int, SparkLogError] = {}
+        self._files: dict[int, NewFile] = {}
+        try:
+            self._create(log_dirs, open_, path)
+            self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
+        except BaseException:
+            for file in self._files.values():
+                file.abort()
+            raise
+
+    def _create(self, log_dirs: Mapping[int, LogDirInfo], open_: Callable[[LogDirInfo], LogDir], path: str) -> None:
+        for broker_id, info in log_dirs.items():
+            try:
+                self._files[broker_id] = open_(info).create(path)
+            except LOG_DIR_FAILURES as error:
+                self.failures[broker_id] = error
+        self._need_one()
+
+    @property
+    def brokers(self) -> frozenset[int]:
+        return frozenset(self._files)
+
+    def write(self, data: bytes, /) -> int:
+        for broker_id, file in list(self._files.items()):
+            try:
+                file.write(data)
+            except LOG_DIR_FAILURES as error:
+                file.abort()
+                self._leave_out(broker_id, error)
+        self._need_one()
+        return len(data)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of the row groups so far."""
+        return self._encoder.bytes_written
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Arrow bytes of the rows that wait for their row group."""
+        return self._encoder.bytes_waiting
+
+    def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
+        """Records (RECORD_SCHEMA); their offset deltas run on, or are the given ones."""
+        self._encoder.write(records, offset_deltas)
+
+    def flush_rows(self) -> None:
+        """Write out the rows that wait, as a row group smaller than usual."""
+        self._encoder.flush_rows()
+
+    def own_rows(self) -> None:
+        """Let go of the batches that the rows that wait are slices of."""
+        self._encoder.own_rows()
+
+    def commit(self) -> SegmentFacts:
+        """Finish the file and give it its name, durably, in every log dir; the disks work at the same time."""
+        facts = self._encoder.close()
+        if len(self._files) == 1:
+            outcomes = [_commit(file) for file in self._files.values()]
+        else:
+            try:
+                with ThreadPoolExecutor(len(self._files), "spark-log-fsync") as pool:
+                    outcomes = list(pool.map(_commit, self._files.values()))
+            except RuntimeError as error:
+                if "interpreter shutdown" not in str(error):
+                    raise
+                outcomes = [_commit(file) for file in self._files.values()]
+        for broker_id, failure in zip(list(self._files), outcomes, strict=True):
+            if failure is not None:
+                self._leave_out(broker_id, failure)
+        self._need_one()
+        return facts
+
+    def abort(self) -> None:
+        """Give the file up, in every log dir; nothing is left of it."""
+        self._encoder.abort()
+        for file in self._files.values():
+            file.abort()
+
+    def _leave_out(self, broker_id: int, error: SparkLogError) -> None:
+        del self._files[broker_id]
+        self.failures[broker_id] = error
+
+    def _need_one(self) -> None:
+        if not self._files:
+            raise next(iter(self.failures.values()))
+
+
+def _commit(file: NewFile) -> SparkLogError | None:
+    try:
+        file.commit()
+    except LOG_DIR_FAILURES as error:
+        return error
+    return None

@@ -1,0 +1,48 @@
+"""flush.ms: data that was acknowledged before it was forced to disk is forced so long after.
+
+Only topics with flush.messages above 1 have such data: offsets [recovery_point, log_end_offset). Sealing and merging
+force too, since each ends with a durable commit, and one durable commit forces the whole store.
+"""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import topic_config
+from spark_log.config import TopicConfig
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store
+from spark_log.partitions.partition_rows import Key
+
+_P, _S = t.partition.c, t.segment.c
+
+_OLDEST = (
+    sa.select(_S.appended_ms)
+    .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.base_offset >= _P.recovery_point)
+    .order_by(_S.base_offset)
+    .limit(1)
+    .scalar_subquery()
+)
+_UNFORCED = (
+    sa.select(_P.topic_id, _P.partition, t.topic.c.configs, sa.func.coalesce(_OLDEST, 0))
+    .join(t.topic, t.topic.c.topic_id == _P.topic_id)
+    .where(t.topic.c.configs.contains("flush.m", autoescape=True), _P.recovery_point < _P.log_end_offset)
+    .order_by(_P.topic_id, _P.partition)
+)
+
+
+def is_due(oldest_ms: int, config: TopicConfig, now_ms: int) -> bool:
+    """Whether to force data that was appended at `oldest_ms`: at once where flush.messages has since become 1."""
+    return config.flush_messages <= 1 or now_ms - oldest_ms >= config.flush_ms
+
+
+def partitions_to_flush(store: Store) -> list[Key]:
+    """Partitions whose oldest unforced data is due. One statement, which passes over topics with the defaults."""
+
+    def read(connection: sa.Connection) -> list[Key]:
+        now_ms = store.clock(connection).wall_ms
+        return [
+            (topic_id, partition)
+            for topic_id, partition, configs, oldest_ms in connection.execute(_UNFORCED)
+            if is_due(oldest_ms, topic_config(configs), now_ms)
+        ]
+
+    return store.read(read)

@@ -1,0 +1,302 @@
+"""The rules of an append. Pure: what may be appended where, and what it changes.
+
+Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves
+to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
+grows (invariant 2); a producer's sequence is appended once (invariant 8).
+
+A mirror's batch brings the offsets that its records have in the cluster they come from, and goes where they fit and
+nowhere else: what is a gap there, which compaction left, is a gap here.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from spark_log.errors import (
+    CheckpointMismatchError,
+    InvalidRecordError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceNumberError,
+    ProducerFencedError,
+    SparkLogError,
+    UnknownProducerIdError,
+)
+from spark_log.ids import OffsetRange
+from spark_log.partitions.replication import PartitionState, advanced_high_watermark
+
+Acks = Literal[0, 1, "all"]
+
+REMEMBERED_BATCHES = 5
+"""Batches remembered for each producer and partition, as in Kafka."""
+
+
+@dataclass(frozen=True)
+class ProducerSequence:
+    """An idempotent producer's place in a partition: records have sequences from `first` on, without gaps."""
+
+    producer_id: int
+    producer_epoch: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records on their way into one partition: already written as a file, or small enough to be a blob."""
+
+    topic_id: int
+    partition: int
+    name: str
+    inline: bool
+    record_count: int
+    bytes: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: int
+    codec: str
+    checksum: str
+    written_to: frozenset[int] = frozenset()
+    """Brokers whose log dirs have the file; a blob counts for all."""
+    sequence: ProducerSequence | None = None
+    leader_epoch: int | None = None
+    """The epoch under which the writer chose the log dirs; None: any (a blob goes to no log dir)."""
+    offsets: OffsetRange | None = None
+    """The offsets that the batch covers and must have (a mirror's); None: the next record_count ones."""
+
+
+@dataclass(frozen=True)
+class RememberedBatch:
+    producer_epoch: int
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """What is known of a producer in one partition; `batches` by growing sequence. `epoch` None: never heard of it."""
+
+    epoch: int | None
+    batches: tuple[RememberedBatch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """The batch has the offsets [base_offset, end_offset). `duplicate`: it had them already."""
+
+    base_offset: int
+    end_offset: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True)
+class Rejected:
+    error: SparkLogError
+
+
+def decide(
+    state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
+) -> tuple[Appended | Rejected, PartitionState]:
+    """The fate of a batch, and the partition after it (the same one if nothing was appended)."""
+    begun = state
+    try:
+        size = _size(batch)
+        _check_leader(state, batch)
+        if batch.sequence is not None:
+            known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
+            if known is not None:
+                if acks == "all":
+                    _check_replicated(state, batch, known)
+                return Appended(known.base_offset, known.end_offset, duplicate=True), state
+        if batch.offsets is not None:
+            begun = _begun_at(state, batch.offsets.start, batch)
+        if acks == "all":
+            _check_in_sync(begun, batch)
+    except SparkLogError as error:
+        return Rejected(error), state
+    base = begun.log_end_offset
+    end = base + size
+    replicas = tuple(
+        replace(replica, log_end_offset=end)
+        if replica.log_end_offset == base and (batch.inline or replica.broker_id in batch.written_to)
+        else replica
+        for replica in begun.replicas
+    )
+    high_watermark = advanced_high_watermark(begun.high_watermark, replicas)
+    after = replace(
+        begun,
+        log_end_offset=end,
+        replicas=replicas,
+        high_watermark=high_watermark,
+        tail_bytes=state.tail_bytes + (batch.bytes if batch.inline else 0),
+        # blobs do not concern publication, unless the watermark they move uncovers a file below them
+        change=state.change + (0 if batch.inline and high_watermark - state.high_watermark <= size else 1),
+    )
+    return Appended(base, end), after
+
+
+def remember(producer: ProducerState, batch: Batch, appended: Appended) -> ProducerState:
+    """The producer's state after the batch: its last five batches of the newest epoch."""
+    assert batch.sequence is not None
+    sequence = batch.sequence
+    new = RememberedBatch(
+        sequence.producer_epoch,
+        sequence.first,
+        sequence.first + batch.record_count - 1,
+        appended.base_offset,
+        appended.end_offset,
+    )
+    kept = tuple(known for known in producer.batches if known.producer_epoch == sequence.producer_epoch)
+    return ProducerState(sequence.producer_epoch, (*kept, new)[-REMEMBERED_BATCHES:])
+
+
+def _size(batch: Batch) -> int:
+    """Offsets that the batch takes: at least 1, since its row would take the key of the next segment."""
+    if batch.offsets is None:
+        size, fits = batch.record_count, batch.record_count >= 1
+    else:
+        size = batch.offsets.size
+        # a blob has no gaps; a producer's sequence has a number for each record
+        dense = batch.inline or batch.sequence is not None
+        fits = size >= 1 and (batch.record_count == size if dense else 0 <= batch.record_count <= size)
+    if not fits:
+        where = "" if batch.offsets is None else f" for the offsets [{batch.offsets.start}, {batch.offsets.end})"
+        raise InvalidRecordError(f"partition {batch.partition}: a batch of {batch.record_count} records{where}")
+    return size
+
+
+def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState:
+    """The partition whose log ends at `start`: as it is, or one without a record, whose log may begin there."""
+    if state.log_end_offset == start:
+        return state
+    if start < state.log_end_offset or state.log_start_offset < state.log_end_offset:
+        raise OffsetOutOfRangeError(
+            f"partition {batch.partition}: the records with the offsets [{start}, {start + _size(batch)}) cannot be"
+            f" appended: its log has the offsets [{state.log_start_offset}, {state.log_end_offset})"
+        )
+    replicas = tuple(
+        replace(replica, log_end_offset=start) if replica.log_end_offset == state.log_end_offset else replica
+        for replica in state.replicas
+    )
+    return replace(
+        state,
+        log_start_offset=start,
+        log_end_offset=start,
+        high_watermark=start,
+        recovery_point=start,
+        replicas=replicas,
+    )
+
+
+def _check_leader(state: PartitionState, batch: Batch) -> None:
+    if state.leader is None:
+        raise NotLeaderForPartitionError(f"partition {batch.partition} has no leader: no in-sync replica is alive")
+    if batch.leader_epoch is not None and batch.leader_epoch != state.leader_epoch:
+        raise NotLeaderForPartitionError(
+            f"partition {batch.partition}: leader epoch {batch.leader_epoch} is not the current {state.leader_epoch}"
+        )
+    if not batch.inline and state.leader not in batch.written_to:
+        raise NotLeaderForPartitionError(
+            f"partition {batch.partition}: its leader, broker {state.leader}, does not have {batch.name}"
+        )
+
+
+def _check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
+    """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
+    who = f"producer {sequence.producer_id}"
+    if producer.epoch is None:
+        raise UnknownProducerIdError(f"{who}: unknown, or expired")
+    if sequence.producer_epoch < producer.epoch:
+        raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
+    last_sequence = sequence.first + record_count - 1
+    current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
+    for known in current:
+        if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
+            return known
+    if not current and sequence.first != 0:
+        raise UnknownProducerIdError(
+            f"{who}: its state has expired; sequence {sequence.first} cannot be told from a gap"
+        )
+    expected = current[-1].last_sequence + 1 if current else 0
+    if sequence.first != expected:
+        raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
+    return None
+
+
+def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
+    """A batch that went in before, without waiting for the ISR, is not acknowledged as if it had waited."""
+    if known.end_offset > state.high_watermark:
+        raise NotEnoughReplicasAfterAppendError(
+            f"partition {batch.partition}: appended at {known.base_offset}, but the high watermark is"
+            f" {state.high_watermark}: not all in-sync replicas have it"
+        )
+
+
+def check_enough_in_sync(state: PartitionState, partition: int) -> None:
+    """NotEnoughReplicasError while the ISR is smaller than min.insync.replicas."""
+    if len(state.isr) < state.min_insync_replicas:
+        raise NotEnoughReplicasError(
+            f"partition {partition}: {len(state.isr)} replica(s) in sync,"
+            f" min.insync.replicas is {state.min_insync_replicas}"
+        )
+
+
+def _check_in_sync(state: PartitionState, batch: Batch) -> None:
+    in_sync = [replica.broker_id for replica in state.replicas if replica.in_sync]
+    check_enough_in_sync(state, batch.partition)
+    missing = [] if batch.inline else [broker for broker in in_sync if broker not in batch.written_to]
+    if missing:
+        raise NotEnoughReplicasError(
+            f"partition {batch.partition}: in-sync broker(s) {missing} do not have {batch.name}"
+        )
+    behind = [r.broker_id for r in state.replicas if r.in_sync and r.log_end_offset < state.log_end_offset]
+    if behind:  # acks=1 went before: their LEO cannot move over what they lack, so an election could cut this batch off
+        raise NotEnoughReplicasError(
+            f"partition {batch.partition}: in-sync broker(s) {behind} are behind {state.log_end_offset}"
+        )
+
+
+@dataclass(frozen=True)
+class SparkBatch:
+    """A Spark write as the exactly-once sink knows it.
+
+    `strict`: a stream, where an older version or other rows under the same one mean a copied or rolled-back checkpoint.
+    Otherwise txnAppId/txnVersion, where as in Delta a version that is not newer is skipped.
+    """
+
+    application: str
+    target: str
+    version: int
+    record_count: int
+    fingerprint: str
+    strict: bool
+
+
+def decide_spark_batch(
+    last: SparkBatch | None, new: SparkBatch, *, recreated: bool = False
+) -> Literal["append", "replay"]:
+    """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError.
+
+    `recreated`: every topic that `new` writes to was created after `last` was appended. Then none of them has a row of
+    `last`; with one target nothing is known of it but the name.
+    """
+    if last is None or new.version > last.version:
+        return "append"
+    if recreated and (new.target or not new.strict):
+        return "append"
+    if not new.strict:
+        return "replay"
+    if new.version < last.version:
+        raise CheckpointMismatchError(
+            f"{new.application}: batch {new.version} comes after batch {last.version} was written. The checkpoint was"
+            " rolled back or copied; start with a new checkpoint location"
+        )
+    if (new.record_count, new.fingerprint) != (last.record_count, last.fingerprint):
+        raise CheckpointMismatchError(
+            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes with other"
+            f" rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
+            " start with a new checkpoint location"
+        )
+    return "append" if recreated else "replay"

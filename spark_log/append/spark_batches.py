@@ -1,0 +1,84 @@
+"""A Spark batch is appended once: the part of its append that finds out, and remembers it.
+
+A sink's batch is known by its rows; a transaction's (`streams.batch_transaction`) by its entry in Spark's offset log.
+A remembered batch holds for the topics that existed then: ids only grow, so a topic whose id is above `newest_topic_id`
+was created later and has none of the batch, whatever its name.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.append.append_transaction import Part
+from spark_log.append.rules import Batch, SparkBatch, decide_spark_batch
+from spark_log.ids import TopicId
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store, StoreClock
+
+_S = t.spark_batch.c
+
+
+class Remembered(NamedTuple):
+    """The last batch, and the newest topic when it was appended."""
+
+    batch: SparkBatch
+    newest_topic_id: TopicId
+
+    def lacks(self, topic_ids: Collection[int]) -> bool:
+        """Whether all of the topics, at least one, were created after the batch was appended."""
+        return bool(topic_ids) and min(topic_ids) > self.newest_topic_id
+
+
+def once(new: SparkBatch, topic_ids: Collection[int]) -> Part:
+    """The part of the append of a Spark batch into these topics. CheckpointMismatchError in it where
+    `decide_spark_batch` raises.
+    """
+    return lambda connection, now: _is_new(connection, now, new, topic_ids)
+
+
+def find_last(store: Store, application: str, target: str) -> Remembered | None:
+    """The last batch that was appended."""
+    return store.read(lambda connection: _last(connection, application, target, lock=False))
+
+
+def not_appended(last: Remembered | None, new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches that `once` is to judge: all of them; or if `new` was appended before, those for topics that were
+    created since, where there are any.
+    """
+    if last is None or new.version > last.batch.version:
+        return list(batches)
+    return [batch for batch in batches if batch.topic_id > last.newest_topic_id] or list(batches)
+
+
+def _last(connection: sa.Connection, application: str, target: str, *, lock: bool) -> Remembered | None:
+    query = sa.select(_S.application, _S.target, _S.version, _S.record_count, _S.fingerprint, _S.newest_topic_id)
+    query = query.where(_S.application == application, _S.target == target)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        return None
+    batch = SparkBatch(row.application, row.target, row.version, row.record_count, row.fingerprint, strict=True)
+    return Remembered(batch, row.newest_topic_id)
+
+
+def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:
+    here = (_S.application == new.application) & (_S.target == new.target)
+    last = _last(connection, new.application, new.target, lock=True)
+    if last is None and connection.dialect.name == "postgresql":
+        # two first batches at once: no row to lock yet, so one waits here for the other
+        lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
+        connection.execute(lock)
+        last = _last(connection, new.application, new.target, lock=True)
+    recreated = last is not None and last.lacks(topic_ids)
+    if decide_spark_batch(last.batch if last else None, new, recreated=recreated) == "replay":
+        return False
+    # any topic made from now on has a higher id: those that the batch goes to cannot be made again before it is there
+    newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(t.topic.c.topic_id), 0))).scalar_one()
+    values = {"newest_topic_id": newest, "committed_ms": now.wall_ms}
+    if last is None or new.target or new.version >= last.batch.version:  # else other topics have a later batch
+        values |= {"version": new.version, "record_count": new.record_count, "fingerprint": new.fingerprint}
+    if last is not None:
+        connection.execute(t.spark_batch.update().where(here).values(values))
+    else:
+        connection.execute(t.spark_batch.insert(), {"application": new.application, "target": new.target, **values})
+    return True

@@ -1,0 +1,88 @@
+"""Files that were written for an append which did not need them: deleted by their writer.
+
+Clean-up deletes nothing under a write id that is registered, so what a living writer leaves behind stays as long as it
+lives. An append that was *refused* cannot name its file later. The outcome of one that *failed* is unknown: there the
+write id is given back first, after which no append can name the file, and then files without metadata are deleted.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.append.rules import Batch
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import WriteId
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import CHUNK, read_partition
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InDoubt:
+    """Files of an append that failed, all written under one write id."""
+
+    batches: Sequence[Batch]
+    topics: Mapping[int, Topic]
+    write_id: WriteId
+
+
+def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterable[Batch]) -> None:
+    """Delete the batches' files, which no metadata names, nor will. What fails is left to the clean-up of orphans."""
+    for batch in batches:
+        if not batch.inline:
+            try:
+                _delete(cluster, topics[batch.topic_id], batch)
+            except SparkLogError as error:
+                logger.info("%s is left to the clean-up: %s", batch.name, redact(str(error)))
+
+
+def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
+    """Delete the files of an append that failed, unless it was done after all. Raises what the store does."""
+
+    def release(connection: sa.Connection) -> None:
+        connection.execute(t.write_id.delete().where(t.write_id.c.write_id == doubt.write_id))
+
+    cluster.store.transact(lambda connection, _attempt: release(connection), timeout_ms=timeout_ms)
+    named = cluster.store.read(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
+    delete_files(cluster, doubt.topics, [batch for batch in doubt.batches if batch.name not in named])
+
+
+def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
+    """Those that were appended or registered, also if they have been replaced by other files since."""
+    paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
+    found: set[str] = set()
+    for column in (t.segment.c.name, t.transaction_segment.c.name):
+        names = list(paths.values())
+        for first in range(0, len(names), CHUNK):
+            query = sa.select(column).where(column.in_(names[first : first + CHUNK]))
+            found.update(connection.execute(query).scalars())
+    every = list(paths)
+    for first in range(0, len(every), CHUNK):
+        retired = sa.select(t.retired_file.c.path).where(t.retired_file.c.path.in_(every[first : first + CHUNK]))
+        found.update(paths[path] for path in connection.execute(retired).scalars())
+    return found
+
+
+def _delete(cluster: Cluster, topic: Topic, batch: Batch) -> None:
+    """In the log dirs of the brokers that it was written to, and of the replicas that it may have been copied to."""
+    state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
+    replicas = {replica.log_dir_id for replica in state.replicas} if state is not None else set()
+    failed: SparkLogError | None = None
+    for info in cluster.log_dirs().values():
+        if info.log_dir_id in replicas or info.broker_id in batch.written_to:
+            try:
+                cluster.log_dir(info).delete(_path(topic, batch))
+            except SparkLogError as error:
+                failed = error
+    if failed is not None:
+        raise failed
+
+
+def _path(topic: Topic, batch: Batch) -> str:
+    return segment_path(topic.folder, batch.partition, batch.name)

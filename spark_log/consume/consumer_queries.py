@@ -1,0 +1,125 @@
+"""What a consumer can ask about topics, partitions and its group without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+
+from spark_log import ids
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import find_topics
+from spark_log.consume.call_guard import Guarded, translated
+from spark_log.consume.consumer_settings import ConsumerSettings
+from spark_log.consume.subscription import checked_partition
+from spark_log.consume.topic_watch import partition_counts
+from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
+from spark_log.groups.committed_offsets import committed
+from spark_log.segments.plan import TimeLookup, find_positions, look_up_times
+from spark_log.segments.slices import Positions
+from spark_log.segments.timed_offsets import first_records
+
+
+class Questions(Guarded):
+    """The part of a consumer that asks the store and answers. Any thread may call it."""
+
+    cluster: Cluster
+    settings: ConsumerSettings
+
+    @translated
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Log start offsets. UnknownTopicOrPartitionError names a partition that is not there."""
+        found = self._ends([checked_partition(partition) for partition in partitions])
+        return {partition: ends.log_start_offset for partition, ends in found.items()}
+
+    @translated
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """High watermarks: offsets of the next records to come. UnknownTopicOrPartitionError as above."""
+        found = self._ends([checked_partition(partition) for partition in partitions])
+        return {partition: ends.high_watermark for partition, ends in found.items()}
+
+    @translated
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Of each partition, the first record with timestamp >= the given one, None without. ms; ValueError below 0.
+
+        All as of one moment. UnknownTopicOrPartitionError names a partition that is not there.
+        """
+        wanted = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
+        for partition, timestamp in wanted.items():
+            if timestamp < 0:
+                raise ValueError(f"The target time for partition {partition} is {timestamp}. It cannot be negative.")
+        return _offsets_for_times(self.cluster, wanted, self.settings.client_rack or None)
+
+    @translated
+    def committed(
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None:
+        """The group's committed offset of any partition, as OffsetAndMetadata with `metadata`; None without."""
+        group_id = self.required_group()
+        ours = ids.TopicPartition(*checked_partition(partition))
+        found = committed(self.cluster.store, group_id, [ours]).get(ours)
+        if found is None:
+            return None
+        return OffsetAndMetadata(*found) if metadata else int(found.offset)
+
+    @translated
+    def topics(self) -> set[str]:
+        """Names of all topics, internal ones included."""
+        return set(partition_counts(self.cluster))
+
+    @translated
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        """Numbers of a topic's partitions, empty if there is no such topic."""
+        return set(range(_partition_count(self.cluster, topic)))
+
+    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
+        return self.cluster.store.read(lambda connection: _ends(connection, partitions))
+
+    def required_group(self) -> str:
+        if self.settings.group_id is None:
+            raise IllegalStateError("Requires group_id")
+        return self.settings.group_id
+
+
+def _partition_count(cluster: Cluster, topic: str) -> int:
+    """0 for a topic that there is not."""
+    return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
+
+
+def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
+    """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that is not there."""
+    wanted = [ids.TopicPartition(*partition) for partition in partitions if is_legal(partition.topic)]
+    found = find_positions(connection, wanted)
+    for topic, number in partitions:
+        if ids.TopicPartition(topic, number) not in found:
+            raise UnknownTopicOrPartitionError(f"partition {topic}-{number}: unknown topic or partition")
+    return {partition: found[ids.TopicPartition(*partition)].positions for partition in partitions}
+
+
+def _offsets_for_times(
+    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """Of each partition, the first readable record with timestamp >= the given one. Errors as `_ends`."""
+
+    def look(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
+        _ends(connection, timestamps_ms)
+        lookups: dict[ids.TopicPartition, TimeLookup] = {}
+        for name, topic in find_topics(connection, {topic for topic, _ in timestamps_ms}).items():
+            wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == name}
+            lookups |= look_up_times(connection, topic, wanted, rack)
+        return lookups
+
+    found = first_records(cluster, cluster.store.read(look))
+    records = {partition: found[ids.TopicPartition(*partition)] for partition in timestamps_ms}
+    return {
+        partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
+        for partition, record in records.items()
+    }

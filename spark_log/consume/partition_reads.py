@@ -1,0 +1,250 @@
+"""Looking into the store for what can be read, and opening it. The shell around `subscription` and `buffers`."""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.structs import TopicPartition
+
+from spark_log import ids
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.consume.buffers import Buffers, Fetched, Limits, Stream
+from spark_log.consume.consumer_settings import ConsumerSettings
+from spark_log.consume.subscription import PartitionState, Subscription, settle
+from spark_log.partitions.lineage import Truncation, read_truncations, truncated_to
+from spark_log.partitions.partition_rows import Key
+from spark_log.records.schema import read_schema
+from spark_log.segments import plan as planner
+from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.slices import Slice
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = read_schema(include_headers=True)
+_SEGMENTS_PLANNED = 10_000
+"""Segments in a plan, shared by its partitions."""
+_SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
+
+
+class Fetching:
+    """Fetches for one consumer. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+        self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
+        self.fetcher = Fetcher({})
+        self.unknown: set[TopicPartition] = set()
+        """Assigned partitions that were not there at the last look."""
+        self.looks = 0
+        self.short_bytes = 0
+        """Stored bytes that the last look left where they are: fewer than fetch_min_bytes."""
+        self._cluster = cluster
+        self._settings = settings
+        self._known: dict[ids.TopicId, Topic] = {}
+
+    def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
+        """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
+        self.buffers.keep_only(subscription.partitions)
+        self._release(subscription.partitions)
+        return self.buffers.take(subscription.fetchable(), rows_max)
+
+    def wants(self, subscription: Subscription) -> bool:
+        """Whether a look may find something even if nothing has been committed since the last one."""
+        for partition, state in subscription.partitions.items():
+            if partition in self.buffers or partition in self.unknown:
+                continue
+            if state.offset is None:
+                if state.reset is not None:
+                    return True
+            elif state.fetchable and (state.high_watermark is None or state.offset < state.high_watermark):
+                return True
+        return False
+
+    def look(self, subscription: Subscription, bytes_min: int) -> bool:
+        """Settle positions and open streams where there are records to read, all as of one snapshot.
+
+        With less than `bytes_min` stored bytes to fetch over all partitions, nothing is opened. Whether anything was.
+        Raises NoOffsetForPartitionError and OffsetOutOfRangeError where auto_offset_reset is none.
+        """
+        self.looks += 1
+        self.short_bytes = 0
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if not wanted:
+            return False
+        with self._cluster.store.snapshot() as connection:
+            found = planner.find_positions(connection, _ours(wanted))
+            self._note_unknown(wanted, found)
+            self._settle(connection, states, found)
+            ranges = self._ranges(states, found)
+            if not ranges:
+                return False
+            slices = self._plan(connection, ranges, found)
+            size = sum(piece.size for piece in slices)
+            if size < bytes_min:
+                self.short_bytes = size
+                return False
+            slices = planner.with_inline_data(connection, slices)
+        self._open(ranges, slices, found)
+        for partition in ranges:  # where there is not room for all, those that wait longest come first
+            states[TopicPartition(*partition)] = states.pop(TopicPartition(*partition))
+        return True
+
+    def settle_positions(self, subscription: Subscription) -> None:
+        """Resolve resets and what is out of range, without fetching."""
+        states = subscription.partitions
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        if wanted:
+            with self._cluster.store.snapshot() as connection:
+                found = planner.find_positions(connection, _ours(wanted))
+                self._note_unknown(wanted, found)
+                self._settle(connection, states, found)
+
+    def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
+        """Let go of streams that are not at the position, and of those that ended."""
+        positions = {name: state.offset for name, state in states.items() if state.offset is not None}
+        for partition, stream in self.buffers.settle(positions).items():
+            states[partition].seek(stream.end, stream.leader_epoch)
+
+    def _settle(
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> None:
+        """Bring the positions up to the snapshot. Streams of a deleted topic or a truncated log are closed."""
+        self._release(states)
+        truncations = self._truncations(connection, states, found)
+        for partition, stream in self.buffers.items():
+            cut = truncations.get(partition, ())
+            if truncated_to(stream.end, stream.leader_epoch, cut) is not None:
+                self.buffers.drop(partition)
+        for ours, here in found.items():
+            partition = TopicPartition(*ours)
+            state = states[partition]
+            if state.topic_id not in (None, here.topic_id):
+                self.buffers.drop(partition)
+            settle(partition, state, here, truncations.get(partition, ()), self._settings.auto_offset_reset)  # type: ignore[arg-type]
+
+    def _truncations(
+        self,
+        connection: sa.Connection,
+        states: dict[TopicPartition, PartitionState],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[TopicPartition, list[Truncation]]:
+        """Of the partitions that had an election since their positions were found. Mostly there are none to ask for."""
+        keys: dict[Key, TopicPartition] = {
+            (here.topic_id, ours.partition): TopicPartition(*ours)
+            for ours, here in found.items()
+            if here.leader_epoch > states[TopicPartition(*ours)].leader_epoch
+        }
+        return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
+
+    def _ranges(
+        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+    ) -> dict[ids.TopicPartition, ids.OffsetRange]:
+        """What to plan: partitions behind their high watermark that have no stream, as many as there is room for."""
+        self._release(states)
+        room = self.buffers.room()
+        ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
+        for partition, (_, (_, end), _) in found.items():
+            name = TopicPartition(*partition)
+            state = states[name]
+            if state.fetchable and name not in self.buffers and state.offset is not None and state.offset < end:
+                ranges[partition] = ids.OffsetRange(state.offset, end)
+        if len(ranges) > room:
+            first = [name for name in states if ids.TopicPartition(*name) in ranges][:room]
+            ranges = {ids.TopicPartition(*name): ranges[ids.TopicPartition(*name)] for name in first}
+        return ranges
+
+    def _plan(
+        self,
+        connection: sa.Connection,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> list[Slice]:
+        """The next slices of the ranges; of inline ones so many that their bytes stay within the bounds of a fetch."""
+        topics = self._topics_of(connection, ranges, found)
+        segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
+        slices = planner.plan(
+            connection, topics, ranges, segments_max=segments_max, rack=self._settings.client_rack or None
+        )
+        return bounded(slices, self._settings.max_partition_fetch_bytes, self._settings.fetch_max_bytes)
+
+    def _topics_of(
+        self,
+        connection: sa.Connection,
+        partitions: Collection[ids.TopicPartition],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> dict[str, Topic]:
+        """What a plan needs of a topic never changes under its id, so that it is asked for once."""
+        wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
+        unknown = [name for name, topic_id in wanted.items() if topic_id not in self._known]
+        if unknown:
+            self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
+        return {name: self._known[topic_id] for name, topic_id in wanted.items()}
+
+    def _open(
+        self,
+        ranges: dict[ids.TopicPartition, ids.OffsetRange],
+        slices: list[Slice],
+        found: dict[ids.TopicPartition, planner.Found],
+    ) -> None:
+        if self.fetcher.renewal_due(slices):
+            self.fetcher.renew(self._cluster.log_dirs())
+        by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
+        for piece in slices:
+            by_partition[piece.topic_partition].append(piece)
+        for partition, (start, end) in ranges.items():
+            pieces = by_partition[partition]
+            stop = pieces[-1].end if pieces else end
+            stream = Stream(start, stop, found[partition].leader_epoch, self._read(pieces))
+            self.buffers.add(TopicPartition(*partition), stream)
+
+    def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The batches of the slices with their leader epochs. Inline bytes of a slice are freed once it is read."""
+        while pieces:
+            leader_epoch = pieces[0].leader_epoch
+            for batch in self.fetcher.read(_popped(pieces), _SCHEMA):
+                yield batch, leader_epoch
+
+    def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
+        missing = {partition for partition in wanted if ids.TopicPartition(*partition) not in found}
+        for partition in missing - self.unknown:
+            logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
+            self.buffers.drop(partition)
+        self.unknown = missing
+
+
+def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
+    """Of each partition, the first slices whose inline bytes stay below the bounds; the first one always, so that a
+    plan makes progress. Files count nothing: they are read when their turn comes.
+    """
+    kept: list[Slice] = []
+    by_partition: dict[ids.TopicPartition, int] = {}
+    total = 0
+    full: set[ids.TopicPartition] = set()
+    for piece in slices:
+        partition = piece.topic_partition
+        if partition in full:
+            continue
+        size = piece.size if piece.data is not None else 0
+        before = by_partition.get(partition)
+        if before is not None and size and (before + size > partition_bytes or total + size > total_bytes):
+            full.add(partition)
+            continue
+        by_partition[partition] = (before or 0) + size
+        total += size
+        kept.append(piece)
+    return kept
+
+
+def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
+    """The first slice, of which nothing is kept here."""
+    yield pieces.popleft()
+
+
+def _ours(partitions: Collection[TopicPartition]) -> list[ids.TopicPartition]:
+    return [ids.TopicPartition(*partition) for partition in partitions]

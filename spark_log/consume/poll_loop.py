@@ -1,0 +1,230 @@
+"""The loop behind `poll`: whatever is due, then records, else wait until the store changes.
+
+Nothing here asks the store while there are records at hand, or while nothing has been committed since the last look.
+"""
+
+import logging
+import threading
+
+from kafka.structs import TopicPartition
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.consume.background import Background
+from spark_log.consume.buffers import Fetched
+from spark_log.consume.consumer_settings import ConsumerSettings
+from spark_log.consume.group_side import GroupSide
+from spark_log.consume.offset_commits import Commits, Offsets
+from spark_log.consume.partition_reads import Fetching
+from spark_log.consume.subscription import Move, Subscription, move_of
+from spark_log.consume.topic_watch import TopicWatch
+from spark_log.errors import CommitFailedError, NoOffsetForPartitionError, RetriableError
+from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits, refuse_unknown
+from spark_log.ids import TopicPartition as OurPartition
+
+logger = logging.getLogger(__name__)
+
+_LOOK_WHILE_READING_S = 0.01
+"""How often, at the most, partitions without records at hand are looked after while others have some."""
+_LOOK_ANYWAY_S = 5.0
+"""When to look again although no change was heard of: PostgreSQL's listener may be away."""
+_FRUITLESS_S_MIN, _FRUITLESS_S_MAX = 0.0005, 0.01
+"""Pause between looks that find nothing, doubling, while something else in the store changes all the time."""
+_WAIT_S_MAX = 0.2
+"""Longest single wait: how soon a close from another thread is noticed."""
+
+
+class Polling:
+    """Everything of one consumer but its user's interface. Not thread-safe, but for `closed` and the commits."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, background: Background) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.subscription = Subscription()
+        self.fetching = Fetching(cluster, settings)
+        self.topics = TopicWatch(cluster, settings)
+        self.commits = Commits(settings, background, self._write_commit)
+        self.group: GroupSide | None = None
+        if settings.group_id is not None:
+            self.group = GroupSide(cluster, settings, self.subscription, background, self._commit_before_giving_up)
+        self.closed = threading.Event()
+        self._seen: int | None = None
+        self._changed = True
+        self._looked_s = float("-inf")
+        self._fruitless = 0
+        self._short_since_s: float | None = None
+
+    def poll(self, timeout_s: float, rows_max: int | None) -> list[Fetched]:
+        """Records at the positions, waiting for them up to `timeout_s`. Positions are the caller's to move.
+
+        While the store is away it waits and tries again, as Kafka's clients do.
+        """
+        deadline_s = clock.monotonic_s() + timeout_s
+        while not self.closed.is_set():
+            try:
+                self._duties()
+                taken = self._take(rows_max)
+                if taken:
+                    return taken
+            except RetriableError as error:
+                logger.warning("poll: tried again in %d ms: %s", self.settings.retry_backoff_ms, error)
+                if not self._pause(min(deadline_s - clock.monotonic_s(), self.settings.retry_backoff_ms / 1000)):
+                    break
+                continue
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0:
+                break
+            self._wait(left_s)
+        return []
+
+    def positions_changed(self) -> None:
+        """The next poll looks at the store whatever it has heard."""
+        self._changed = True
+        self._short_since_s = None
+
+    def resolve_positions(self) -> None:
+        """Find a position for every assigned partition. Raises as `poll` would."""
+        self._find_missing()
+        self.fetching.settle_positions(self.subscription)
+
+    def refresh_topics(self) -> None:
+        """Follow topics that come and go; without a group, take all their partitions."""
+        subscription = self.subscription
+        if not subscription.kind:
+            return
+        if subscription.kind == "assigned":
+            names = {topic for topic, _ in subscription.partitions}
+        else:
+            names = set() if subscription.pattern is not None else set(subscription.topics or ())
+        if not self.topics.refresh_if_due(None if subscription.pattern is not None else names):
+            return
+        if subscription.pattern is not None:
+            subscription.topics = subscription.matching(self.topics.counts, self.settings.exclude_internal_topics)
+        if subscription.automatic and self.group is None:
+            wanted = [
+                OurPartition(topic, number)
+                for topic in subscription.matching(self.topics.counts, self.settings.exclude_internal_topics)
+                for number in range(self.topics.counts[topic])
+            ]
+            move = move_of(subscription.partitions, wanted)
+            if move.added or move.revoked:
+                subscription.apply(move)
+                self.positions_changed()
+
+    def to_commit(self) -> dict[TopicPartition, Commit]:
+        """The positions, but for partitions that are gone: nothing can be committed for those."""
+        unknown = self.fetching.unknown
+        return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
+
+    def give_up_all(self) -> None:
+        """Before another assignment, `unsubscribe` or `close`: nothing is owned afterwards."""
+        if self.group is not None and self.subscription.automatic:
+            self.group.leave()
+        self.subscription.apply(Move(frozenset(self.subscription.partitions), frozenset()))
+        self.fetching.buffers.keep_only(())
+
+    def _duties(self) -> None:
+        self.commits.call_back()
+        if self.subscription.kind != "assigned" or not self.topics.counts:
+            self.refresh_topics()
+        if self.group is not None and self.subscription.automatic:
+            before = self.group.rebalances
+            self.group.poll(self.subscription.topics or ())
+            if self.group.rebalances != before:
+                self.commits.postpone_auto()
+                self.positions_changed()
+        self.commits.auto_if_due(self.to_commit)
+
+    def _take(self, rows_max: int | None) -> list[Fetched]:
+        now_s = clock.monotonic_s()
+        if now_s - self._looked_s >= _LOOK_WHILE_READING_S and self._look_due(now_s):
+            self._look(now_s)
+        taken = self.fetching.take(self.subscription, rows_max)
+        if not taken and self._look_due(now_s) and self._look(now_s):
+            taken = self.fetching.take(self.subscription, rows_max)
+        return taken
+
+    def _look_due(self, now_s: float) -> bool:
+        if self._changed or self._seen is None or now_s - self._looked_s >= _LOOK_ANYWAY_S:
+            return True
+        if self._short_since_s is not None and now_s >= self._short_due_s():
+            return True
+        if self._short_since_s is None and self.fetching.wants(self.subscription):
+            return True
+        return self.cluster.store.changes.current() != self._seen
+
+    def _look(self, now_s: float) -> bool:
+        """Ask the store; whether there is anything to read. Looks that find nothing become rarer."""
+        if self._fruitless and not self._changed:
+            pause_s = min(_FRUITLESS_S_MIN * 2**self._fruitless, _FRUITLESS_S_MAX)
+            self._pause(self._looked_s + pause_s - now_s)
+        self._seen = self.cluster.store.changes.current()
+        self._changed = True  # until this look is done: one that fails is due again
+        self._find_missing()
+        enough = self._short_since_s is not None and now_s >= self._short_due_s()
+        found = self.fetching.look(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
+        self._changed = False
+        self._looked_s = clock.monotonic_s()
+        if self.fetching.short_bytes:
+            self._short_since_s = self._looked_s if self._short_since_s is None else self._short_since_s
+        else:
+            self._short_since_s = None
+        self._fruitless = 0 if found else min(self._fruitless + 1, 10)
+        return found
+
+    def _short_due_s(self) -> float:
+        assert self._short_since_s is not None
+        return self._short_since_s + self.settings.fetch_max_wait_ms / 1000
+
+    def _wait(self, left_s: float) -> None:
+        now_s = clock.monotonic_s()
+        bounds = [left_s, _WAIT_S_MAX, self.commits.auto_due_s() - now_s]
+        if self._short_since_s is not None:
+            bounds.append(self._short_due_s() - now_s)
+        if self.subscription.automatic:
+            bounds.append(self.topics.time_to_look_s())
+            if self.group is not None:
+                bounds.append(self.group.time_to_ask_s())
+        changes = self.cluster.store.changes
+        seen = changes.current() if self._seen is None else self._seen
+        if changes.wait(seen, max(0.0, min(bounds))) and changes.current() == seen:
+            self._changed = True  # nobody can say whether anything changed: look
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep; False if there was no time to."""
+        if seconds <= 0:
+            return False
+        clock.sleep_s(seconds)
+        return True
+
+    def _find_missing(self) -> None:
+        """Positions that nobody has asked for yet: where the group left off, else what auto_offset_reset says."""
+        states = self.subscription.partitions
+        missing = [name for name, state in states.items() if state.offset is None and state.reset is None]
+        if not missing:
+            return
+        if self.settings.group_id is not None:
+            group_id, ours = self.settings.group_id, [OurPartition(*name) for name in missing]
+            for partition, commit in self.cluster.store.read(lambda c: read_commits(c, group_id, ours)).items():
+                state = states[TopicPartition(*partition)]
+                state.seek(commit.offset, commit.leader_epoch)
+                state.topic_id = commit.topic_id
+            missing = [name for name in missing if states[name].offset is None]
+        policy = self.settings.auto_offset_reset
+        if missing and policy == "none":
+            raise NoOffsetForPartitionError(set(missing))
+        for name in missing:
+            states[name].ask_reset("earliest" if policy == "earliest" else "latest")
+
+    def _commit_before_giving_up(self) -> None:
+        self.commits.auto_now(self.to_commit())
+
+    def _write_commit(self, offsets: Offsets) -> None:
+        if self.subscription.automatic:
+            assert self.group is not None
+            self.group.commit(offsets)
+        elif self.settings.group_id is None:
+            raise CommitFailedError("there is no group to commit for")
+        else:
+            ours = {OurPartition(*partition): offset for partition, offset in offsets.items()}
+            refuse_unknown(commit_offsets(self.cluster.store, self.settings.group_id, ours))

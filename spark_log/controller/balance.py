@@ -1,0 +1,245 @@
+"""How evenly records and leaders lie on brokers and log dirs, and which partitions are to blame. Pure, but for one
+query for the facts and the controller's duty that follows from them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Guard
+from spark_log.cluster.usage import READABLE, READABLE_RECORDS
+from spark_log.controller.controller import elect_preferred_leaders
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store
+from spark_log.partitions.partition_rows import Key
+
+SKEW_RATIO = 1.5
+"""A partition with so many times its topic's mean is reported as skewed, a broker with so many times the mean as
+loaded."""
+
+_ELECTED_PER_TRANSACTION = 2_000
+
+_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
+
+
+class ReplicaFacts(NamedTuple):
+    """A replica and what it has: `bytes` and `records` as `cluster.usage` counts them, of the segments that it holds.
+
+    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: what it lacks below the
+    high watermark.
+    """
+
+    tp: TopicPartition
+    broker_id: int
+    log_dir_id: int
+    preferred: bool
+    leads: bool
+    bytes: int
+    records: int
+    file_bytes: int = 0
+    offset_lag: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of a broker or a log dir. `preferred`: partitions whose preferred leader it is."""
+
+    bytes: int = 0
+    records: int = 0
+    replicas: int = 0
+    leaders: int = 0
+    preferred: int = 0
+
+    def plus(self, facts: ReplicaFacts) -> "Load":
+        return Load(
+            self.bytes + facts.bytes,
+            self.records + facts.records,
+            self.replicas + 1,
+            self.leaders + facts.leads,
+            self.preferred + facts.preferred,
+        )
+
+
+@dataclass(frozen=True)
+class BrokerBalance:
+    """A broker's load; the deviations of its bytes and records from the mean over the brokers, 0 if nobody has any.
+
+    `imbalance_percent` as Kafka computes it: of the partitions preferred here, the share that is led elsewhere, which
+    are `led_elsewhere`. `largest`: its replicas with the most bytes, while it has SKEW_RATIO times the mean.
+    """
+
+    broker_id: int
+    load: Load
+    log_dirs: dict[int, Load]
+    bytes_deviation_percent: float
+    records_deviation_percent: float
+    imbalance_percent: float
+    led_elsewhere: tuple[TopicPartition, ...]
+    largest: tuple[ReplicaFacts, ...]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """A partition that has far more than its topic's mean; `ratio` to it, of bytes or records, whichever is larger."""
+
+    tp: TopicPartition
+    bytes: int
+    records: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Balance:
+    brokers: tuple[BrokerBalance, ...]
+    skewed: tuple[Skew, ...]
+    """The worst first."""
+
+
+def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
+    """The report. `log_dirs` are all of the cluster, by id, with their broker."""
+    brokers = sorted(set(log_dirs.values()))
+    by_dir: dict[int, Load] = dict.fromkeys(log_dirs, Load())
+    by_broker: dict[int, Load] = dict.fromkeys(brokers, Load())
+    of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
+    for facts in replicas:
+        by_dir[facts.log_dir_id] = by_dir[facts.log_dir_id].plus(facts)
+        by_broker[facts.broker_id] = by_broker[facts.broker_id].plus(facts)
+        of_broker[facts.broker_id].append(facts)
+    mean_bytes = _mean(load.bytes for load in by_broker.values())
+    mean_records = _mean(load.records for load in by_broker.values())
+    found = []
+    for broker_id in brokers:
+        load, mine = by_broker[broker_id], of_broker[broker_id]
+        elsewhere = tuple(sorted(facts.tp for facts in mine if facts.preferred and not facts.leads))
+        loaded = mean_bytes > 0 and load.bytes >= SKEW_RATIO * mean_bytes
+        heaviest = sorted(mine, key=lambda facts: (-facts.bytes, facts.tp))[:largest] if loaded else []
+        found.append(
+            BrokerBalance(
+                broker_id,
+                load,
+                {
+                    log_dir_id: by_dir[log_dir_id]
+                    for log_dir_id, owner in sorted(log_dirs.items())
+                    if owner == broker_id
+                },
+                _deviation_percent(load.bytes, mean_bytes),
+                _deviation_percent(load.records, mean_records),
+                100.0 * len(elsewhere) / load.preferred if load.preferred else 0.0,
+                elsewhere,
+                tuple(heaviest),
+            )
+        )
+    return Balance(tuple(found), _skewed(replicas))
+
+
+def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:
+    """Partitions by their fullest replica, against their topic's mean."""
+    sizes: dict[TopicPartition, tuple[int, int]] = {}
+    for facts in replicas:
+        size, records = sizes.get(facts.tp, (0, 0))
+        sizes[facts.tp] = (max(size, facts.bytes), max(records, facts.records))
+    topics: dict[str, list[TopicPartition]] = {}
+    for tp in sizes:
+        topics.setdefault(tp.topic, []).append(tp)
+    skews = []
+    for partitions in topics.values():
+        means = [_mean(sizes[tp][i] for tp in partitions) for i in (0, 1)]
+        for tp in partitions:
+            ratio = max((sizes[tp][i] / means[i] for i in (0, 1) if means[i]), default=0.0)
+            if ratio >= SKEW_RATIO:
+                skews.append(Skew(tp, *sizes[tp], ratio))
+    return tuple(sorted(skews, key=lambda skew: (-skew.ratio, skew.tp)))
+
+
+def _mean(values: Iterable[int]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def _deviation_percent(value: int, mean: float) -> float:
+    return 100.0 * (value - mean) / mean if mean else 0.0
+
+
+def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
+    """The facts of every replica, as of the snapshot."""
+    here = (_S.topic_id == _R.topic_id) & (_S.partition == _R.partition) & (_S.end_offset <= _R.log_end_offset)
+    columns = (t.topic.c.name, _R.partition, _R.broker_id, _R.log_dir_id, _R.preference, _R.log_end_offset,
+               _P.leader, _P.high_watermark)  # fmt: skip
+    query = (
+        sa.select(
+            *columns,
+            sa.func.sum(sa.case((READABLE, _S.bytes), else_=0)).label("bytes"),
+            sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)).label("records"),
+            sa.func.sum(sa.case((_S.inline, 0), else_=_S.bytes)).label("file_bytes"),
+        )
+        .select_from(
+            t.replica.join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
+            .join(t.topic, t.topic.c.topic_id == _R.topic_id)
+            .outerjoin(t.segment, here)
+        )
+        .group_by(*columns)
+    )
+    return sorted(
+        ReplicaFacts(
+            TopicPartition(row.name, row.partition), row.broker_id, row.log_dir_id, row.preference == 0,
+            row.leader == row.broker_id, int(row.bytes or 0), int(row.records or 0), int(row.file_bytes or 0),
+            max(0, row.high_watermark - row.log_end_offset),
+        )
+        for row in connection.execute(query)
+    )  # fmt: skip
+
+
+def load_balance(store: Store) -> Balance:
+    """The report of the cluster as it stands now."""
+
+    def read(connection: sa.Connection) -> Balance:
+        rows = connection.execute(sa.select(t.log_dir.c.log_dir_id, t.log_dir.c.broker_id))
+        return balance(load_replicas(connection), {row.log_dir_id: row.broker_id for row in rows})
+
+    return store.read(read)
+
+
+# auto.leader.rebalance.enable ---------------------------------------------------------------------------------------
+
+
+class Preference(NamedTuple):
+    """Who should lead a partition, and who does."""
+
+    key: Key
+    preferred: int
+    leader: int | None
+
+
+def to_be_elected(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
+    """The partitions led elsewhere of the brokers whose imbalance is above the threshold."""
+    total = Counter(preference.preferred for preference in preferences)
+    elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
+    away = Counter(preference.preferred for preference in elsewhere)
+    above = {broker_id for broker_id, count in away.items() if 100 * count > threshold_percent * total[broker_id]}
+    return sorted(preference.key for preference in elsewhere if preference.preferred in above)
+
+
+def auto_rebalance(store: Store, guard: Guard, threshold_percent: int) -> list[Key]:
+    """Preferred election for the brokers above leader.imbalance.per.broker.percentage; the partitions it changed.
+
+    As in Kafka partitions under reassignment are left alone: their AR is not what it will be.
+    """
+    a = t.reassignment.c
+    moving = sa.select(a.topic_id).where(a.topic_id == _R.topic_id, a.partition == _R.partition).exists()
+    query = (
+        sa.select(_R.topic_id, _R.partition, _R.broker_id, _P.leader)
+        .join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
+        .where(_R.preference == 0, ~moving)
+    )
+    preferences = store.read(
+        lambda connection: [Preference((row[0], row[1]), row[2], row[3]) for row in connection.execute(query)]
+    )
+    keys = to_be_elected(preferences, threshold_percent)
+    elected: list[Key] = []
+    for first in range(0, len(keys), _ELECTED_PER_TRANSACTION):
+        elected += elect_preferred_leaders(store, guard, keys[first : first + _ELECTED_PER_TRANSACTION])
+    return elected

@@ -1,0 +1,171 @@
+"""The controller's decisions, written to the store: who leads, who is in sync.
+
+One process acts at a time, the holder of the lease `controller`; each of its transactions calls `guard` first, which
+refuses a term that has ended (invariant 5). It keeps nothing in memory that it could not read again: each look finds
+the partitions that need something, whatever has happened before.
+"""
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.lease import Guard, Lease
+from spark_log.cluster.topics import Topic, find_topics, topic_config
+from spark_log.config import ClusterSettings
+from spark_log.controller.lag_watch import Member
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+from spark_log.partitions.partition_rows import Key, cut_off, lock_partitions, save_partitions
+from spark_log.partitions.replication import Cut, PartitionState, elect_preferred, fail_over, lag_out
+
+logger = logging.getLogger(__name__)
+
+LEASE = "controller"
+
+_PARTITIONS_PER_TRANSACTION = 2_000
+
+_P, _R = t.partition.c, t.replica.c
+
+
+@dataclass
+class Elections:
+    """What a look of the controller changed: partitions by what happened to them."""
+
+    elected: list[Key] = field(default_factory=list)
+    shrunk: list[Key] = field(default_factory=list)
+    offline: list[Key] = field(default_factory=list)
+    cuts: list[tuple[Key, Cut]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.elected or self.shrunk or self.offline)
+
+
+def elect_leaders(store: Store, guard: Guard, *, unclean: Collection[Key] = ()) -> Elections:
+    """Take the dead out of the ISRs and give every partition that lost its leader a new one, if there can be one.
+
+    For the partitions of `unclean` a replica outside the ISR will do. A thousand partitions are one transaction.
+    """
+
+    def look(connection: sa.Connection) -> list[Key]:
+        return _in_need(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
+
+    keys = store.read(look)
+    done = Elections()
+    for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
+        chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
+
+        def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> Elections:
+            return _elect(connection, store, guard, chosen, unclean)
+
+        part = store.transact(body, announce=True)
+        for name in ("elected", "shrunk", "offline", "cuts"):
+            getattr(done, name).extend(getattr(part, name))
+    return done
+
+
+def elect_preferred_leaders(store: Store, guard: Guard, keys: Collection[Key]) -> list[Key]:
+    """Let the first of AR lead where it can without loss; the partitions whose leader changed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+        guard(connection)
+        alive = alive_log_dirs(connection, store.clock(connection))
+        before = lock_partitions(connection, list(keys))
+        after = {key: elect_preferred(state, alive) for key, state in before.items()}
+        save_partitions(connection, before, after)
+        return [key for key, state in after.items() if state is not before[key]]
+
+    return store.transact(body, announce=True)
+
+
+def shrink_isrs(store: Store, guard: Guard, late: Collection[Member]) -> list[Key]:
+    """Take replicas that lag too long out of their ISRs; the partitions that this changed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+        guard(connection)
+        by_partition: dict[Key, set[int]] = {}
+        for key, broker_id in late:
+            by_partition.setdefault(key, set()).add(broker_id)
+        before = lock_partitions(connection, list(by_partition))
+        after = {key: lag_out(state, by_partition[key]) for key, state in before.items()}
+        save_partitions(connection, before, after)
+        return [key for key, state in after.items() if state is not before[key]]
+
+    return store.transact(body, announce=True) if late else []
+
+
+def _in_need(connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]) -> list[Key]:
+    """Partitions with a dead member of the ISR, or without a leader although a replica is alive."""
+    log_dirs = connection.execute(sa.select(t.log_dir.c.log_dir_id)).scalars()
+    dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
+    join = t.partition.join(t.replica, (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition))
+    found: set[Key] = set(unclean)
+    if dead:
+        led = sa.select(_P.topic_id, _P.partition).select_from(join)
+        led = led.where(_R.log_dir_id.in_(dead), _R.in_sync, _P.leader.is_not(None))
+        found.update((topic_id, partition) for topic_id, partition in connection.execute(led))
+    waiting = (
+        sa.select(_P.topic_id, _P.partition, _R.in_sync, t.topic.c.configs)
+        .select_from(join.join(t.topic, t.topic.c.topic_id == _P.topic_id))
+        .where(_P.leader.is_(None), _R.log_dir_id.in_(list(alive)))
+    )
+    found.update(
+        (topic_id, partition)
+        for topic_id, partition, in_sync, configs in connection.execute(waiting)
+        if in_sync or topic_config(configs).unclean_leader_election_enable
+    )
+    return sorted(found)
+
+
+def _elect(
+    connection: sa.Connection, store: Store, guard: Guard, keys: list[Key], unclean: Collection[Key]
+) -> Elections:
+    guard(connection)
+    now = store.clock(connection)
+    alive = alive_log_dirs(connection, now)
+    before = lock_partitions(connection, keys)
+    after: dict[Key, PartitionState] = {}
+    done = Elections()
+    topics: dict[int, Topic] = {}
+    for key, state in before.items():
+        new, cut = fail_over(state, alive, unclean=key in unclean)
+        if cut is not None:
+            topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
+            new = cut_off(connection, topics[key[0]], key[1], cut, new, now)
+            done.cuts.append((key, cut))
+            report = logger.error if cut.unclean else logger.warning
+            report(
+                "%s-%s: broker %s leads without the offsets [%s, %s), which are lost%s",
+                topics[key[0]].name, key[1], new.leader, cut.start, cut.end,
+                f"; readers had seen those below {cut.high_watermark}" if cut.high_watermark > cut.start else "",
+            )  # fmt: skip
+        after[key] = new
+        if new is state:
+            continue
+        if new.leader is None:
+            done.offline.append(key)
+        elif new.leader != state.leader:
+            done.elected.append(key)
+        else:
+            done.shrunk.append(key)
+    save_partitions(connection, before, after)
+    failpoint("controller.elected")
+    return done
+
+
+@contextmanager
+def at_hand(store: Store, settings: ClusterSettings) -> Iterator[Guard | None]:
+    """For one duty: the guard of a term of our own, None while another process is the controller."""
+    lease = Lease(store, LEASE, settings.controller_lease_ms)
+    if not lease.take_or_renew():
+        yield None
+        return
+    try:
+        yield lease.check
+    finally:
+        lease.give_back()

@@ -1,0 +1,58 @@
+"""The controller's duties for a client that has met trouble: done by itself, where no process is the controller."""
+
+import logging
+import threading
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.config import ClusterSettings
+from spark_log.controller.controller import at_hand, elect_leaders
+from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.errors import NotControllerError, SparkLogError, redact
+from spark_log.metadata import tables as t
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 0.5
+_WAIT_S = 0.1
+
+
+def any_offline(connection: sa.Connection) -> bool:
+    """Whether a log dir counts as failed: it may be back, which a look finds out."""
+    return connection.execute(sa.select(t.log_dir.c.log_dir_id).where(~t.log_dir.c.online).limit(1)).first() is not None
+
+
+class AtHand:
+    """Looks at the log dirs and elects leaders, not more often than needed. Safe to share between threads."""
+
+    def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._lock = threading.Lock()
+        self._next_s = 0.0
+
+    def look(self) -> None:
+        """Do the duty, or give the controller, if another process is it, the time to do it."""
+        seen = self._cluster.store.changes.current()
+        with self._lock:
+            now_s = clock.monotonic_s()
+            mine = now_s >= self._next_s
+            if mine:
+                self._next_s = now_s + _EVERY_S
+                try:
+                    mine = self._do()
+                except NotControllerError:
+                    mine = False
+                except SparkLogError as error:
+                    logger.warning("log dirs were not looked at: %s", redact(str(error)))
+        if not mine:
+            self._cluster.store.changes.wait(seen, _WAIT_S)
+
+    def _do(self) -> bool:
+        with at_hand(self._cluster.store, self._settings or self._cluster.store.settings) as guard:
+            if guard is None:
+                return False
+            inspect_log_dirs(self._cluster, guard)
+            elect_leaders(self._cluster.store, guard)
+            return True

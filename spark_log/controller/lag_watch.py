@@ -1,0 +1,63 @@
+"""Which in-sync replicas have lagged for too long: Kafka's replica.lag.time.max.ms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import Key
+
+Member = tuple[Key, int]
+"""A partition and a broker of its ISR."""
+
+
+class Ends(NamedTuple):
+    """Log end offsets of a replica that is behind, and of its leader."""
+
+    replica: int
+    leader: int
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """Where the leader was at `since_s`: a replica that gets there by then has caught up with that moment."""
+
+    offset: int
+    since_s: float
+
+
+class LagWatch:
+    """A member is late when it has not come to where the leader was `lag_max_s` ago.
+
+    By a monotonic clock, and only while watched: whoever begins to watch gives everybody the whole time.
+    """
+
+    def __init__(self) -> None:
+        self._goals: dict[Member, _Goal] = {}
+
+    def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
+        """The members that are late now. `behind` is every member that does not have all that its leader has."""
+        goals: dict[Member, _Goal] = {}
+        for member, ends in behind.items():
+            goal = self._goals.get(member)
+            if goal is None or ends.replica >= goal.offset:
+                goal = _Goal(ends.leader, now_s)
+            goals[member] = goal
+        self._goals = goals
+        return {member for member, goal in goals.items() if now_s - goal.since_s > lag_max_s}
+
+
+def members_behind(connection: sa.Connection) -> dict[Member, Ends]:
+    """Members of an ISR whose LEO is below the leader's."""
+    p, r = t.partition.c, t.replica.c
+    query = (
+        sa.select(r.topic_id, r.partition, r.broker_id, r.log_end_offset, p.log_end_offset)
+        .join(t.partition, (p.topic_id == r.topic_id) & (p.partition == r.partition))
+        .where(r.in_sync, r.log_end_offset < p.log_end_offset)
+    )
+    return {
+        ((topic_id, partition), broker_id): Ends(replica, leader)
+        for topic_id, partition, broker_id, replica, leader in connection.execute(query)
+    }

@@ -1,0 +1,284 @@
+"""Which log dirs answer: the controller looks, takes the failed ones out, and takes them back with what they have.
+
+A log dir shows its id and its counter in its marker. One that comes back is not trusted: its files are listed, and
+its replicas' LEO falls to the first that is missing. One that comes back empty (a new disk) gets a new id and begins
+anew. A mount point whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount
+point.
+
+A log dir is declared failed only while another one answers: a broken mount on one host elects nobody.
+"""
+
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard
+from spark_log.cluster.log_dir import LogDir, Marker, segment_path
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import LogDirMismatchError, SparkLogError, redact
+from spark_log.ids import BrokerId, LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.partitions.replication import PartitionState, fence, lose_files
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S_MAX = 5.0
+"""A log dir that takes longer (a hanging mount) does not answer. Shorter than the controller's lease, which a client
+that does this duty does not renew.
+"""
+
+_D, _R, _S, _P = t.log_dir.c, t.replica.c, t.segment.c, t.partition.c
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a log dir showed. `failure` None: it answers. `empty`: it answers, and has neither marker nor files."""
+
+    failure: str | None
+    empty: bool = False
+    counter: int = -1
+
+
+@dataclass(frozen=True)
+class Known:
+    """A log dir as the metadata has it."""
+
+    log_dir_id: LogDirId
+    broker_id: BrokerId
+    uri: str
+    uuid: str
+    counter: int
+    online: bool
+    suspect_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be done: log dirs to take out, with the reason, and those that may be taken back."""
+
+    out: Mapping[LogDirId, str]
+    back: Sequence[LogDirId]
+
+
+def judge(known: Sequence[Known], looks: Mapping[LogDirId, Look]) -> Verdict:
+    """Pure: from what the log dirs showed to what is done. Nothing is, unless one of them answered as it should."""
+    out: dict[LogDirId, str] = {}
+    back: list[LogDirId] = []
+    for log_dir in known:
+        look = looks[log_dir.log_dir_id]
+        if look.failure is not None:
+            reason: str | None = look.failure
+        elif look.empty:
+            reason = "it came back empty"
+        elif look.counter != log_dir.counter:
+            reason = f"it came back in another state: counter {look.counter}, where {log_dir.counter} was expected"
+        else:
+            reason = None
+        if reason is not None and log_dir.online:
+            out[log_dir.log_dir_id] = reason
+        if look.failure is None and (reason is not None or not log_dir.online):
+            back.append(log_dir.log_dir_id)
+    if all(looks[log_dir.log_dir_id].failure is not None for log_dir in known):
+        return Verdict({}, [])
+    return Verdict(out, back)
+
+
+def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
+    """Ask the controller to look at a log dir where a file of `size` bytes could not be written."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        here = t.log_dir.update().where(_D.log_dir_id == log_dir_id, _D.online)
+        connection.execute(here.values(suspect_bytes=size))
+
+    store.transact(body, announce=True)
+
+
+def suspects(connection: sa.Connection) -> list[LogDirId]:
+    """Online log dirs that somebody complained of."""
+    query = sa.select(_D.log_dir_id).where(_D.suspect_bytes.is_not(None), _D.online)
+    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+
+def inspect_log_dirs(cluster: Cluster, guard: Guard) -> Verdict:
+    """Look at every log dir, take out those that have failed and take back those that answer again.
+
+    Elections and catching up are for those who do them next.
+    """
+    known = cluster.store.read(lambda connection: _known(connection, cluster))
+    looks = _look_at(known, cluster.cluster_id)
+    verdict = judge(known, looks)
+    if not verdict.out and not verdict.back and any(look.failure is not None for look in looks.values()):
+        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if looks[k.log_dir_id].failure])
+    for log_dir_id, reason in verdict.out.items():
+        _take_out(cluster.store, guard, log_dir_id, reason)
+    cleared = [
+        log_dir.log_dir_id
+        for log_dir in known
+        if log_dir.suspect_bytes is not None and looks[log_dir.log_dir_id].failure is None
+    ]
+    if cleared:
+        _clear(cluster.store, guard, cleared)
+    by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
+    for log_dir_id in verdict.back:
+        try:
+            _take_back(cluster, guard, by_id[log_dir_id], looks[log_dir_id])
+        except (SparkLogError, OSError) as error:  # gone again: the next look tells
+            logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
+    return verdict
+
+
+def _known(connection: sa.Connection, cluster: Cluster) -> list[Known]:
+    rows = connection.execute(sa.select(t.log_dir).order_by(_D.log_dir_id)).all()
+    return [
+        Known(
+            LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid, row.counter,
+            bool(row.online), row.suspect_bytes,
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _look_at(known: Sequence[Known], cluster_id: str) -> dict[LogDirId, Look]:
+    """All at once, each with its time: a mount that hangs keeps only its own thread."""
+    ours = frozenset(one.uuid for one in known)
+    pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-look")
+    try:
+        asked: dict[LogDirId, Future[Look]] = {
+            one.log_dir_id: pool.submit(_look, one, cluster_id, ours) for one in known
+        }
+        looks: dict[LogDirId, Look] = {}
+        for log_dir_id, answer in asked.items():
+            try:
+                looks[log_dir_id] = answer.result(ANSWER_S_MAX)
+            except FutureTimeoutError:
+                looks[log_dir_id] = Look(f"no answer in {ANSWER_S_MAX:.0f} s")
+        return looks
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
+    try:
+        directory = LogDir(known.uri)
+        marker = directory.read_marker()
+        if marker is None and directory.exists() and directory.empty():
+            return Look(None, empty=True)
+        # what this very log dir was called before, or should have been: an old disk that was put back, or a marker that
+        # was written too late. Its files will be listed like those of any other that comes back
+        formerly = (
+            marker is not None
+            and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
+            and marker.uuid not in uuids
+        )
+        if not formerly:
+            directory.verify(known.uuid)
+        if known.suspect_bytes is not None:
+            directory.try_writing(known.suspect_bytes)
+    except (SparkLogError, OSError) as error:
+        return Look(redact(str(error)))
+    return Look(None, counter=-1 if marker is None or formerly else marker.counter)
+
+
+def _take_out(store: Store, guard: Guard, log_dir_id: LogDirId, reason: str) -> None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        guard(connection)
+        here = t.log_dir.update().where(_D.log_dir_id == log_dir_id)
+        connection.execute(here.values(online=False, failure=reason))
+
+    store.transact(body, announce=True)
+    logger.error("log dir %s is out: %s", log_dir_id, reason)
+
+
+def _clear(store: Store, guard: Guard, log_dir_ids: Collection[LogDirId]) -> None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        guard(connection)
+        here = t.log_dir.update().where(_D.log_dir_id.in_(list(log_dir_ids)))
+        connection.execute(here.values(suspect_bytes=None))
+
+    store.transact(body)
+
+
+def _take_back(cluster: Cluster, guard: Guard, known: Known, look: Look) -> None:
+    """The order lets a crash at any point be followed by another look: a log dir is online only at the very end."""
+    store = cluster.store
+    marker_uuid = known.uuid
+    if look.empty:  # the store first: a marker that it does not know would count as somebody else's
+        marker_uuid = str(uuid.uuid4())
+        store.transact(lambda connection, _: _set(connection, guard, known, uuid=marker_uuid))
+    directory = LogDir(known.uri)
+    topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
+    fallen = sum(_check_files(store, guard, known.log_dir_id, directory, topic) for topic in topics)
+    counter = max(known.counter, look.counter) + 1
+    directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
+    back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
+    store.transact(lambda connection, _: _set(connection, guard, known, **back), announce=True)
+    logger.warning(
+        "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * look.empty, fallen
+    )
+
+
+def _set(connection: sa.Connection, guard: Guard, known: Known, **values: object) -> None:
+    guard(connection)
+    here = (_D.log_dir_id == known.log_dir_id) & ~_D.online
+    if connection.execute(t.log_dir.update().where(here).values(values)).rowcount != 1:
+        raise LogDirMismatchError(f"log dir {redact(known.uri)}: somebody else has changed it meanwhile")
+
+
+def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
+    query = sa.select(_R.topic_id).distinct().where(_R.log_dir_id == log_dir_id)
+    here = set(connection.execute(query).scalars())
+    return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
+
+
+def _check_files(store: Store, guard: Guard, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
+    """Lower the LEO of the topic's replicas here to the first segment that is missing or of another size."""
+    sizes = directory.list_files(topic.folder)
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> int:
+        guard(connection)
+        here = (_R.topic_id == topic.topic_id) & (_R.log_dir_id == log_dir_id)
+        rows = connection.execute(sa.select(_R.partition, _R.broker_id).where(here)).all()
+        before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])
+        missing = _first_missing(connection, topic, sizes, [row.partition for row in rows])
+        after: dict[Key, PartitionState] = {}
+        fallen = 0
+        for row in rows:
+            state = before[topic.topic_id, row.partition]
+            lowered = lose_files(state, row.broker_id, missing.get(row.partition, state.log_end_offset))
+            fallen += lowered is not state
+            after[topic.topic_id, row.partition] = fence(lowered)
+        save_partitions(connection, before, after)
+        if fallen:  # its Delta table lists files that are not there: compare all of it
+            p = t.publication.c
+            unknown = t.publication.update().where(p.topic_id == topic.topic_id, p.log_dir_id == log_dir_id)
+            connection.execute(unknown.values(delta_version=-1))
+        return fallen
+
+    return store.transact(body)
+
+
+def _first_missing(
+    connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
+) -> dict[int, int]:
+    """Base offset of the first file, by partition, that is not in the log dir as the metadata has it."""
+    query = (
+        sa.select(_S.partition, _S.base_offset, _S.name, _S.bytes)
+        .join(t.partition, (_P.topic_id == _S.topic_id) & (_P.partition == _S.partition))
+        .where(_S.topic_id == topic.topic_id, ~_S.inline, _S.end_offset > _P.log_start_offset)
+        .order_by(_S.partition, _S.base_offset)
+    )
+    found: dict[int, int] = {}
+    wanted = frozenset(partitions)
+    for partition, base_offset, name, size in connection.execute(query):
+        here = partition in wanted and partition not in found
+        if here and sizes.get(segment_path(topic.folder, partition, name)) != size:
+            found[partition] = base_offset
+    return found

@@ -1,0 +1,220 @@
+"""Reassignments in the metadata store: begun, cancelled and finished. Kafka's KIP-455.
+
+The rules are in `reassignment`; the copying is done by whoever brings replicas up to date. Nobody needs to remember
+anything between the steps: each finds in the store what there is to do, so who dies leaves nothing half-done.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.controller.reassignment_rows import forget, maybe_ready, row_of, under_way
+from spark_log.controller.reassignment_rules import begin, cancel, finish
+from spark_log.errors import (
+    InvalidConfigurationError,
+    InvalidReplicationAssignmentError,
+    NoReassignmentInProgressError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.retired_replicas import note_moves
+
+_SWITCHED_PER_TRANSACTION = 300
+_THROTTLE_MAX = 2**63 - 1
+
+_D, _K, _R = t.log_dir.c, t.retired_replica.c, t.replica.c
+
+
+def begin_reassignments(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, Sequence[int] | None],
+    throttle_bytes_per_s: int | None = None,
+) -> None:
+    """Begin to move partitions to the brokers given, the preferred leader first; None cancels what is under way.
+
+    All of them or, if one is refused, none. Another target for a partition under way replaces the one before. Raises
+    UnknownTopicOrPartitionError, PolicyViolationError (internal topics), InvalidReplicationAssignmentError,
+    NoReassignmentInProgressError, InvalidConfigurationError (the throttle).
+    """
+    _check_throttle(throttle_bytes_per_s)
+    targets = {partition: _checked_target(partition, target) for partition, target in wanted.items()}
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        _keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})
+        now = cluster.store.clock(connection)
+        alive = alive_log_dirs(connection, now)
+        topics = find_topics(connection, {name for name, _ in targets}, lock=True)
+        keys = {_key(topics, tp): tp for tp in targets}
+        before = lock_partitions(connection, list(keys))
+        known = under_way(connection, list(before))
+        placing = _Placing(connection, alive)
+        after: dict[Key, PartitionState] = {}
+        rows = []
+        for key, tp in sorted(keys.items()):
+            target = targets[tp]
+            with _naming(tp):
+                if key not in before:
+                    raise UnknownTopicOrPartitionError("unknown topic or partition")
+                if target is None:
+                    if key not in known:
+                        raise NoReassignmentInProgressError("there is no reassignment to cancel")
+                    after[key] = cancel(before[key], known[key], alive)
+                else:
+                    _check_factor(before[key], target)
+                    log_dirs = placing.choose(key, [b for b in target if before[key].replica(b) is None])
+                    after[key], begun = begin(before[key], target, log_dirs, known.get(key))
+                    rows.append(row_of(key, begun, throttle_bytes_per_s, now.wall_ms))
+        save_partitions(connection, before, after)
+        note_moves(connection, before, after, {topic.topic_id: topic for topic in topics.values()}, now)
+        forget(connection, list(after))
+        if rows:
+            connection.execute(t.reassignment.insert(), rows)
+
+    cluster.store.transact(body, announce=True)
+    failpoint("reassignment.begun")
+
+
+def finish_reassignments(store: Store, guard: Guard) -> list[Key]:
+    """Switch every partition whose target is in sync and alive; the partitions. A few hundred are one transaction."""
+    ready = store.read(maybe_ready)
+    done: list[Key] = []
+    for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
+        chosen = ready[first : first + _SWITCHED_PER_TRANSACTION]
+
+        def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> list[Key]:
+            guard(connection)
+            return _switch(connection, store, chosen)
+
+        switched = store.transact(body, announce=True)
+        if switched:
+            failpoint("reassignment.switched")
+        done += switched
+    return done
+
+
+def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[Key]:
+    now = store.clock(connection)
+    alive = alive_log_dirs(connection, now)
+    topics = _lock_topics(connection, {topic_id for topic_id, _ in chosen})
+    before = lock_partitions(connection, [key for key in chosen if key[0] in topics])
+    after: dict[Key, PartitionState] = {}
+    for key, reassignment in under_way(connection, list(before)).items():
+        switched = finish(before[key], reassignment, alive)
+        if switched is not None:
+            after[key] = switched
+    save_partitions(connection, before, after)
+    note_moves(connection, before, after, topics, now)
+    forget(connection, list(after))
+    for (topic_id, number), state in after.items():
+        if number == 0:
+            here = t.topic.update().where(t.topic.c.topic_id == topic_id)
+            connection.execute(here.values(replication_factor=len(state.replicas)))
+    return sorted(after)
+
+
+class _Placing:
+    """Which log dir takes a broker's new replica: the one with the fewest, of those that are alive."""
+
+    def __init__(self, connection: sa.Connection, alive: Collection[int]) -> None:
+        brokers = connection.execute(sa.select(t.broker.c.broker_id)).scalars()
+        self._log_dirs: dict[int, list[int]] = {broker_id: [] for broker_id in brokers}
+        owners = sa.select(_D.log_dir_id, _D.broker_id).where(_D.log_dir_id.in_(alive)).order_by(_D.log_dir_id)
+        for log_dir_id, broker_id in connection.execute(owners):
+            self._log_dirs[broker_id].append(log_dir_id)
+        counts = sa.select(_R.log_dir_id, sa.func.count()).group_by(_R.log_dir_id)
+        self._replicas: Counter[int] = Counter({row[0]: row[1] for row in connection.execute(counts)})
+        deleting = sa.select(_K.log_dir_id, _K.topic_id, _K.partition).where(_K.deleting)
+        self._deleting = {(row[0], row[1], row[2]) for row in connection.execute(deleting)}
+
+    def choose(self, key: Key, broker_ids: Sequence[int]) -> dict[int, int]:
+        """A log dir for each of these brokers. InvalidReplicationAssignmentError for one that has none."""
+        return {broker_id: self._choose(key, broker_id) for broker_id in broker_ids}
+
+    def _choose(self, key: Key, broker_id: int) -> int:
+        if broker_id not in self._log_dirs:
+            known = ", ".join(map(str, sorted(self._log_dirs)))
+            raise InvalidReplicationAssignmentError(
+                f"replicas: there is no broker {broker_id} in this cluster; there are {known}"
+            )
+        if not self._log_dirs[broker_id]:
+            raise InvalidReplicationAssignmentError(f"replicas: broker {broker_id} is not alive")
+        free = [log_dir_id for log_dir_id in self._log_dirs[broker_id] if (log_dir_id, *key) not in self._deleting]
+        if not free:
+            raise InvalidReplicationAssignmentError(
+                f"replicas: broker {broker_id} is deleting what it had of this partition before; try again after that"
+            )
+        chosen = min(free, key=lambda log_dir_id: (self._replicas[log_dir_id], log_dir_id))
+        self._replicas[chosen] += 1
+        return chosen
+
+
+def _keep_brokers(connection: sa.Connection, broker_ids: Collection[int]) -> None:
+    """Until the end of the transaction nobody removes them."""
+    b = t.broker.c
+    query = sa.select(b.broker_id).where(b.broker_id.in_(sorted(broker_ids))).order_by(b.broker_id)
+    connection.execute(query.with_for_update(read=True, key_share=True)).all()
+
+
+def _lock_topics(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
+    names = sa.select(t.topic.c.name).where(t.topic.c.topic_id.in_(sorted(topic_ids)))
+    found = find_topics(connection, connection.execute(names).scalars().all(), lock=True)
+    return {topic.topic_id: topic for topic in found.values() if topic.topic_id in topic_ids}
+
+
+def _key(topics: Mapping[str, Topic], tp: TopicPartition) -> Key:
+    if tp.topic not in topics:
+        raise UnknownTopicOrPartitionError(f"topic {tp.topic!r}: unknown topic or partition")
+    return topics[tp.topic].topic_id, tp.partition
+
+
+@contextmanager
+def _naming(tp: TopicPartition) -> Iterator[None]:
+    """Errors raised inside name the partition."""
+    try:
+        yield
+    except (
+        InvalidReplicationAssignmentError, NoReassignmentInProgressError, UnknownTopicOrPartitionError,
+    ) as error:  # fmt: skip
+        raise type(error)(f"partition {tp.topic}-{tp.partition}: {error}") from error
+
+
+def _check_factor(state: PartitionState, target: Sequence[int]) -> None:
+    if 0 < len(target) < state.min_insync_replicas:
+        raise InvalidReplicationAssignmentError(
+            f"replicas: {list(target)} are fewer than min.insync.replicas of the topic, {state.min_insync_replicas}:"
+            " no append with acks=all could ever succeed"
+        )
+
+
+def _checked_target(tp: TopicPartition, target: object) -> tuple[int, ...] | None:
+    validate_user_topic(tp.topic, "reassign")
+    with _naming(tp):
+        if isinstance(tp.partition, bool) or not isinstance(tp.partition, int) or not 0 <= tp.partition < 2**31:
+            raise UnknownTopicOrPartitionError("unknown topic or partition")
+        if target is None:
+            return None
+        if isinstance(target, str) or not isinstance(target, Sequence):
+            raise InvalidReplicationAssignmentError(f"replicas: expected a list of broker ids, got {target!r}")
+        for broker_id in target:
+            if isinstance(broker_id, bool) or not isinstance(broker_id, int) or not 0 < broker_id < 2**31:
+                raise InvalidReplicationAssignmentError(f"replicas: {broker_id!r} is not a broker id")
+        return tuple(target)
+
+
+def _check_throttle(throttle: object) -> None:
+    if throttle is None:
+        return
+    if isinstance(throttle, bool) or not isinstance(throttle, int) or not 0 < throttle <= _THROTTLE_MAX:
+        raise InvalidConfigurationError(f"throttle_bytes_per_s: expected a number of at least 1, got {throttle!r}")

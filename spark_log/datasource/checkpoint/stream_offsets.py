@@ -1,0 +1,87 @@
+"""What a streaming query's checkpoint holds. Pure.
+
+    {"t":{"0":5,"1":7},"@topics":{"t":3},"@epochs":{"t":{"0":2,"1":0}},"@cluster":"…"}    the end of a batch
+    {"t":{"0":5,"1":7},"@topics":{"t":3},"@start":{"t":{"0":0,"1":2}},…}                  the end of batch 0
+
+`@` is in no topic's name. `@topics` are the ids of the topics, so that one deleted and created again is not taken for
+the old one; `@epochs` are the leader epochs of the partitions when the offsets were decided, so that records which an
+unclean election has cut off since are missed; `@cluster` is the id of the cluster, so that a sink knows whose offsets
+these are. Spark does not store where a query started and asks anew when it replays batch 0: so its start is kept with
+its end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_log.datasource.options.offset_json import offsets_from_dict, offsets_to_dict
+from spark_log.errors import InvalidOptionError
+from spark_log.ids import TopicId, TopicPartition
+
+_TOPICS, _EPOCHS, _INITIAL, _CLUSTER = "@topics", "@epochs", "@initial", "@cluster"
+_START, _START_TOPICS, _START_EPOCHS = "@start", "@start-topics", "@start-epochs"
+OUR_KEYS = (_TOPICS, _EPOCHS, _START, _START_TOPICS, _START_EPOCHS, _INITIAL, _CLUSTER)
+
+Epochs = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Next offset of each partition, the ids of their topics, and the leader epochs when the offsets were decided.
+
+    Checkpoints of older versions have no epochs.
+    """
+
+    offsets: Mapping[TopicPartition, int]
+    topic_ids: Mapping[str, TopicId]
+    epochs: Epochs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """Positions; for the end of batch 0, with those where it starts."""
+
+    positions: Positions
+    start: Positions | None = None
+    initial: bool = False
+    cluster_id: str | None = None
+    """None in a checkpoint that an older version began."""
+
+    def followed_by(self, positions: Positions) -> "StreamOffset":
+        """The end of the batch that starts here."""
+        start = self.positions if self.initial else None
+        return StreamOffset(positions, start, cluster_id=self.cluster_id)
+
+    def to_json(self) -> dict[str, Any]:
+        shown: dict[str, Any] = dict(offsets_to_dict(self.positions.offsets))
+        if self.positions.topic_ids:
+            shown[_TOPICS] = dict(sorted(self.positions.topic_ids.items()))
+        if self.positions.epochs:
+            shown[_EPOCHS] = offsets_to_dict(self.positions.epochs)
+        if self.start is not None:
+            shown[_START] = offsets_to_dict(self.start.offsets)
+            shown[_START_TOPICS] = dict(sorted(self.start.topic_ids.items()))
+            if self.start.epochs:
+                shown[_START_EPOCHS] = offsets_to_dict(self.start.epochs)
+        if self.initial:
+            shown[_INITIAL] = True
+        if self.cluster_id is not None:
+            shown[_CLUSTER] = self.cluster_id
+        return shown
+
+    @classmethod
+    def from_json(cls, shown: Mapping[str, Any]) -> "StreamOffset":
+        """InvalidOptionError if the checkpoint holds something else."""
+        unknown = [key for key in shown if key.startswith("@") and key not in OUR_KEYS]
+        if unknown:
+            raise InvalidOptionError(f"checkpoint: offset has {unknown[0]!r}, which a newer spark-log may have written")
+        offsets = offsets_from_dict({key: value for key, value in shown.items() if not key.startswith("@")})
+        start = None
+        if _START in shown:
+            start = Positions(
+                offsets_from_dict(shown[_START]),
+                shown.get(_START_TOPICS, {}),
+                offsets_from_dict(shown.get(_START_EPOCHS, {})),
+            )
+        positions = Positions(offsets, shown.get(_TOPICS, {}), offsets_from_dict(shown.get(_EPOCHS, {})))
+        return cls(positions, start, bool(shown.get(_INITIAL, False)), shown.get(_CLUSTER))

@@ -1,0 +1,83 @@
+"""Which topic-partitions a query reads: options subscribe, subscribePattern and assign as a sum type."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spark_log.cluster.names import is_internal, validate_topic_name
+from spark_log.datasource.options.offset_json import parse_assign
+from spark_log.datasource.options.option_text import OptionText
+from spark_log.errors import InvalidOptionError
+from spark_log.ids import TopicPartition
+
+_STRATEGY_OPTIONS = ("subscribe", "subscribepattern", "assign")
+
+
+@dataclass(frozen=True)
+class SubscribeTopics:
+    """Topics by name, each once, as first given. One that does not exist is an error."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubscribePattern:
+    """Every topic in whose name the regular expression is found, unanchored. None is no error: 0 rows."""
+
+    pattern: str
+
+    def select(self, topics: Iterable[str]) -> list[str]:
+        """The matching ones of `topics`, sorted. Internal topics are never matched, as in Kafka's consumer."""
+        found = re.compile(self.pattern).search
+        return sorted(topic for topic in topics if not is_internal(topic) and found(topic))
+
+
+@dataclass(frozen=True)
+class AssignPartitions:
+    """Single partitions, sorted. Those that do not exist are ignored."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+Subscription = SubscribeTopics | SubscribePattern | AssignPartitions
+
+
+def parse_subscription(given: OptionText) -> Subscription:
+    """Exactly one of the three options, checked. Raises InvalidOptionError or InvalidTopicError."""
+    texts = {name: text for name in _STRATEGY_OPTIONS if (text := given.text(name)) is not None}
+    if len(texts) != 1:
+        which = "Only one of the following options can" if texts else "One of the following options must"
+        raise InvalidOptionError(
+            f"{which} be specified for spark_log source: {', '.join(_STRATEGY_OPTIONS)}. See the docs for more details."
+        )
+    [(name, text)] = texts.items()
+    if name == "subscribe":
+        return _subscribe(text)
+    if name == "subscribepattern":
+        return _subscribe_pattern(text)
+    partitions = parse_assign(text.strip()) if text.strip().startswith("{") else ()
+    if not partitions:
+        raise InvalidOptionError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
+    for topic in dict.fromkeys(tp.topic for tp in partitions):
+        validate_topic_name(topic, "option 'assign': topic")
+    return AssignPartitions(partitions)
+
+
+def _subscribe(text: str) -> SubscribeTopics:
+    topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not topics:
+        raise InvalidOptionError(f"No topics to subscribe to as specified value for option 'subscribe' is '{text}'")
+    return SubscribeTopics(tuple(validate_topic_name(topic, "option 'subscribe': topic") for topic in topics))
+
+
+def _subscribe_pattern(text: str) -> SubscribePattern:
+    pattern = text.strip()
+    if not pattern:
+        raise InvalidOptionError(
+            f"Pattern to subscribe is empty as specified value for option 'subscribePattern' is '{text}'"
+        )
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidOptionError(f"Option 'subscribePattern' is not a regular expression: {text!r} ({error})") from None
+    return SubscribePattern(pattern)

@@ -1,0 +1,56 @@
+"""The batch reader."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.read.filters import Pruning, prune
+from spark_log.datasource.read.read_task import read_task
+from spark_log.datasource.worker_errors import message_only
+
+
+@message_only
+class BatchReader(DataSourceReader):
+    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names of the columns travel."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options: ReadOptions | None = options
+        self._columns = options.columns
+        self._pruning = Pruning()
+        # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
+        # although nothing would call it. Ours is set on the instance and shows the base's function to that check.
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
+
+    def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
+        """Takes note of what the filters rule out; all of them go back to Spark, which applies them to the rows."""
+        self._pruning = prune(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from spark_log.datasource.read.read_planner import ReadPlanner
+
+        assert self._options is not None, "planned on the driver"
+        planner = ReadPlanner(self._options)
+        try:
+            return planner.tasks(*planner.batch_ranges(), self._pruning)
+        finally:
+            planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(partition, self._columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors get: no address of the metadata store."""
+        return {"_columns": self._columns, "_options": None, "_pruning": Pruning()}
+
+
+class _PushFilters:
+    def __init__(self, reader: BatchReader) -> None:
+        self.__func__ = DataSourceReader.pushFilters
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.push_filters(filters)

@@ -1,0 +1,38 @@
+"""What a reading task is given, and what it does with it. Executor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
+
+
+@dataclass
+class ReadTask(InputPartition):
+    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. Travels to an executor."""
+
+    slices: list[Slice]
+    log_dirs: LogDirs
+    times: TimestampBounds
+
+    def __repr__(self) -> str:
+        partitions = {piece.topic_partition for piece in self.slices}
+        return f"ReadTask({len(self.slices)} slices of {len(partitions)} topic-partitions)"
+
+
+def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """The records of a task as Arrow batches of the columns."""
+    from spark_log.records.schema import read_schema
+    from spark_log.segments.fetcher import Fetcher
+
+    if not isinstance(task, ReadTask):  # Spark makes one task of its own where there is nothing to read
+        return iter(())
+    schema = read_schema(include_headers="headers" in columns, columns=columns)
+    return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), columns)
+
+
+def _in_order(batches: Iterator[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch if tuple(batch.schema.names) == columns else batch.select(columns)

@@ -1,0 +1,170 @@
+"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that sees the metadata
+store.
+"""
+
+import logging
+import socket
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.append import write_ids
+from spark_log.append.append_transaction import AppendRequest, AppendResult
+from spark_log.append.encoding import Encoding
+from spark_log.append.rules import Batch, Rejected, SparkBatch
+from spark_log.append.spark_batches import find_last, not_appended, once
+from spark_log.append.unused_files import delete_files
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.datasource.checkpoint.batch_ends import BatchEnds
+from spark_log.datasource.options.options import PendingWrite, WriteOptions
+from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.groups.transacted_offsets import Committer, commits_offsets
+from spark_log.ids import WriteId
+from spark_log.log.log import Log, targets_of
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt
+from spark_log.transactions.transaction_store import Stored, register
+
+logger = logging.getLogger(__name__)
+
+WRITE_BATCHES_MAX = 2**32
+"""More than one write has: the places of the next one in a transaction begin there."""
+
+
+def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
+    """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
+    with Cluster.open(options.cluster) as cluster:
+        topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
+        now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
+        write_id = write_ids.register(
+            cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
+        )
+        log_dirs = cluster.log_dirs()
+        inline_bytes_max = cluster.store.settings.commit_inline_bytes_per_task_max
+    return WritePlan(
+        write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint, clock.boot_id(), boot_ms
+    )
+
+
+def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
+    """Of the topic of option `topic`, or of all topics that users write to."""
+    name = options.topic
+    found = find_topics(connection, None if name is None else [name])
+    if name is not None and name not in found:
+        raise UnknownTopicOrPartitionError(
+            f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
+        )
+    codec = options.compression_type
+    return {name: _topic_plan(connection, topic, codec) for name, topic in found.items() if not is_internal(name)}
+
+
+def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
+    targets = targets_of(connection, topic, None, "all")
+    encoding = Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
+    return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets)
+
+
+def commit_write(
+    cluster_address: str,
+    outputs: Sequence[TaskOutput],
+    write_id: WriteId,
+    batch: SparkBatch | None,
+    ends: BatchEnds | None = None,
+) -> None:
+    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped.
+
+    With `ends` the group's offsets are committed in the same transaction.
+    """
+    written, blobs = _written(outputs)
+    with Cluster.open(cluster_address) as cluster:
+        batches, parts = written, []
+        if batch is not None:
+            last = find_last(cluster.store, batch.application, batch.target)
+            batches = not_appended(last, batch, written)
+            parts.append(once(batch, _topic_ids(cluster, batch, batches)))
+        if ends is not None:
+            offsets = {Committer(ends.group_id): ends.commits(cluster)}
+            parts.append(commits_offsets(cluster.store, offsets))
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
+        if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).replayed:
+            _drop(cluster, written, write_id)
+        elif len(batches) < len(written):
+            _delete(cluster, [each for each in written if each not in batches])
+
+
+def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
+    """The topics that a Spark batch writes to; without a row the one that it would write to."""
+    if batches or not batch.target:
+        return {each.topic_id for each in batches}
+    return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, [batch.target])).values()}
+
+
+def register_write(
+    cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, pending: PendingWrite
+) -> None:
+    """Make what the tasks wrote pending in an open transaction, in task order; its owner commits or aborts it."""
+    written, blobs = _written(outputs)
+    first = pending.order * WRITE_BATCHES_MAX
+    batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
+    stored = [Stored(first + position, batch) for position, batch in enumerate(batches)]
+    with Cluster.open(cluster_address) as cluster:
+        register(
+            cluster.store, pending.claim, stored, blobs, write_id=write_id, release_write_id=True, durable=True
+        )  # fmt: skip
+        _delete(cluster, [each for each in written if each.topic_id <= pending.after_topic_id])
+
+
+def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
+    """Append all of it; raises what refused a batch.
+
+    Warns of records that retention.ms does not keep; of a stream's micro-batches the first with such records does.
+    """
+    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    log = Log(cluster, holder="spark commit")
+    try:
+        result = log.commit(request, topics)
+    finally:
+        log.close(more_to_come=micro_batch)
+    for outcome in result.outcomes:
+        if isinstance(outcome, Rejected):
+            raise outcome.error
+    for expired in log.expired.take():
+        if not (micro_batch and expired.begun_before):
+            logger.warning("%s", expired)
+    return result
+
+
+def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, bytes]]:
+    """Batches in task order, and the bytes of blobs by name."""
+    batches = [found for output in outputs for found in output.batches]
+    return batches, {name: data for output in outputs for name, data in output.blobs.items()}
+
+
+def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
+    """Delete what the tasks wrote, if it was not appended after all (a commit whose answer was lost)."""
+    with Cluster.open(cluster_address) as cluster:
+        _drop(cluster, _written(outputs)[0], write_id)
+
+
+def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
+    """Whoever takes the write id out of the store decides the files' fate: an append takes it in its own transaction.
+
+    So if it is still there, these files were not appended and never will be, and may be deleted.
+    """
+
+    def take(connection: sa.Connection, _attempt: Attempt) -> bool:
+        taken = connection.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id))
+        return bool(taken.rowcount == 1)
+
+    if cluster.store.transact(take):
+        _delete(cluster, batches)
+
+
+def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
+    """Delete files that no metadata names, nor will; where a log dir is away, clean-up does it later."""
+    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])

@@ -1,0 +1,106 @@
+"""How far each Delta table of a topic is behind the log: records that readers of the log see and the table does not
+list, and since when.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.delta.publication_state import REPLICA_LIMIT, log_dirs_with_replicas, recorded
+from spark_log.ids import LogDirId, TopicId
+from spark_log.metadata import tables as t
+
+_P, _R, _S, _C, _D = t.partition.c, t.replica.c, t.segment.c, t.publication_cursor.c, t.log_dir.c
+
+
+@dataclass(frozen=True)
+class DeltaLag:
+    """Of one topic in one log dir; `oldest_ms`: when the first of these records was appended, by the store's clock.
+
+    `sealed_ms`: the same of those that are in segment files, and only have to be published; None if all are inline.
+    """
+
+    records: int
+    oldest_ms: int
+    sealed_ms: int | None
+
+
+def delta_lags(
+    connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
+) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
+    """By topic and online log dir, of these topics or of all; without those that list all below the high watermark.
+
+    Up to `seen_offset` a table has shown every record. Above lie the inline tail, and files that came after it: those
+    are listed if the last publication knew them.
+    """
+    same = (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition)
+    published = (_C.topic_id == _R.topic_id) & (_C.partition == _R.partition) & (_C.log_dir_id == _R.log_dir_id)
+    unseen = (
+        (_S.topic_id == _P.topic_id)
+        & (_S.partition == _P.partition)
+        & (_S.base_offset >= sa.func.coalesce(_C.seen_offset, 0))
+        & (_S.base_offset < REPLICA_LIMIT)
+    )
+    listed = ~_S.inline & (_S.change <= _C.change) & (_S.end_offset <= _C.high_watermark)
+    query = (
+        sa.select(
+            _R.topic_id,
+            _R.log_dir_id,
+            sa.func.sum(_S.record_count),
+            sa.func.min(_S.appended_ms),
+            sa.func.min(sa.case((~_S.inline, _S.appended_ms))),
+        )
+        .select_from(
+            t.partition.join(t.replica, same)
+            .join(t.log_dir, _D.log_dir_id == _R.log_dir_id)
+            .outerjoin(t.publication_cursor, published)
+            .join(t.segment, unseen)
+        )
+        .where(_D.online, (_P.tail_bytes > 0) | (_P.change > sa.func.coalesce(_C.change, 0)))
+        .where(~sa.func.coalesce(listed, sa.false()))
+        .group_by(_R.topic_id, _R.log_dir_id)
+    )
+    if topic_ids is not None:
+        query = query.where(_P.topic_id.in_(topic_ids))
+    return {
+        (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
+        for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query)
+    }
+
+
+@dataclass(frozen=True)
+class DeltaTableInfo:
+    """A topic's Delta table in a log dir. `location`: path or URI. It lacks `lag_records` of the log, the oldest of
+    them for `lag_ms`; both 0 if it is up to date, or its log dir is offline.
+    """
+
+    log_dir_id: int
+    location: str
+    exists: bool
+    lag_records: int
+    lag_ms: int
+
+
+def describe_delta_tables(
+    connection: sa.Connection, topics: Sequence[Topic], log_dirs: Mapping[LogDirId, LogDirInfo], now_ms: int
+) -> dict[int, list[DeltaTableInfo]]:
+    """The tables of these topics, by topic id and in the order of the log dirs; internal topics have none."""
+    lags = delta_lags(connection, [topic.topic_id for topic in topics])
+    found: dict[int, list[DeltaTableInfo]] = {topic.topic_id: [] for topic in topics}
+    for topic in topics:
+        for log_dir_id in log_dirs_with_replicas(connection, topic):
+            info = log_dirs[log_dir_id]
+            lag = lags.get((topic.topic_id, log_dir_id))
+            found[topic.topic_id].append(
+                DeltaTableInfo(
+                    log_dir_id,
+                    LogDir(info.uri).location(topic.folder),
+                    recorded(connection, topic, info) is not None,
+                    lag.records if lag else 0,
+                    max(0, now_ms - lag.oldest_ms) if lag else 0,
+                )
+            )
+    return found

@@ -1,0 +1,380 @@
+"""Publication: a topic in a log dir is also a Delta table, whose active files are the sealed segments that its replicas
+there have below the high watermark.
+
+By state, not by event: the difference between what the metadata says and what the Delta table has is committed, and the
+commit is refused unless the table is still at the version that was compared. So a second publisher, a crash between any
+two steps and a foreign commit all heal with the next publication. Where the table is known to be as we left it (its
+version and our app transaction are those recorded), only the segments that changed since are looked at; else all are.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.delta import publication_intent, publication_state
+from spark_log.delta.delta_log_repair import repair
+from spark_log.delta.publication_state import Cursor, PublishedFile
+from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.metadata.identity import accepted_at_ms, check_identity
+from spark_log.records.schema import SEGMENT_SCHEMA
+
+if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
+    from deltalake import DeltaTable
+
+logger = logging.getLogger(__name__)
+
+PARTITION_COLUMNS = ["partition", "base_offset"]
+DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
+"""offset = base_offset + offset_delta, for any Delta reader."""
+
+_CHECKPOINT_COMMITS = 100
+"""How often a commit makes a checkpoint too, which its append waits for; maintenance makes them more often."""
+
+_PROPERTIES = {
+    "delta.appendOnly": "true",
+    # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's. Not for
+    # ever: every checkpoint lists what was removed within it
+    "delta.deletedFileRetentionDuration": "interval 30 days",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+}
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Difference:
+    add: Sequence[PublishedFile]
+    remove: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove)
+
+
+def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
+    """What makes the active files of a table the wanted ones."""
+    there = set(active)
+    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
+
+
+def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
+    """Path or URI of the topic's Delta table in each log dir. Their union is the topic."""
+    log_dir_ids = cluster.store.read(lambda connection: publication_state.log_dirs_with_replicas(connection, topic))
+    infos = cluster.log_dirs()
+    return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
+
+
+def publish(cluster: Cluster, topic: Topic) -> None:
+    """Bring the topic's Delta tables up to the metadata, in every log dir that is online.
+
+    One that fails keeps no other from it; then the first error is raised, StorageUnavailableError mostly.
+    """
+    infos = cluster.log_dirs()
+    log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
+    failed: Exception | None = None
+    for log_dir_id, has_replicas in log_dirs.items():
+        try:
+            _publish_log_dir(cluster, topic, infos[log_dir_id], has_replicas)
+        except (SparkLogError, OSError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
+    """Publish after an append that is done: a failure is logged and healed by the next publication, not raised.
+    Whether all went well.
+    """
+    done = True
+    for topic in topics:
+        try:
+            publish(cluster, topic)
+        except (SparkLogError, OSError) as error:
+            done = False
+            logger.warning(
+                "topic %s: Delta table not updated, the next append tries again: %s", topic.name, redact(str(error))
+            )
+    return done
+
+
+def publish_all(cluster: Cluster) -> None:
+    """Bring the Delta tables of every topic up to the metadata."""
+    for topic in cluster.store.read(find_topics).values():
+        publish(cluster, topic)
+
+
+def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_replicas: bool) -> None:
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
+    log_dir = cluster.log_dir(info)
+    log_dir.verify(info.uuid)  # each time: a folder that came back empty must not be given a table behind our back
+    for _ in range(_ATTEMPTS):
+        try:
+            table = _open_table(log_dir, topic, create=has_replicas)
+            if table is None or _publish_once(cluster, topic, info, log_dir, table):
+                return
+        except CommitFailedError:  # somebody else committed first: look at the new state
+            continue
+        except BaseException as error:
+            # an OSError: an object store that does not go on with an answer
+            if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
+                raise
+            if isinstance(error, DeltaError) and repair(log_dir, topic):
+                logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, redact(info.uri))
+                continue
+            # it panics, in a class of its own, in the child of a process that has used it before the fork
+            raise StorageUnavailableError(
+                redact(f"Delta table of topic {topic.name} in {info.uri}: {_one_line(error)}")
+            ) from error
+    raise StorageUnavailableError(
+        f"Delta table of topic {topic.name}: {_ATTEMPTS} commits lost the race; giving up for now"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    """deltalake draws its errors as a coloured tree of lines."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
+
+
+class _Found(NamedTuple):
+    """The metadata of a table that is to be changed, from one snapshot."""
+
+    recorded: tuple[int, int] | None
+    in_doubt: bool
+    due: publication_state.Due
+    cursors: dict[int, Cursor]
+    incremental: bool
+    wanted: list[PublishedFile]
+    gone: list[str]
+
+
+def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
+    """None if nothing is to be done. `left_at`: our transaction's version in the table, and the table's version."""
+    check_identity(connection)
+    in_table = left_at[0]
+    recorded = publication_state.recorded(connection, topic, info)
+    in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
+    as_we_left_it = left_at == (recorded or (0, 0))
+    due = publication_state.due(connection, topic, info)
+    if as_we_left_it and due.has_replicas and not due.cursors:
+        return None
+    if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
+        return None  # deleted meanwhile, and with it what is recorded
+    # a table that never had a commit of ours has seen nothing
+    cursors = publication_state.cursors(connection, topic, info) if in_table else {}
+    if as_we_left_it and not due.fallen:
+        wanted = publication_state.changed_segments(connection, topic, info)
+        gone = publication_state.retired_paths(connection, topic, info)
+        return _Found(recorded, in_doubt, due, cursors, True, wanted, gone)
+    return _Found(recorded, in_doubt, due, cursors, False, publication_state.all_segments(connection, topic, info), [])
+
+
+def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable") -> bool:
+    application = f"spark-log/{topic.uuid}/{info.uuid}"
+    in_table = table.transaction_version(application) or 0
+    left_at = (in_table, table.version())
+    found = cluster.store.read(lambda connection: _look(connection, topic, info, left_at))
+    if found is None:
+        return True
+    recorded, in_doubt, due, cursors, incremental, wanted, gone = found
+    if in_doubt:  # a publisher did not come to record its commit
+        cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
+        return False
+    active = _active_files(table)
+    if incremental:
+        what = Difference(
+            [file for file in wanted if file.path not in active], [path for path in gone if path in active]
+        )
+    else:
+        what = difference({file.path: file for file in wanted}, active)
+        if in_table > (recorded or (0, 0))[0]:
+            _check_store_is_not_older(cluster, topic, info, log_dir, table, what)
+    compared = (in_table, table.version())
+    if not what:
+        cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
+        return True
+    version = cluster.store.transact(
+        lambda c, _attempt: publication_intent.note(c, topic, info, recorded, compared, what.add, due)
+    )
+    if version is None:
+        return False
+    failpoint("publish.before-commit")
+    # without retries a commit makes exactly the version after the one that was compared, or fails
+    delta_version = table.version() + 1
+    _commit(table, what, active, cursors, application, version)
+    log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
+    if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
+        sync_checkpoint(log_dir, topic, delta_version)
+    failpoint("publish.committed")
+    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, version), durable=False)
+    failpoint("publish.recorded")
+    return True
+
+
+def _check_store_is_not_older(
+    cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", what: Difference
+) -> None:
+    """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
+    of: then it was restored from a copy, and does not tell what is to go.
+    """
+    ours = [path for path in what.remove if path.startswith("_segments/")]
+    if not ours:
+        return
+    named = cluster.store.read(lambda connection: publication_state.named_paths(connection, topic))
+    unknown = sum(path not in named for path in ours)
+    accepted_ms = cluster.store.read(accepted_at_ms)
+    committed_ms = _committed_ms(log_dir, topic, table.version())
+    if unknown and (accepted_ms is None or accepted_ms <= committed_ms):
+        raise StoreChangedError(
+            f"Delta table of topic {topic.name} in {redact(info.uri)} lists {unknown} segments that the metadata store"
+            " has never heard of: it seems to be restored from a copy that is older. Publication and clean-up of the"
+            " topic's files have stopped. See what it lacks with `spark-log store status`, then allow both with"
+            " `spark-log store accept`"
+        )
+
+
+def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
+    """When a version was committed, by its commit file; 0 if that has been cleaned up.
+
+    `DeltaTable.history` says the same, but holds the GIL while it waits for an object store.
+    """
+    try:
+        blocks = log_dir.read_blocks(f"{topic.folder}/_delta_log/{version:020d}.json")
+        actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
+    except CorruptRecordError:
+        return 0
+    return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
+
+
+def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
+    """Force the checkpoint of this version to disk, which deltalake does not: a torn one would be read by everybody."""
+    paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
+    for path, size in zip(paths, log_dir.sizes(paths), strict=True):
+        if size is not None:
+            log_dir.sync(path)
+
+
+def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
+    """The topic's table in the log dir, made if need be; None if there is none and none is needed."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    try:
+        return DeltaTable(location, storage_options=options)
+    except TableNotFoundError:
+        if not create:
+            return None
+    if log_dir.local:
+        log_dir.make_folder(f"{topic.folder}/_delta_log")
+    try:
+        table = DeltaTable.create(
+            location,
+            schema=DELTA_SCHEMA,
+            partition_by=PARTITION_COLUMNS,
+            name=topic.name,
+            description="A spark-log topic. offset = base_offset + offset_delta. Written by spark-log alone.",
+            configuration=_PROPERTIES,
+            storage_options=options,
+        )
+        log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
+        return table
+    except DeltaError:  # another publisher was first
+        return DeltaTable(location, storage_options=options)
+
+
+def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
+    """The table's active files by path, with what a removal must repeat of them."""
+    columns = pa.table(table.get_add_actions(flatten=True))
+    facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
+    rows = zip(
+        facts["path"], facts["size_bytes"], facts["partition.partition"], facts["partition.base_offset"], strict=True
+    )
+    return {path: {"size": size, "partition": part, "base_offset": base} for path, size, part, base in rows}
+
+
+def _commit(
+    table: "DeltaTable",
+    what: Difference,
+    active: Mapping[str, dict[str, Any]],
+    cursors: Mapping[int, Cursor],
+    application: str,
+    transaction_version: int,
+) -> None:
+    """One Delta commit, on exactly the version that was compared. CommitFailedError if somebody else was first."""
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = clock.wall_ms()
+    actions: list[AddAction | RemoveAction] = [
+        # never a data change: that would end every stream that reads the table
+        RemoveAction(
+            path,
+            False,
+            now_ms,
+            active[path]["size"],
+            _partition_values(active[path]["partition"], active[path]["base_offset"]),
+        )
+        for path in what.remove
+    ]
+    for file in what.add:
+        seen_before = cursors.get(file.partition, Cursor()).has_seen(file)
+        values = _partition_values(file.partition, file.base_offset)
+        actions.append(
+            AddAction(
+                file.path, file.bytes, values, now_ms, not seen_before, json.dumps({"numRecords": file.record_count})
+            )
+        )
+    table.create_write_transaction(
+        actions,
+        mode="append",
+        schema=table.schema(),
+        partition_by=PARTITION_COLUMNS,
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
+        ),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
+    )
+
+
+def _partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:
+    return {
+        "partition": None if partition is None else str(partition),
+        "base_offset": None if base_offset is None else str(base_offset),
+    }
+
+
+def storage_options(log_dir: LogDir) -> dict[str, str]:
+    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
+
+    Both take what the URI does not say from the same AWS_... environment variables.
+    """
+    parts = urlsplit(log_dir.uri)
+    if log_dir.local or parts.scheme != "s3":
+        return {}
+    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    # an endpoint of http://, from the URI or from AWS_ENDPOINT_URL, is the user's word already: the records go there
+    options = {"aws_allow_http": "true"}
+    if parts.username:
+        options["aws_access_key_id"] = unquote(parts.username)
+    if parts.password:
+        options["aws_secret_access_key"] = unquote(parts.password)
+    if "region" in query:
+        options["aws_region"] = query["region"]
+    if "endpoint_override" in query:
+        endpoint = query["endpoint_override"]
+        scheme = query.get("scheme", "https")
+        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    return options

@@ -1,0 +1,114 @@
+"""The intent of a publication: what it will add to a Delta table, noted before its commit.
+
+    note      one SQL transaction: up to where each partition's records will have been seen, under a new version number
+    commit    of the Delta table, whose app transaction has that version
+    settle    the table has this version, so this intent was carried out: it becomes what is recorded
+
+A publisher that dies after its commit leaves an intent, and the version in the table tells the next one which. Until
+then no file reaches over the offset (`publication.seen_offsets`). A note is always forced to disk, and with it all that
+was committed before: a Delta table never lists a segment that the metadata could still lose. Settling is not forced:
+lost with the power, it is done again by the next publication, whose own note would have forced it.
+"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.delta import publication_state
+from spark_log.delta.publication_state import Cursor, Due, PublishedFile
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import CHUNK, lock_partitions
+
+_I, _IC, _S = t.publication_intent.c, t.publication_intent_cursor.c, t.segment.c
+_UNKNOWN = -1
+"""As publication.delta_version: all of the table is to be compared."""
+
+
+def note(
+    connection: sa.Connection,
+    topic: Topic,
+    info: LogDirInfo,
+    before: tuple[int, int] | None,
+    in_table: tuple[int, int],
+    add: Sequence[PublishedFile],
+    due: Due,
+) -> int | None:
+    """Note that the files are to be added; the version that the commit's app transaction must have.
+
+    `before` is what was recorded, and `in_table` our version and the Delta version of the table, when the two were
+    compared. None if the metadata has changed since, so that they must be compared again.
+    """
+    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
+    if now is None or now.topic_id != topic.topic_id or publication_state.recorded(connection, topic, info) != before:
+        return None
+    if not _all_in_log(connection, topic, add):
+        return None
+    known = connection.execute(sa.select(sa.func.max(_I.transaction_version)).where(_here(topic, info))).scalar_one()
+    version = 1 + max(in_table[0], before[0] if before else 0, known or 0)
+    keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id, "transaction_version": version}
+    intent = {
+        **keys,
+        "delta_version": in_table[1] + 1,
+        "recorded_delta_version": before[1] if before else None,
+        "has_replicas": due.has_replicas,
+    }
+    connection.execute(t.publication_intent.insert(), intent)
+    rows = [{**keys, "partition": number, **publication_state.values(cursor)} for number, cursor in due.cursors.items()]
+    if rows:
+        connection.execute(t.publication_intent_cursor.insert(), rows)
+    return version
+
+
+def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> bool:
+    query = sa.select(_I.transaction_version).where(_here(topic, info), _I.transaction_version == version)
+    return connection.execute(query).first() is not None
+
+
+def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> None:
+    """The Delta table has our commit of this version: record it, and forget it and what was noted before."""
+    now = find_topics(connection, [topic.name], lock=True).get(topic.name)
+    if now is None or now.topic_id != topic.topic_id:
+        return
+    columns = (_I.delta_version, _I.recorded_delta_version, _I.has_replicas)
+    this = _here(topic, info) & (_I.transaction_version == version)
+    intent = connection.execute(sa.select(*columns).where(this)).one_or_none()
+    if intent is None:
+        return
+    recorded = publication_state.recorded(connection, topic, info)
+    if recorded is None or recorded[0] < version:
+        found_unknown = recorded is not None and recorded[1] == _UNKNOWN != intent.recorded_delta_version
+        cursors = sa.select(_IC.partition, _IC.change, _IC.high_watermark, _IC.seen_offset).where(
+            _IC.topic_id == topic.topic_id, _IC.log_dir_id == info.log_dir_id, _IC.transaction_version == version
+        )
+        due = Due(
+            {number: Cursor(*facts) for number, *facts in connection.execute(cursors)}, False, intent.has_replicas
+        )
+        after = (version, _UNKNOWN if found_unknown else intent.delta_version)
+        publication_state.replace(connection, topic, info, recorded, after, due)
+    for table in (t.publication_intent, t.publication_intent_cursor):
+        c = table.c
+        here = (c.topic_id == topic.topic_id) & (c.log_dir_id == info.log_dir_id)
+        connection.execute(table.delete().where(here, c.transaction_version <= version))
+
+
+def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[PublishedFile]) -> bool:
+    """Whether every file is a segment of the log. The partitions are locked: no swap takes one away meanwhile."""
+    lock_partitions(connection, sorted({(topic.topic_id, file.partition) for file in files}))
+    wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
+    for first in range(0, len(wanted), CHUNK):
+        chunk = wanted[first : first + CHUNK]
+        query = sa.select(_S.partition, _S.name).where(
+            _S.topic_id == topic.topic_id,
+            ~_S.inline,
+            sa.tuple_(_S.partition, _S.base_offset).in_([(partition, base) for partition, base, _ in chunk]),
+        )
+        found = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
+        if any(path not in found for *_, path in chunk):
+            return False
+    return True
+
+
+def _here(topic: Topic, info: LogDirInfo) -> sa.ColumnElement[bool]:
+    return (_I.topic_id == topic.topic_id) & (_I.log_dir_id == info.log_dir_id)

@@ -1,0 +1,272 @@
+"""Erasing records by key: every record of the given keys goes, with its value and headers, tombstones too.
+
+    erased = erase(cluster, "users", [b"N14228"], purge=True)
+
+The other records keep their offsets; offsets of those that went are gaps, as after compaction. It is done for the
+records below the high watermarks of the moment when it began (`Erased.ends`): of what is appended meanwhile, nothing is
+erased. Tails are sealed first; then each segment that holds such a record is replaced (`log.rewriting`), until a look
+at all segments finds none. Readers and writers go on. What was replaced stays on disk for file.delete.delay.ms,
+where older Delta versions and lagging readers still see it; with `purge` it goes at once (`maintenance.purge`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.config import ClusterSettings
+from spark_log.controller.fallback_controller import AtHand
+from spark_log.delta.publication import publish, try_publish
+from spark_log.erase.erase_report import Erased
+from spark_log.erase.erase_workers import Here, Workers
+from spark_log.erase.key_matches import Scan, Write, holds, write_without
+from spark_log.erase.leftovers import in_open_transactions
+from spark_log.erase.purge import purge_old_files
+from spark_log.errors import (
+    InvalidConfigurationError,
+    NotEnoughReplicasError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import OffsetRange, TopicPartition, WriteId
+from spark_log.maintenance.report import Amount
+from spark_log.maintenance.rewrite.rewrite import Segment, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.tail_seal import seal
+from spark_log.metadata import tables as t
+from spark_log.metadata.identity import check_identity
+from spark_log.quantities import count_of
+from spark_log.records.key_set import KeySet
+from spark_log.segments import plan as planner
+from spark_log.segments.slices import Slice
+
+_FRUITLESS_MAX = 10
+"""Looks in a row that come to nothing, overtaken by a merge or a change of the ISR, before it gives up."""
+
+_P = t.partition.c
+
+
+def erase(
+    cluster: Cluster,
+    topic: str,
+    keys: Iterable[bytes] | pa.Array | pa.ChunkedArray,
+    *,
+    ends: Mapping[int, int] | None = None,
+    purge: bool = False,
+    workers: Callable[[KeySet], Workers] = Here,
+    settings: ClusterSettings | None = None,
+) -> Erased:
+    """Erase every record of these keys. `ends`: offsets, at most the high watermarks, that partitions end at instead.
+
+    Raises UnknownTopicOrPartitionError, PolicyViolationError (an internal topic), OffsetOutOfRangeError (`ends`),
+    StoreChangedError (with `purge`); and where it has to give up, the last reason, mostly NotEnoughReplicasError or
+    StorageUnavailableError. What was erased by then stays erased; it may be called again.
+    """
+    validate_user_topic(topic, "erase from")
+    wanted = _distinct(keys)
+    settings = settings or cluster.store.settings
+    if purge:
+        cluster.store.read(check_identity)
+    found, limits, above = cluster.store.read(lambda connection: _begin(connection, topic, ends or {}))
+    team = workers(KeySet(wanted))
+    writer = Writer(cluster.store, "erase", team.lease_ms(settings))
+    try:
+        run = _Run(cluster, found, limits, team, writer, AtHand(cluster, settings))
+        run.to_the_end()
+    finally:
+        writer.close()
+    notes = _notes(above)
+    notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, found))
+    try:
+        publish(cluster, found)
+    except (SparkLogError, OSError) as error:
+        notes.append(f"not all Delta tables were updated, the next publication does it: {redact(str(error))}")
+    failpoint("erase.published")
+    purged = None
+    if purge:
+        run.at_hand.look()  # a log dir that has come back or gone away
+        purged = purge_old_files(cluster, found, team, run.replaced)
+        notes += purged.notes
+    return Erased(
+        topic, len(wanted), limits, run.before.records - run.after.records, len(run.changed), len(run.scanned),
+        run.before, run.after, purged, tuple(notes),
+    )  # fmt: skip
+
+
+def _distinct(keys: Iterable[bytes] | pa.Array | pa.ChunkedArray) -> pa.Array:
+    given = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys, pa.binary())
+    distinct = given.cast(pa.binary()).unique().drop_null()
+    if not len(distinct):
+        raise InvalidConfigurationError("keys: expected at least one")
+    return distinct
+
+
+def _begin(
+    connection: sa.Connection, name: str, ends: Mapping[int, int]
+) -> tuple[Topic, dict[int, int], dict[int, int]]:
+    """The topic; up to where each partition is erased; and how many offsets lie above its high watermark."""
+    topic = find_topic(connection, name)
+    query = sa.select(_P.partition, _P.high_watermark, _P.log_end_offset).where(_P.topic_id == topic.topic_id)
+    rows = connection.execute(query.order_by(_P.partition)).all()
+    limits = {partition: high_watermark for partition, high_watermark, _ in rows}
+    for partition, end in ends.items():
+        if partition not in limits:
+            raise UnknownTopicOrPartitionError(f"end: partition {name}-{partition}: unknown topic or partition")
+        if not 0 <= end <= limits[partition]:
+            raise OffsetOutOfRangeError(
+                f"end: offset {end} of {name}-{partition} is not between 0 and its high watermark {limits[partition]}"
+            )
+        limits[partition] = end
+    return topic, limits, {partition: leo - hw for partition, hw, leo in rows if leo > hw}
+
+
+def _notes(above: Mapping[int, int]) -> list[str]:
+    return [
+        f"partition {partition}: not looked at: {count_of(count, 'offset')} above the high watermark: erase again later"
+        for partition, count in above.items()
+    ]
+
+
+@dataclass
+class _Run:
+    """The looks at a topic's segments until none holds a record to erase."""
+
+    cluster: Cluster
+    topic: Topic
+    ends: Mapping[int, int]
+    workers: Workers
+    writer: Writer
+    at_hand: AtHand
+    clean: set[str] = field(default_factory=set)
+    """Names of segments that hold none: a segment's file never changes."""
+    scanned: set[str] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
+    """Paths of the files that were taken out of the log."""
+    before: Amount = field(default_factory=Amount)
+    after: Amount = field(default_factory=Amount)
+    error: SparkLogError | None = None
+
+    def to_the_end(self) -> None:
+        fruitless = 0
+        while True:
+            self.error = None
+            known = len(self.clean)
+            tails = self._seal()
+            suspects = self._suspects()
+            if not tails and not suspects:
+                return
+            self._rewrite(self._holding(suspects))
+            fruitless = 0 if len(self.clean) > known else fruitless + 1
+            if fruitless > _FRUITLESS_MAX:
+                raise self.error or NotEnoughReplicasError(
+                    f"topic {self.topic.name}: {count_of(len(suspects), 'segment')} and"
+                    f" {count_of(tails, 'tail')} could not be replaced: their in-sync replicas are too few, or keep"
+                    " changing; what was erased stays erased"
+                )
+            if fruitless:
+                self.at_hand.look()
+
+    def _seal(self) -> int:
+        """Seal what lies below the ends; how many tails still reach below them."""
+        tails = self._with_tails()
+        for partition in tails:
+            try:
+                seal(self.cluster, self.writer, self.topic, partition)
+            except SparkLogError as error:
+                self.error = error
+        if tails:  # Delta tables are to know of what was sealed below files that they list, before those are replaced
+            try_publish(self.cluster, [self.topic])
+        left = len(self._with_tails())
+        failpoint("erase.sealed")
+        return left
+
+    def _with_tails(self) -> list[int]:
+        def read(connection: sa.Connection) -> list[int]:
+            s = t.segment.c
+            query = sa.select(s.partition, sa.func.min(s.base_offset)).where(
+                s.topic_id == self.topic.topic_id, s.inline
+            )
+            rows = connection.execute(query.group_by(s.partition).order_by(s.partition))
+            return [partition for partition, base in rows if base < self.ends.get(partition, 0)]
+
+        return self.cluster.store.read(read)
+
+    def _suspects(self) -> list[tuple[Segment, Slice]]:
+        """Segments that may hold a record to erase, and where their files lie."""
+        found: list[tuple[Segment, Slice]] = []
+        for partition, end in self.ends.items():
+            found += self.cluster.store.read(partial(self._suspects_of, partition=partition, end=end))
+        return found
+
+    def _suspects_of(self, connection: sa.Connection, partition: int, end: int) -> list[tuple[Segment, Slice]]:
+        files = [
+            each
+            for each in segments(connection, self.topic, partition, inline=False)
+            if each.base_offset < end and each.record_count and each.name not in self.clean
+        ]
+        if not files:
+            return []
+        where = OffsetRange(files[0].base_offset, files[-1].end_offset)
+        slices = planner.plan(
+            connection, {self.topic.name: self.topic}, {TopicPartition(self.topic.name, partition): where}
+        )
+        by_name = {piece.name: piece for piece in slices}
+        return [(each, by_name[each.name]) for each in files]
+
+    def _holding(self, suspects: Sequence[tuple[Segment, Slice]]) -> list[tuple[Segment, int]]:
+        """Those that hold one, with their partitions; the others are clean."""
+        log_dirs = self.cluster.log_dirs()
+        scans = [Scan(piece, self.ends[piece.partition], log_dirs) for _, piece in suspects]
+        holding: list[tuple[Segment, int]] = []
+        for (segment, piece), verdict in zip(suspects, self.workers.run(holds, scans), strict=True):
+            if isinstance(verdict, SparkLogError):
+                self.error = verdict
+                continue
+            self.scanned.add(segment.name)
+            if verdict:
+                holding.append((segment, piece.partition))
+            else:
+                self.clean.add(segment.name)
+        return holding
+
+    def _rewrite(self, holding: Sequence[tuple[Segment, int]]) -> None:
+        for first in range(0, len(holding), self.workers.at_once):
+            self._rewrite_some(holding[first : first + self.workers.at_once])
+
+    def _rewrite_some(self, holding: Collection[tuple[Segment, int]]) -> None:
+        log_dirs = self.cluster.log_dirs()
+        writes: list[Write] = []
+        write_ids: list[WriteId] = []
+        for segment, partition in holding:
+            plan = partial(plan_rewriting, topic=self.topic, partition=partition, inputs=[segment])
+            rewriting = self.cluster.store.read(plan)
+            if rewriting is not None:
+                write_id, name = self.writer.file_name()
+                write_ids.append(write_id)
+                writes.append(Write(rewriting, name.removesuffix(".parquet"), self.ends[partition], log_dirs))
+        results = self.workers.run(write_without, writes)
+        for write_id, write, written in zip(write_ids, writes, results, strict=True):
+            if isinstance(written, SparkLogError):
+                self.error = written
+                continue
+            failpoint("erase.file-written")
+            rewriting = write.rewriting
+            if not swap(self.cluster, write_id, rewriting, written):
+                continue
+            failpoint("erase.swapped")
+            [old] = rewriting.inputs
+            self.clean.add(written.name)
+            self.changed.add(rewriting.partition)
+            self.replaced.add(segment_path(self.topic.folder, rewriting.partition, old.name))
+            self.before += Amount(1, old.bytes, old.record_count)
+            self.after += Amount(1, written.facts.bytes, written.facts.record_count)

@@ -1,0 +1,52 @@
+"""What an erase says of its work, for people and for scripts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_log.erase.purge import Purged
+from spark_log.maintenance.report import Amount
+from spark_log.quantities import count_of
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What was done. Keys are personal data: only their number is told."""
+
+    topic: str
+    keys: int
+    ends: Mapping[int, int]
+    """Per partition: records below this offset were looked at."""
+    records: int
+    partitions: int
+    """With such records."""
+    segments_scanned: int
+    before: Amount
+    """Segments that were replaced."""
+    after: Amount
+    purged: Purged | None
+    """None without `purge`."""
+    notes: tuple[str, ...]
+    """For people: what was not reached, and what to do about it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        shown = [
+            f"Erased {count_of(self.records, 'record')} of {count_of(self.keys, 'key')} from {self.topic}: replaced"
+            f" {self.before.files:,} of {count_of(self.segments_scanned, 'segment')} in"
+            f" {count_of(self.partitions, 'partition')} ({self.before.bytes:,} -> {self.after.bytes:,} bytes)."
+        ]
+        if self.purged is not None:
+            replicas = count_of(self.purged.replicas, "replica")
+            moved = f", and {replicas} that had moved away" if self.purged.replicas else ""
+            shown.append(f"Purged {count_of(self.purged.files, 'old file')} ({self.purged.bytes:,} bytes){moved}.")
+        elif self.before:
+            shown.append(
+                "The replaced files stay for file.delete.delay.ms, where older Delta versions still show the"
+                " records; with --purge they go at once."
+            )
+        shown.append("Records appended since it began were not looked at.")
+        return [*shown, *(f"Note: {note}" for note in self.notes)]

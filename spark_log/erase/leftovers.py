@@ -1,0 +1,146 @@
+"""Places that still hold records of erased keys when a purge is done, as notes for people: which place, and what makes
+the records go. In each case that ends with running the same erase again.
+"""
+
+import re
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic
+from spark_log.delta.publication_state import named_paths
+from spark_log.erase.erase_workers import Workers
+from spark_log.erase.key_matches import OldFile, old_file_holds
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import LogDirId
+from spark_log.maintenance.removal.clean_up import CleanableLogDirs
+from spark_log.maintenance.removal.orphans import is_copy, write_id_of
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import CHUNK
+from spark_log.quantities import count_of
+
+_NAMED_MAX = 10
+"""Files or transactions that one note names."""
+
+_K, _P, _X = t.retired_replica.c, t.producer.c, t.transaction_segment.c
+
+
+def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[str]:
+    """Batches of open transactions, which an erase does not look at; also those for topics that were deleted since."""
+    gone = ~sa.exists().where(t.topic.c.topic_id == _X.topic_id)
+    in_store = sa.func.sum(sa.case((_X.inline, 1), else_=0))
+    query = (
+        sa.select(_P.transactional_id, sa.func.count(), in_store)
+        .join(t.transaction_segment, _X.producer_id == _P.producer_id)
+        .where((_X.topic_id == topic.topic_id) | gone)
+        .group_by(_P.transactional_id)
+        .order_by(_P.transactional_id)
+    )
+    return [
+        f"transaction {name!r} is open; not looked at: its {count_of(count, 'batch', 'batches')} ({inline} in the"
+        f" metadata store at {cluster.store.address}, {count - inline} in log dirs). When it has ended"
+        " (`spark-log transaction abort` ends it), erase again"
+        for name, count, inline in connection.execute(query)
+    ]
+
+
+def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> list[str]:
+    """Every place in the log dirs that may still hold such records."""
+    notes = [
+        f"log dir {redact(log_dirs.infos[log_dir_id].uri)} could not be reached ({reason}), and may still hold such"
+        " records: when it is back, erase again"
+        for log_dir_id, reason in sorted(log_dirs.failures.items())
+        if log_dir_id in log_dirs.infos
+    ]
+    notes += cluster.store.read(lambda connection: _retired_replicas(connection, log_dirs, topic))
+    for log_dir_id, info in log_dirs.infos.items():
+        if log_dirs.open(log_dir_id) is not None:
+            try:
+                notes += _unnamed_files(cluster, log_dirs, info, topic, workers)
+            except (SparkLogError, OSError) as error:
+                notes.append(f"log dir {redact(info.uri)} may still hold such records: {redact(str(error))}")
+    return notes
+
+
+def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: Topic) -> list[str]:
+    """The folders in a log dir of deleted topics of the same name."""
+    log_dir = log_dirs.open(log_dir_id)
+    pattern = re.compile(rf"{re.escape(topic.name)}-[0-9a-f]{{8}}")
+    entries = log_dir.entries() if log_dir is not None else []
+    return [each.name for each in entries if each.folder and pattern.fullmatch(each.name) and each.name != topic.folder]
+
+
+def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:
+    query = sa.select(_K.log_dir_id, _K.partition).where(_K.topic_id == topic.topic_id)
+    return [
+        f"log dir {redact(log_dirs.infos[LogDirId(log_dir_id)].uri)} still has the files of {topic.name}-{partition},"
+        " which was moved away from it: when it can be written, erase again"
+        for log_dir_id, partition in connection.execute(query.order_by(_K.log_dir_id, _K.partition))
+        if log_dir_id in log_dirs.infos
+    ]
+
+
+def _unnamed_files(
+    cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic, workers: Workers
+) -> list[str]:
+    """Files in the topic's folders that no metadata names, and which hold such a record or cannot be read."""
+    log_dir = log_dirs.open(info.log_dir_id)
+    assert log_dir is not None
+    paths: list[str] = []
+    for folder in [topic.folder, *previous_folders(log_dirs, info.log_dir_id, topic)]:
+        paths += [path for path in log_dir.list_files(folder) if not path.startswith(f"{folder}/_delta_log/")]
+    # after the listing: what was appended meanwhile is named by now
+    named = cluster.store.read(lambda connection: named_paths(connection, topic))
+    unnamed = [path for path in sorted(paths) if path.removeprefix(f"{topic.folder}/") not in named]
+    items = [OldFile(path, (info,)) for path in unnamed]
+    held = [path for path, held in zip(unnamed, workers.run(old_file_holds, items), strict=True) if held]
+    held = [path for path, size in zip(held, log_dir.sizes(held), strict=True) if size is not None]
+    return _told(cluster, redact(info.uri), held)
+
+
+def _told(cluster: Cluster, uri: str, held: Sequence[str]) -> list[str]:
+    copies = [path for path in held if is_copy(_name(path))]
+    ours = [path for path in held if write_id_of(_name(path)) and path not in copies]
+    foreign = [path for path in held if path not in copies and path not in ours]
+    notes: list[str] = []
+    if ours:
+        holders = cluster.store.read(lambda connection: _holders(connection, ours))
+        by = f"of {', '.join(holders)}" if holders else "of writers that have ended"
+        notes.append(
+            f"{_files(ours)} in log dir {uri} that no metadata names, {by}, hold such records or cannot be read: close"
+            " those programs (what a killed one left goes when its write id has run out, after 24 hours at most), and"
+            " erase again"
+        )
+    if copies:
+        notes.append(
+            f"{_files(copies)} in log dir {uri}, unfinished copies, may hold such records: a day after the last byte"
+            " was written to them, erase again"
+        )
+    if foreign:
+        notes.append(
+            f"{_files(foreign)} in log dir {uri}, which other programs put into the Delta table, hold such records or"
+            " cannot be read: delete them, and erase again"
+        )
+    return notes
+
+
+def _files(paths: Sequence[str]) -> str:
+    more = f" and {count_of(len(paths) - _NAMED_MAX, 'more file')}" if len(paths) > _NAMED_MAX else ""
+    return ", ".join(paths[:_NAMED_MAX]) + more
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
+    """Who holds the write ids of these files."""
+    ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
+    w = t.write_id.c
+    found: set[str] = set()
+    for first in range(0, len(ids), CHUNK):
+        query = sa.select(w.holder).where(w.write_id.in_(ids[first : first + CHUNK]))
+        found.update(connection.execute(query).scalars())
+    return sorted(found)[:_NAMED_MAX]

@@ -1,0 +1,273 @@
+"""Committed offsets of consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.append.partitioner import partition_of_key
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import find_topics
+from spark_log.config import ClusterSettings
+from spark_log.config.values import INT64_MAX
+from spark_log.errors import (
+    IllegalArgumentError,
+    OffsetMetadataTooLargeError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.groups import rows
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.segments import offsets_topic
+
+if TYPE_CHECKING:
+    from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
+
+_G = t.consumer_group.c
+_O = t.group_offset.c
+_CHUNK = 5_000
+_TOPIC = Prepared(
+    sa.select(t.topic.c.topic_id, t.topic.c.partition_count).where(t.topic.c.name == sa.bindparam("topic"))
+)
+_FORGET = Prepared(
+    t.group_offset.delete().where(
+        _O.group_id == sa.bindparam("key_group"),
+        _O.topic_id == sa.bindparam("key_topic"),
+        _O.partition == sa.bindparam("key_partition"),
+    )
+)
+_REMEMBER = Prepared(t.group_offset.insert())
+
+
+class Commit(NamedTuple):
+    """The next offset to read, free text, and the leader epoch of the last record read (-1: unknown).
+
+    In the order of kafka-python's OffsetAndMetadata, and the topic that the offset is of.
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+    topic_id: int | None = None
+    """None: of the topic that has the name when it is committed."""
+
+
+def check_commits(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
+) -> dict[TopicPartition, Commit]:
+    """The commits as given. IllegalArgumentError for an offset that is not a whole number from 0 to 2**63 - 1,
+    OffsetMetadataTooLargeError for text of more than offset.metadata.max.bytes.
+    """
+    checked: dict[TopicPartition, Commit] = {}
+    for (topic, partition), given in offsets.items():
+        offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, metadata, -1)
+        here = f"{topic}-{partition}"
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
+            raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not a whole number from 0 up")
+        text = "" if text is None else text
+        if not isinstance(text, str) or "\0" in text:
+            raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text that can be stored")
+        size = len(text.encode(errors="surrogatepass"))
+        if size > settings.offset_metadata_max_bytes:
+            raise OffsetMetadataTooLargeError(
+                f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"
+                f" ({settings.offset_metadata_max_bytes})"
+            )
+        checked[TopicPartition(topic, partition)] = Commit(offset, text, -1 if epoch is None else epoch, *topic_id)
+    return checked
+
+
+def commit_offsets(
+    store: Store,
+    group_id: str,
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+    metadata: str = "",
+    *,
+    settings: ClusterSettings | None = None,
+) -> list[TopicPartition]:
+    """Commit the next offsets to read, for a group without members: a Spark query, a consumer with manual assignment.
+
+    Returns the partitions that do not exist, or are of another topic of that name; all others are committed. Raises
+    UnknownMemberIdError while the group has live members (only they commit), and the errors of `check_commits`; then
+    nothing is committed.
+    """
+    commits = check_commits(offsets, settings or store.settings, metadata)
+
+    def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+        rows.lock_or_make_group(connection, group_id, store.clock(connection))
+        now = refuse_with_members(store, connection, group_id)
+        return write_commits(connection, now, group_id, commits)
+
+    return store.transact(commit)
+
+
+def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) -> StoreClock:
+    """The time, of a transaction that holds the group's lock. UnknownMemberIdError while the group has live members."""
+    now = store.clock(connection)
+    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
+    if live:
+        raise UnknownMemberIdError(
+            f"group {group_id!r} has {live} live member(s): only they commit its offsets; take another group id"
+        )
+    return now
+
+
+def write_commits(
+    connection: sa.Connection, now: StoreClock, group_id: str, commits: Mapping[TopicPartition, Commit]
+) -> list[TopicPartition]:
+    """The commits, in the caller's transaction, which holds the lock of the group's row.
+
+    Returns the partitions that do not exist, or are of another topic of that name; they are left out.
+    """
+    here = of_their_topics(connection, commits)
+    if not here:
+        return sorted(commits)
+    log_partition = log_partition_of(group_id)
+    first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
+    keys = [
+        {"key_group": group_id, "key_topic": here[partition].topic_id, "key_partition": partition.partition}
+        for partition in sorted(here)
+    ]
+    _FORGET.run(connection, keys)
+    new = [
+        {
+            "group_id": group_id,
+            "topic_id": commit.topic_id,
+            "partition": partition.partition,
+            "committed_offset": commit.offset,
+            "leader_epoch": commit.leader_epoch,
+            "commit_metadata": commit.metadata,
+            "committed_ms": now.wall_ms,
+            "position": position,
+            "log_partition": log_partition,
+        }
+        for position, (partition, commit) in enumerate(sorted(here.items()), first)
+    ]
+    _REMEMBER.run(connection, new)
+    return sorted(commits.keys() - here.keys())
+
+
+def of_their_topics(
+    connection: sa.Connection, commits: Mapping[TopicPartition, Commit]
+) -> dict[TopicPartition, Commit]:
+    """The commits of partitions that exist, each with the id of its topic.
+
+    One that names another topic id than the topic of that name has is of a topic that was deleted, and left out.
+    """
+    topics: dict[str, tuple[int, int]] = {}
+    for name in {name for name, _ in commits}:
+        if is_legal(name):
+            topics.update((name, (topic_id, count)) for topic_id, count in _TOPIC.rows(connection, {"topic": name}))
+    found: dict[TopicPartition, Commit] = {}
+    for partition, commit in commits.items():
+        topic_id, count = topics.get(partition.topic, (None, 0))
+        if 0 <= partition.partition < count and commit.topic_id in (None, topic_id):
+            found[partition] = commit._replace(topic_id=topic_id)
+    return found
+
+
+def log_partition_of(group_id: str) -> int:
+    """The partition of __consumer_offsets that has the group's commits."""
+    return partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
+
+
+def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
+    """UnknownTopicOrPartitionError that names the partitions, if there are any."""
+    if partitions:
+        shown = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+        raise UnknownTopicOrPartitionError(
+            f"not committed: {shown}: unknown topic or partition, or the offset is of a topic that was deleted"
+        )
+
+
+def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
+    """The group's committed offsets; empty for a group that there is not."""
+    return {partition: commit.offset for partition, commit in store.read(lambda c: read_commits(c, group_id)).items()}
+
+
+def committed(
+    store: Store, group_id: str, partitions: Collection[TopicPartition] | None = None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed for the partitions (None: for all); those without a commit are not in it."""
+    from kafka.structs import OffsetAndMetadata
+
+    found = store.read(lambda connection: read_commits(connection, group_id, partitions))
+    return {partition: OffsetAndMetadata(*commit[:3]) for partition, commit in found.items()}
+
+
+def read_commits(
+    connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition] | None = None
+) -> dict[TopicPartition, Commit]:
+    query = (
+        sa.select(t.topic.c.name, _O.partition, _O.committed_offset, _O.commit_metadata, _O.leader_epoch, _O.topic_id)
+        .join(t.topic, t.topic.c.topic_id == _O.topic_id)
+        .where(_O.group_id == group_id)
+    )
+    wanted = None if partitions is None else {TopicPartition(*partition) for partition in partitions}
+    if wanted is not None and len(wanted) == 1:
+        (only,) = wanted
+        query = query.where(t.topic.c.name == only.topic, _O.partition == only.partition)
+    found = {TopicPartition(name, number): Commit(*commit) for name, number, *commit in connection.execute(query)}
+    return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
+
+
+def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
+    """Forget what the group has committed for the partitions, in the caller's transaction."""
+    topics = find_topics(connection, {name for name, _ in partitions})
+    _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in partitions if name in topics})
+
+
+def expire_offsets(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
+    """Forget groups' offsets that are older than offsets.retention.minutes, counted from the last commit and from when
+    the group became empty; and groups of which nothing is left. Returns how many offsets.
+    """
+    retention_ms = (settings or store.settings).offsets_retention_ms
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+        guard(connection)
+        before_ms = store.clock(connection).wall_ms - retention_ms
+        idle, old = _expired(before_ms)
+        groups = sa.select(_G.group_id).where(idle).order_by(_G.group_id).with_for_update()
+        gone = 0
+        for group_id in connection.execute(groups).scalars().all():
+            gone += connection.execute(t.group_offset.delete().where(_O.group_id == group_id, old)).rowcount
+            left = sa.select(_O.group_id).where(_O.group_id == group_id).limit(1)
+            if connection.execute(left).first() is None:
+                connection.execute(t.consumer_group.delete().where(_G.group_id == group_id))
+        return gone
+
+    return store.transact(expire)
+
+
+def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
+    """How many offsets `expire_offsets` would forget now."""
+
+    def count(connection: sa.Connection) -> int:
+        idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
+        query = sa.select(sa.func.count()).select_from(t.group_offset)
+        return connection.execute(
+            query.join(t.consumer_group, _G.group_id == _O.group_id).where(idle, old)
+        ).scalar_one()
+
+    return store.read(count)
+
+
+def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    """Which groups have been empty since, and which offsets of theirs are as old."""
+    return _G.empty_since_ms <= before_ms, _O.committed_ms <= before_ms
+
+
+def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tuple[int, int]]) -> None:
+    by_topic: dict[int, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        by_topic.setdefault(topic_id, []).append(number)
+    for topic_id, numbers in by_topic.items():
+        here = (_O.group_id == group_id) & (_O.topic_id == topic_id)
+        for first in range(0, len(numbers), _CHUNK):
+            connection.execute(t.group_offset.delete().where(here, _O.partition.in_(numbers[first : first + _CHUNK])))

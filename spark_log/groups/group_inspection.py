@@ -1,0 +1,163 @@
+"""What groups there are, who is in them, and how far behind they are. Reads only, each answer from one snapshot."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sqlalchemy as sa
+
+from spark_log.cluster.topics import find_topics
+from spark_log.groups import rows
+from spark_log.groups.committed_offsets import read_commits
+from spark_log.groups.rules import Group, Member, Partitions
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store, StoreClock
+from spark_log.segments.plan import positions
+
+State = Literal["Empty", "Assigning", "Reconciling", "Stable", "Dead"]
+"""Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: partitions are
+on their way. Dead: there is no such group."""
+
+GROUP_TYPE = "consumer"
+"""Kafka's name for groups whose assignment the server keeps."""
+
+
+@dataclass(frozen=True)
+class GroupListing:
+    group_id: str
+    state: State
+    members: int
+    """Live ones."""
+    type: str = GROUP_TYPE
+
+
+@dataclass(frozen=True)
+class MemberDescription:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    topics: frozenset[str]
+    assignment: Partitions
+    """What it has been given and has not let go of."""
+    target: Partitions
+    """What it is to have."""
+    generation: int
+    """The one that it was told last."""
+    session_left_ms: int
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    group_id: str
+    state: State
+    assignor: str
+    """Empty before the first assignment."""
+    generation: int
+    members: tuple[MemberDescription, ...]
+    type: str = GROUP_TYPE
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """log_start <= log_end. `lag` is None without a commit; records below `log_start` that are gone count in it."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    log_start: int
+    log_end: int
+    """The high watermark: what can be read ends there."""
+    lag: int | None
+    metadata: str
+    member: MemberDescription | None
+    """Who has been given the partition."""
+
+
+def state_of(group: Group, members: Sequence[Member]) -> State:
+    """`members`: the live ones."""
+    if not members:
+        return "Empty"
+    if group.stale:
+        return "Assigning"
+    settled = all(m.settled and m.generation == group.target_generation for m in members)
+    return "Stable" if settled else "Reconciling"
+
+
+def list_groups(store: Store) -> list[GroupListing]:
+    """Every group, by id: with members, or with offsets."""
+
+    def read(connection: sa.Connection) -> list[GroupListing]:
+        g = t.consumer_group.c
+        now = store.clock(connection)
+        return [
+            GroupListing(described.group_id, described.state, len(described.members))
+            for group_id in connection.execute(sa.select(g.group_id).order_by(g.group_id)).scalars().all()
+            for described in [_describe(connection, now, group_id)]
+        ]
+
+    return store.read(read)
+
+
+def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
+    """The groups in the order asked for; one that does not exist has state Dead, as in Kafka."""
+
+    def read(connection: sa.Connection) -> list[GroupDescription]:
+        now = store.clock(connection)
+        return [_describe(connection, now, group_id) for group_id in group_ids]
+
+    return store.read(read)
+
+
+def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
+    """Every partition that the group has committed, owns or is to own, in order."""
+
+    def read(connection: sa.Connection) -> list[PartitionLag]:
+        described = _describe(connection, store.clock(connection), group_id)
+        commits = read_commits(connection, group_id)
+        owner = {partition: member for member in described.members for partition in member.assignment}
+        wanted = commits.keys() | owner.keys() | {p for member in described.members for p in member.target}
+        limits = positions(connection, find_topics(connection, {p.topic for p in wanted}).values())
+        found = []
+        for partition in sorted(wanted & limits.keys()):
+            start, end = limits[partition]
+            commit = commits.get(partition)
+            found.append(
+                PartitionLag(
+                    partition.topic, partition.partition, commit.offset if commit else None, start, end,
+                    max(0, end - commit.offset) if commit else None, commit.metadata if commit else "",
+                    owner.get(partition),
+                )
+            )  # fmt: skip
+        return found
+
+    return store.read(read)
+
+
+def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:
+    """Members whose session has not ended, with what they have been given."""
+    given: dict[str, set[TopicPartition]] = {}
+    for partition, member_id in rows.owners(connection, group_id).items():
+        given.setdefault(member_id, set()).add(partition)
+    return [
+        replace(row, member=replace(row.member, given=frozenset(given.get(row.member_id, ()))))
+        for row in rows.read_members(connection, group_id)
+        if row.live(now)
+    ]
+
+
+def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> GroupDescription:
+    row = rows.read_group(connection, group_id)
+    if row is None:
+        return GroupDescription(group_id, "Dead", "", 0, ())
+    members = live_members(connection, now, group_id)
+    shown = tuple(
+        MemberDescription(
+            m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.given, m.member.target,
+            m.member.generation, m.until_ms - now.lease_ms,
+        )
+        for m in members
+    )  # fmt: skip
+    state = state_of(row.group, [m.member for m in members])
+    return GroupDescription(group_id, state, row.assignor, row.group.generation, shown)

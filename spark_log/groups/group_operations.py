@@ -1,0 +1,245 @@
+"""What an operator does to a group: reset, delete, remove. Each is one transaction, under the lock of the group."""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, assert_never
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import find_topic
+from spark_log.config.values import INT64_MAX
+from spark_log.errors import (
+    AssignorFailedError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    IllegalArgumentError,
+    InconsistentGroupProtocolError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.groups import rows
+from spark_log.groups.assignment import known_assignors
+from spark_log.groups.committed_offsets import (
+    Commit,
+    delete_commits,
+    of_their_topics,
+    read_commits,
+    refuse_unknown,
+    write_commits,
+)
+from spark_log.groups.names import check_group_id
+from spark_log.groups.target_assignment import refresh_targets, remove_members
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+from spark_log.segments.plan import find_positions
+from spark_log.segments.slices import Positions
+from spark_log.segments.timed_offsets import offsets_for_times
+
+
+@dataclass(frozen=True)
+class Earliest:
+    """The log start offset."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The high watermark."""
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """The first record of this time or later; the high watermark if there is none."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class ShiftBy:
+    """So many records from the committed offset on; back if negative. Without a commit: IllegalArgumentError."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class Exactly:
+    offset: int
+
+
+ResetTo: TypeAlias = Earliest | Latest | AtTime | ShiftBy | Exactly
+
+
+class OffsetReset(NamedTuple):
+    """The committed offset of a partition before a reset (None without one) and after it."""
+
+    current: int | None
+    new: int
+
+
+def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
+    """The offset that a reset comes to, kept between log start offset and high watermark as kafka-consumer-groups does.
+
+    `at_time` is the first offset of the time asked for, None without.
+    """
+    match to:
+        case Earliest():
+            wanted = limits.log_start_offset
+        case Latest():
+            wanted = limits.high_watermark
+        case AtTime():
+            wanted = limits.high_watermark if at_time is None else at_time
+        case ShiftBy(records):
+            if committed is None:
+                raise IllegalArgumentError("shift by: there is no committed offset to count from")
+            wanted = committed + records
+        case Exactly(offset):
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
+                raise IllegalArgumentError(f"offset to reset to: {offset!r} is not a whole number from 0 up")
+            wanted = offset
+        case _:
+            assert_never(to)
+    return min(max(wanted, limits.log_start_offset), limits.high_watermark)
+
+
+def reset_offsets(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo], *, dry_run: bool = False
+) -> dict[TopicPartition, OffsetReset]:
+    """Commit other offsets for a group without live members; a group that there is not comes into being.
+
+    Returns the offsets before and after; with `dry_run` nothing is written. Raises NonEmptyGroupError,
+    IllegalArgumentError, UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written
+    either.
+    """
+    resolve = _resolution(cluster, group_id, targets)
+
+    def check(connection: sa.Connection) -> "_Resolved":
+        _refuse_live(cluster.store, connection, group_id)
+        return resolve(connection)
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> "_Resolved":
+        rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
+        resolved = check(connection)
+        write_commits(connection, cluster.store.clock(connection), group_id, resolved.new)
+        return resolved
+
+    before, new = cluster.store.read(check) if dry_run else cluster.store.transact(write)
+    return {tp: OffsetReset(before[tp].offset if tp in before else None, commit.offset) for tp, commit in new.items()}
+
+
+def resolve_reset(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+) -> dict[TopicPartition, int]:
+    """The offsets that `reset_offsets` would commit if the group had no live members."""
+    found = cluster.store.read(_resolution(cluster, group_id, targets)).new
+    return {partition: commit.offset for partition, commit in found.items()}
+
+
+class _Resolved(NamedTuple):
+    before: dict[TopicPartition, Commit]
+    new: dict[TopicPartition, Commit]
+
+
+def _resolution(
+    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
+) -> Callable[[sa.Connection], _Resolved]:
+    """Finds the commits before and after a reset, in the transaction that writes the new ones and for the topics that
+    exist then.
+    """
+    check_group_id(group_id)
+    legal = [partition for partition in targets if is_legal(partition.topic)]
+    found = cluster.store.read(lambda connection: find_positions(connection, legal))
+    for partition in targets:
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: unknown topic or partition")
+    times: dict[TopicPartition, int | None] = {}
+    for name in sorted({partition.topic for partition in targets}):
+        asked = {
+            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
+        }
+        if asked:
+            topic = cluster.store.read(lambda connection: find_topic(connection, name))  # noqa: B023
+            at_times = offsets_for_times(cluster, topic, asked)
+            times.update({TopicPartition(name, number): offset for number, offset in at_times.items()})
+
+    def resolve(connection: sa.Connection) -> _Resolved:
+        new = {p: Commit(0, "", found[p].leader_epoch, found[p].topic_id) for p in targets}
+        refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
+        before = read_commits(connection, group_id, targets.keys())
+        for partition, to in targets.items():
+            known = before[partition].offset if partition in before else None
+            offset = reset_offset(to, found[partition].positions, known, times.get(partition))
+            new[partition] = new[partition]._replace(offset=offset)
+        return _Resolved(before, new)
+
+    return resolve
+
+
+def delete_group(store: Store, group_id: str) -> None:
+    """Delete a group and all its offsets. Raises GroupIdNotFoundError, NonEmptyGroupError."""
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+        _lock_existing(connection, group_id)
+        _refuse_live(store, connection, group_id)
+        for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
+            connection.execute(table.delete().where(table.c.group_id == group_id))
+
+    store.transact(delete)
+
+
+def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
+    """Forget a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError where live members
+    read the topic.
+    """
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+        _lock_existing(connection, group_id)
+        now = store.clock(connection)
+        live = [member for member in rows.read_members(connection, group_id) if member.live(now)]
+        read = {topic for member in live for topic in member.subscription.topics} & {p.topic for p in partitions}
+        if read:
+            raise GroupSubscribedToTopicError(f"group {group_id!r} is reading {', '.join(sorted(read))}")
+        delete_commits(connection, group_id, partitions)
+
+    store.transact(delete)
+
+
+def remove_from_group(
+    store: Store, group_id: str, member_ids: Collection[str] = (), instance_ids: Collection[str] = ()
+) -> None:
+    """Take members out of a group, static ones too. They hear of it with their next heartbeat, and may join again.
+
+    Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
+    """
+
+    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+        group = _lock_existing(connection, group_id)
+        members = rows.read_members(connection, group_id)
+        ids = {member.member_id for member in members}
+        instances = {member.instance_id: member.member_id for member in members if member.instance_id is not None}
+        missing = sorted(set(member_ids) - ids) + sorted(set(instance_ids) - instances.keys())
+        if missing:
+            raise UnknownMemberIdError(f"group {group_id!r}: no member {', '.join(missing)}")
+        gone = sorted({*member_ids, *(instances[instance] for instance in instance_ids)})
+        remove_members(connection, store.clock(connection), group_id, group.group, gone)
+
+    store.transact(remove, announce=True)
+    with contextlib.suppress(AssignorFailedError, InconsistentGroupProtocolError):  # the members will hear of it
+        refresh_targets(store, group_id, known_assignors())
+
+
+def _lock_existing(connection: sa.Connection, group_id: str) -> rows.GroupRow:
+    group = rows.read_group(connection, group_id, lock=True)
+    if group is None:
+        raise GroupIdNotFoundError(f"group {group_id!r}: there is no such group")
+    return group
+
+
+def _refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None:
+    now = store.clock(connection)
+    live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
+    if live:
+        raise NonEmptyGroupError(f"group {group_id!r} has {live} live members")

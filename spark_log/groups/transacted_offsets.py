@@ -1,0 +1,97 @@
+"""Group offsets that a transaction commits together with its records (KIP-447)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from kafka.structs import ConsumerGroupMetadata
+
+from spark_log.append.append_transaction import Part
+from spark_log.errors import (
+    CommitFailedError,
+    IllegalGenerationError,
+    UnknownMemberIdError,
+)
+from spark_log.groups import rows
+from spark_log.groups.committed_offsets import (
+    Commit,
+    log_partition_of,
+    of_their_topics,
+    refuse_unknown,
+    refuse_with_members,
+    write_commits,
+)
+from spark_log.groups.heartbeats import Identity
+from spark_log.groups.membership import check_committer
+from spark_log.groups.names import check_group_id
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Store, StoreClock
+
+Commits = Mapping[TopicPartition, Commit]
+
+
+class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-python has no types
+    """A consumer in its group, and the ids of the topics that it reads: offsets that it sends are of those."""
+
+    topic_ids: Mapping[TopicPartition, int]
+
+    def of_topics(self, topic_ids: Mapping[TopicPartition, int]) -> "GroupMetadata":
+        self.topic_ids = topic_ids
+        return self
+
+
+@dataclass(frozen=True, order=True)
+class Committer:
+    """Who commits: a member in a generation of its group, or with an empty member id somebody for a group without."""
+
+    group_id: str
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_group_id(self.group_id)
+        if self.generation >= 0 and not self.member_id:
+            raise ValueError(f"group_metadata: generation_id={self.generation} is a member's, and member_id is empty")
+
+
+def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:
+    """The commits with the ids of their topics, if `who` could commit them now. Raises as `commits_offsets`."""
+    _check(store, connection, who, commits, lock=False)
+    found = of_their_topics(connection, commits)
+    refuse_unknown(commits.keys() - found.keys())
+    return found
+
+
+def commits_offsets(store: Store, offsets: Mapping[Committer, Commits]) -> Part:
+    """The part of an append that commits the offsets of one or more groups.
+
+    Raises CommitFailedError if one who commits is not a live member of the group's current generation, or another has
+    been given a partition; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the append is done.
+    """
+
+    def commit(connection: sa.Connection, _now: StoreClock) -> bool:
+        now = {who: _check(store, connection, who, offsets[who], lock=True) for who in sorted(offsets, key=_by_group)}
+        # with the locks of all groups, before any of __consumer_offsets, and those in the order that everybody keeps
+        for who, commits in sorted(offsets.items(), key=lambda each: log_partition_of(each[0].group_id)):
+            refuse_unknown(write_commits(connection, now[who], who.group_id, commits))
+        return True
+
+    return commit
+
+
+def _by_group(who: Committer) -> str:
+    return who.group_id
+
+
+def _check(store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool) -> StoreClock:
+    me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
+    try:
+        if not who.member_id:
+            if lock:
+                rows.lock_or_make_group(connection, who.group_id, store.clock(connection))
+            return refuse_with_members(store, connection, who.group_id)
+        return check_committer(store, connection, me, who.generation, commits, lock=lock)
+    except (IllegalGenerationError, UnknownMemberIdError) as error:
+        hint = "" if who.member_id else "; members pass what Consumer.group_metadata() returns, not a group id alone"
+        raise CommitFailedError(f"offsets of group {who.group_id!r} in a transaction: {error}{hint}") from error

@@ -1,0 +1,67 @@
+"""Which records of a partition are the last of their keys, found without Spark and in bounded memory."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.append.partitioner import murmur2
+from spark_log.maintenance.compaction.unit import Offsets, Unit
+from spark_log.records.schema import read_schema
+from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.slices import LogDirs
+
+_KEYS = read_schema(columns=["key", "offset"])
+_LAST = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])
+
+_BUCKET_RECORDS = 4 << 20
+_BUCKET_BYTES = 256 << 20
+"""Records, and stored bytes, whose keys may be in memory together."""
+_WAITING_BYTES = 32 << 20
+
+
+def find_last_offsets(units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
+    """For each unit of a partition, the offsets of its records that are the last of their keys in all of the units.
+
+    The keys are gone over once for each of so many buckets of keys that one bucket fits into memory, whatever the
+    number of keys; of the result, 8 bytes a record are kept.
+    """
+    records = sum(unit.record_count for unit in units)
+    size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
+    buckets = 1 + max(records // _BUCKET_RECORDS, size // _BUCKET_BYTES)
+    slices = [piece for unit in units for piece in unit.rewriting.slices]
+    found = [_last_of_bucket(Fetcher(log_dirs).read(slices, _KEYS), bucket, buckets) for bucket in range(buckets)]
+    last = np.sort(np.concatenate(found))
+    for unit in units:
+        first, end = np.searchsorted(last, [unit.rewriting.base_offset, unit.rewriting.end_offset])
+        yield last[first:end]
+
+
+def _last_of_bucket(batches: Iterator[pa.RecordBatch], bucket: int, buckets: int) -> Offsets:
+    last = _LAST.empty_table()
+    waiting: list[pa.Table] = []
+    waiting_bytes = 0
+    for batch in batches:
+        mine = pc.is_valid(batch.column("key"))
+        if buckets > 1:
+            mine = pc.and_(mine, pa.array(_bucket_of(batch.column("key"), buckets) == bucket))
+        rows = pa.Table.from_batches([batch]).filter(mine).cast(_LAST)
+        waiting.append(rows)
+        waiting_bytes += rows.nbytes
+        if waiting_bytes > max(_WAITING_BYTES, last.nbytes):
+            last = _last_of([last, *waiting])
+            waiting, waiting_bytes = [], 0
+    return np.asarray(_last_of([last, *waiting]).column("offset"))
+
+
+def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
+    grouped = pa.concat_tables(tables).group_by("key").aggregate([("offset", "max")])
+    return grouped.rename_columns({"offset_max": "offset"}).select(_LAST.names)
+
+
+def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
+    """By other bits of the hash than those that chose the partition: within one, these are all the same."""
+    mixed = murmur2(keys) * np.uint32(0x9E3779B1)
+    return np.asarray((mixed >> np.uint32(8)).astype(np.int64) % buckets)

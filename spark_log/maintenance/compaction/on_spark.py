@@ -1,0 +1,305 @@
+"""Compaction on Spark: over many partitions of many topics at once.
+
+    scan      only offsets and keys of all segments, with Spark's own Parquet reader
+    reduce    to the last offset of each key: one long each, so that Spark aggregates by hash, before the shuffle too:
+              a key with most of the records does no harm, and memory is Spark's own, which spills
+    write     a task for each unit (a run of segments that one file replaces) reads it and writes what stays
+    swap      on the driver, which alone knows the metadata store
+
+An offset travels as its *code*, (number of the unit << 32) + (offset - base offset of the unit). Units of a partition
+are numbered as their offsets rise, so that of two codes the larger is that of the later record.
+"""
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.config import ClusterSettings
+from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
+from spark_log.maintenance.compaction.passes import (
+    Compacting,
+    CompactionPass,
+    candidates,
+    compacted_topics,
+    look,
+    plan_pass,
+)
+from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.rewrite.rewrite import Written
+from spark_log.maintenance.task_context import Work
+from spark_log.partitions.partition_rows import Key
+from spark_log.quantities import count_of
+from spark_log.records.segment_file import SegmentFacts
+from spark_log.segments.fetcher import BAD_REPLICA, no_good_replica
+from spark_log.segments.segment_copy import SegmentFile, is_whole
+from spark_log.segments.segment_repair import repair
+from spark_log.segments.slices import LogDirs, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+_END = (1 << 32) - 1
+"""In the place of an offset in a code: the unit has no more. Offsets of a unit stay below 2**31."""
+_TASKS_MAX = 10_000
+
+
+def compact_on_spark(
+    spark: "SparkSession",
+    cluster: "str | Cluster",
+    topics: Collection[str] | None = None,
+    force: bool = False,
+    *,
+    settings: ClusterSettings | None = None,
+    progress: Callable[[str], None] = logger.info,
+) -> list[Report]:
+    """Compact what is due of these topics, or of all that are compacted; with `force` whatever can be.
+
+    A report for each topic that has anything to tell. `progress` is told what is going on. Raises
+    InvalidConfigurationError for a topic of `topics` that is not compacted, UnknownTopicOrPartitionError for one that
+    is not there; what failed in one unit is raised when all others are done.
+    """
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    settings = settings or opened.store.settings
+    writer = Writer(opened.store, "compact_on_spark", settings.spark_write_id_lease_ms)
+    try:
+        return _compact(spark, Work(opened, settings, writer, topic_names=topics), force, progress)
+    finally:
+        writer.close()
+        if opened is not cluster:
+            opened.close()
+
+
+def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[[str], None]) -> list[Report]:
+    passes: list[CompactionPass] = []
+    under_way: dict[int, Compacting] = {}
+    failed: list[str] = []
+    for topic in compacted_topics(work, work.topic_names):
+        under_way[topic.topic_id] = Compacting(work, topic)
+        for partition in candidates(work, topic, force=force):
+            try:
+                due = look(work, topic, partition, force=force)
+                planned = None if due is None else plan_pass(work, due)
+            except (SparkLogError, OSError) as error:  # its tail could not be sealed
+                failed.append(redact(str(error)))
+                continue
+            if planned is not None:
+                passes.append(planned)
+    units = [unit for planned in passes for unit in planned.units]
+    if units:
+        size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
+        records = sum(unit.record_count for unit in units)
+        partitions, read, files = (
+            count_of(count, what)
+            for count, what in ((len(passes), "partition"), (records, "record"), (len(units), "unit"))
+        )
+        progress(f"due: {partitions}, {read}, {size:,} bytes, {files}")
+        write_id, _ = work.writer.file_name()
+        outcomes = _compact_units(spark, passes, write_id, work.cluster.log_dirs())
+        written = sum(o.compacted is not None and o.compacted.written is not None for o in outcomes)
+        progress(f"{count_of(written, 'file')} written")
+        rest = iter(outcomes)
+        for planned in passes:
+            mine = [next(rest) for _ in planned.units]
+            failed += [each.error for each in mine if each.error is not None]
+            _swap(under_way[planned.topic.topic_id], planned, mine, write_id)
+    reports = [report for each in under_way.values() if (report := each.report()) is not None]
+    if failed:
+        for report in reports:
+            progress(str(report))
+        raise StorageUnavailableError(f"not all was compacted, {len(failed)} times: {failed[0]}")
+    return reports
+
+
+def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_Outcome"], write_id: str) -> None:
+    done = [(unit, each.compacted) for unit, each in zip(planned.units, outcomes, strict=True) if each.compacted]
+    swapped = [
+        compacting.swap(planned, unit, compacted, write_id) for unit, compacted in done
+    ]  # each does good by itself
+    if not all(swapped):
+        compacting.gave_way(planned)
+    elif len(done) == len(planned.units):
+        compacting.complete(planned, [compacted for _, compacted in done])
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a unit; `error` if it could not be read or written."""
+
+    compacted: Compacted | None
+    error: str | None = None
+
+    def to_json(self) -> str:
+        written = None if self.compacted is None else self.compacted.written
+        return json.dumps(
+            {
+                "error": self.error,
+                "compacted": self.compacted
+                and {
+                    "tombstones_left": self.compacted.tombstones_left,
+                    "tombstones_dropped": self.compacted.tombstones_dropped,
+                },
+                "written": written
+                and {
+                    "name": written.name,
+                    "facts": vars(written.facts),
+                    "brokers": sorted(written.brokers),
+                    "failed": sorted(written.failed),
+                },
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "_Outcome":
+        told: dict[str, Any] = json.loads(text)
+        written = told["written"] and Written(
+            told["written"]["name"],
+            SegmentFacts(**told["written"]["facts"]),
+            frozenset(told["written"]["brokers"]),
+            frozenset(told["written"]["failed"]),
+        )
+        return cls(told["compacted"] and Compacted(written, **told["compacted"]), told["error"])
+
+
+def _compact_units(
+    spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str, log_dirs: LogDirs
+) -> list[_Outcome]:
+    """What became of each unit, in their order."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return _run(spark, passes, write_id, log_dirs)
+    except (PySparkException, Py4JError) as error:
+        # Spark's reader has no other replica to go to, and does not say which file it was that it could not read
+        logger.warning("compaction: all segments are looked at, and repaired: %s", redact(str(error))[:500])
+        bad = _repair(spark, passes, log_dirs)
+        if not bad:
+            return _run(spark, passes, write_id, log_dirs)
+        rest = iter(_run(spark, [each for each in passes if each.key not in bad], write_id, log_dirs))
+        return [
+            _Outcome(None, bad[planned.key]) if planned.key in bad else next(rest)
+            for planned in passes
+            for _ in planned.units
+        ]
+
+
+def _run(spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str, log_dirs: LogDirs) -> list[_Outcome]:
+    units = [unit for planned in passes for unit in planned.units]
+    if not units:
+        return []
+    task = _unit_task(units, write_id, log_dirs)
+    rows = _last_codes(spark, passes, log_dirs).mapInArrow(task, "unit long, outcome string").collect()
+    told = {row.unit: _Outcome.from_json(row.outcome) for row in rows}
+    return [told[number] for number in range(len(units))]
+
+
+def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> "DataFrame":
+    """Column `code`: of the last record of each key, and at the end of each unit its _END. A unit's are in one task,
+    in order.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+    from spark_log.segments.segment_scan import scan_segments
+
+    units = [unit for planned in passes for unit in planned.units]
+    logs = [number for number, planned in enumerate(passes) for _ in planned.units]
+    ends = spark.range(len(units)).select((F.shiftleft("id", 32) + F.lit(_END)).alias("code"))
+    places = [(number, unit, piece) for number, unit in enumerate(units) for piece in unit.rewriting.slices]
+    codes = ends
+    if places:
+        firsts = [(number << 32) + piece.base_offset - unit.rewriting.base_offset for number, unit, piece in places]
+        facts = {
+            "log": pa.array([logs[number] for number, _, _ in places], pa.int32()),
+            "first": pa.array(firsts, pa.int64()),
+        }
+        pieces = [piece for _, _, piece in places]
+        rows = scan_segments(spark, pieces, log_dirs, "offset_delta int, key binary", facts)
+        # records below the log start are among them: they overwrite nothing above it, and the tasks do not read them
+        code = F.max(F.col("first") + F.col("offset_delta")).alias("code")
+        last = rows.where(F.col("key").isNotNull()).groupBy("log", "key").agg(code).select("code")
+        codes = last.unionAll(ends)
+    tasks = min(len(units), _TASKS_MAX)
+    in_tasks = codes.repartitionById(tasks, (F.shiftright("code", 32) % tasks).cast("int"))
+    return in_tasks.sortWithinPartitions("code")
+
+
+def _unit_task(
+    units: Sequence[Unit], write_id: str, log_dirs: LogDirs
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does with the codes of its units. Executor."""
+
+    def compact_units(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        for batch in batches:
+            codes = batch.column(0).to_numpy()
+            begin = 0
+            for end in np.flatnonzero((codes & _END) == _END).tolist():
+                unit = int(codes[end]) >> 32
+                offsets = np.concatenate([*waiting, codes[begin:end]]) - (unit << 32)
+                waiting, begin = [], end + 1
+                outcome = _compact_unit(units[unit], offsets, write_id, log_dirs)
+                yield pa.RecordBatch.from_pydict({"unit": pa.array([unit], pa.int64()), "outcome": [outcome.to_json()]})
+            waiting.append(codes[begin:])
+
+    return compact_units
+
+
+def _compact_unit(
+    unit: Unit, deltas: np.ndarray[Any, np.dtype[np.int64]], write_id: str, log_dirs: LogDirs
+) -> _Outcome:
+    name = f"{write_id}-{uuid.uuid4().hex[:16]}.parquet"  # each attempt of a task has a name of its own
+    try:
+        last_offsets = deltas + unit.rewriting.base_offset
+        return _Outcome(compact_unit(unit, last_offsets, name, log_dirs, open_log_dir))
+    except (SparkLogError, OSError) as error:  # one bad disk keeps no other unit from it
+        return _Outcome(None, redact(f"{type(error).__name__}: {error}"))
+
+
+def _repair(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> dict[Key, str]:
+    """Put right every replica of every segment, as far as there is a whole one; why not, for the others' partitions."""
+    pieces = [(planned.key, piece) for planned in passes for unit in planned.units for piece in unit.rewriting.slices]
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "piece": pa.array(numbers, pa.int64()),
+                    "error": pa.array([_put_right(pieces[number][1], log_dirs) for number in numbers], pa.string()),
+                }
+            )
+
+    rows = spark.range(0, len(pieces), 1, min(len(pieces), _TASKS_MAX)).mapInArrow(look, "piece long, error string")
+    return {pieces[row.piece][0]: row.error for row in rows.where("error is not null").collect()}
+
+
+def _put_right(piece: Slice, log_dirs: LogDirs) -> str | None:
+    path = segment_path(piece.folder, piece.partition, piece.name)
+    whole: list[LogDir] = []
+    bad: list[LogDir] = []
+    errors: list[SparkLogError] = []
+    for log_dir_id in piece.log_dir_ids:
+        try:
+            log_dir = open_log_dir(log_dirs[log_dir_id])
+            good = is_whole(log_dir, SegmentFile(path, piece.size, piece.checksum))
+            (whole if good else bad).append(log_dir)
+        except BAD_REPLICA as error:
+            errors.append(error)
+    if not whole:
+        errors += [CorruptRecordError(f"segment {each.location(path)} is not what was written") for each in bad]
+        return redact(str(no_good_replica(piece, errors)))
+    for each in bad:
+        repair(each, whole[0], path, piece.size, piece.checksum)
+    return None

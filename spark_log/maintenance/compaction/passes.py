@@ -1,0 +1,270 @@
+"""A pass of compaction over a partition: is it due, what are its units, and swapping in what became of them.
+
+Who finds the last offsets of the keys and writes the files in between is `compaction` (without Spark) or
+`compact_on_spark`.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import sqlalchemy as sa
+
+from spark_log.cluster.lease import Guard
+from spark_log.cluster.topics import Topic
+from spark_log.delta.publication import publish, try_publish
+from spark_log.delta.publication_state import seen_offsets
+from spark_log.errors import InvalidConfigurationError
+from spark_log.failpoints import failpoint
+from spark_log.maintenance.compaction.rules import (
+    Pass,
+    cleanable,
+    first_dirty_offset,
+    is_due,
+    remember,
+    tombstone_horizon,
+)
+from spark_log.maintenance.compaction.unit import Compacted, Unit
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.rewrite.rewrite import Segment, discard, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.tail_seal import runs, sealing
+from spark_log.maintenance.task_context import Work
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
+from spark_log.quantities import count_of
+
+_C, _P = t.compaction.c, t.partition.c
+
+
+@dataclass(frozen=True)
+class Due:
+    """A partition over which a pass is due: `bytes` are stored below `end_offset`, `inline` if some in the tail."""
+
+    topic: Topic
+    partition: int
+    end_offset: int
+    bytes: int
+    inline: bool
+    now_ms: int
+    tail_below_files: bool = False
+    """Inline segments lie below files that Delta tables may list: see `plan_pass`."""
+    dirty_records: int = 0
+    """In segments that end above the last pass."""
+
+
+@dataclass(frozen=True)
+class CompactionPass:
+    """What a pass is to do, as of one snapshot."""
+
+    topic: Topic
+    partition: int
+    units: tuple[Unit, ...]
+    end_offset: int
+    partition_epoch: int
+    carried: int
+    """Tombstones that the last pass left, as far as they are not in the units that this one reads."""
+
+    @property
+    def key(self) -> Key:
+        return self.topic.topic_id, self.partition
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.partition}"
+
+
+def compacted_topics(work: Work, names: Collection[str] | None = None) -> list[Topic]:
+    """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another."""
+    found = list(work.topics())
+    for topic in found:
+        if names is not None and not topic.config.compacts:
+            policy = ",".join(sorted(topic.config.cleanup_policy))
+            raise InvalidConfigurationError(
+                f"topic {topic.name!r}: cleanup.policy is {policy!r}, expected 'compact' or 'compact,delete'"
+            )
+    return [topic for topic in found if topic.config.compacts]
+
+
+def candidates(work: Work, topic: Topic, *, force: bool = False) -> Sequence[int]:
+    """The partitions of the topic to `look` at: something came since the last pass, or tombstones wait."""
+    if force:
+        return range(topic.partition_count)
+    passed = (
+        sa.select(
+            _C.partition, sa.func.max(_C.end_offset).label("end_offset"), sa.func.max(_C.tombstone_count).label("left")
+        )
+        .where(_C.topic_id == topic.topic_id)
+        .group_by(_C.partition)
+        .subquery()
+    )
+    query = (
+        sa.select(_P.partition)
+        .select_from(t.partition.outerjoin(passed, passed.c.partition == _P.partition))
+        .where(_P.topic_id == topic.topic_id)
+        .where((_P.high_watermark > sa.func.coalesce(passed.c.end_offset, 0)) | (passed.c.left > 0))
+        .order_by(_P.partition)
+    )
+    return work.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+
+
+def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
+    """Whether a pass over the partition is due; with `force` whenever it could change anything."""
+    now_ms = work.cluster.store.now().wall_ms
+    found, first_dirty, passes = work.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
+    if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
+        return None
+    size = sum(each.bytes for each in found)
+    inline = [each.inline for each in found]
+    below = True in inline and not all(inline[inline.index(True) :])
+    dirty = sum(each.record_count for each in found if each.end_offset > first_dirty)
+    return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below, dirty)
+
+
+def plan_pass(work: Work, due: Due) -> CompactionPass | None:
+    """Seal what of the tail the pass is to be over, and plan it. None if there is nothing to do any more."""
+    cluster, topic, partition = work.cluster, due.topic, due.partition
+    if due.inline:
+        for _ in sealing(cluster, work.writer, topic, partition, work.guard, due.end_offset):
+            pass
+    if due.tail_below_files:  # or a file could get records that a Delta table has shown and others that are new to it
+        publish(cluster, topic)
+
+    def plan(connection: sa.Connection) -> CompactionPass | None:
+        found, _, passes = _cleanable(connection, topic, partition, due.now_ms)
+        files = list(takewhile(lambda each: not each.inline, found))
+        state = read_partition(connection, (topic.topic_id, partition))
+        if not files or state is None:
+            return None
+        horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms)
+        end_passed = first_dirty_offset(passes)
+        left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
+        units: list[Unit] = []
+        for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
+            rewriting = plan_rewriting(connection, topic, partition, run)
+            if rewriting is None:
+                return None
+            start = state.log_start_offset  # nobody can read what is below it: it goes
+            slices = tuple(piece._replace(start=max(piece.start, start)) for piece in rewriting.slices)
+            units.append(
+                Unit(
+                    replace(rewriting, slices=tuple(piece for piece in slices if piece.start < piece.end)),
+                    horizon=horizon,
+                    tombstones_expired=left > 0 and rewriting.base_offset < horizon,
+                    dirty=rewriting.end_offset > end_passed,
+                )
+            )
+        carried = left if horizon < end_passed else 0
+        return CompactionPass(topic, partition, tuple(units), files[-1].end_offset, state.partition_epoch, carried)
+
+    return cluster.store.read(plan)
+
+
+def _cleanable(
+    connection: sa.Connection, topic: Topic, partition: int, now_ms: int
+) -> tuple[list[Segment], int, list[Pass]]:
+    """The segments that a pass may be over, the first dirty offset, and the passes so far."""
+    state = read_partition(connection, (topic.topic_id, partition))
+    if state is None:
+        return [], 0, []
+    passes = read_passes(connection, (topic.topic_id, partition))
+    everything = [each for inline in (True, False) for each in segments(connection, topic, partition, inline=inline)]
+    everything.sort(key=lambda each: each.base_offset)
+    start = state.log_start_offset
+    first_dirty = max(first_dirty_offset(passes), start)
+    found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
+    return found, first_dirty, passes
+
+
+def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
+    """The passes over a partition that are remembered, by offset."""
+    query = sa.select(_C.end_offset, _C.at_ms, _C.tombstone_count).where(_here(key)).order_by(_C.end_offset)
+    return [Pass(*row) for row in connection.execute(query)]
+
+
+def _here(key: Key) -> sa.ColumnElement[bool]:
+    return (_C.topic_id == key[0]) & (_C.partition == key[1])
+
+
+class Compacting:
+    """The passes over a topic that are under way: what they changed so far, told at the end in one report."""
+
+    def __init__(self, work: Work, topic: Topic) -> None:
+        self._work = work
+        self._topic = topic
+        self._changed: set[int] = set()
+        self._completed = False
+        self._before = Amount()
+        self._after = Amount()
+        self._tombstones = 0
+        self._notes: list[str] = []
+
+    def say(self, note: str) -> None:
+        """Something for people to know."""
+        self._notes.append(note)
+
+    def swap(self, planned: CompactionPass, unit: Unit, compacted: Compacted, write_id: str) -> bool:
+        """Put a unit's file in its place. False if that may not be any more."""
+        written, rewriting = compacted.written, unit.rewriting
+        if written is None:
+            return True
+        failpoint("compact.file-written")
+        if written.facts.record_count == unit.record_count:
+            discard(self._work.cluster, rewriting, written)
+            return True
+        if not swap(self._work.cluster, write_id, rewriting, written, self._work.guard):
+            return False
+        failpoint("compact.swapped")
+        self._changed.add(planned.partition)
+        self._before += Amount(len(rewriting.inputs), sum(each.bytes for each in rewriting.inputs), unit.record_count)
+        self._after += Amount(1, written.facts.bytes, written.facts.record_count)
+        self._tombstones += compacted.tombstones_dropped
+        return True
+
+    def complete(self, planned: CompactionPass, compacted: Sequence[Compacted]) -> None:
+        """Note the pass, of which every unit has been swapped in or had nothing that goes."""
+        failpoint("compact.before-noted")
+        unread = any(
+            each.written is None and not unit.dirty for each, unit in zip(compacted, planned.units, strict=True)
+        )
+        tombstones = sum(each.tombstones_left for each in compacted) + (planned.carried if unread else 0)
+        store, guard = self._work.cluster.store, self._work.guard
+
+        def note(connection: sa.Connection, _attempt: object) -> bool:
+            now_ms = store.clock(connection).wall_ms
+            return _note(connection, planned, tombstones, now_ms, guard)
+
+        self._completed = True
+        if not store.transact(note):
+            self.gave_way(planned)
+
+    def gave_way(self, planned: CompactionPass) -> None:
+        """The pass is not completed: what it is over has changed. The next one goes on."""
+        self.say(f"{planned}: the log or its replicas changed meanwhile; the next pass goes on")
+
+    def report(self) -> Report | None:
+        """What was done, once it is published; None if there is nothing to tell."""
+        if self._changed or self._completed:  # a pass that was killed may have left it to this one
+            try_publish(self._work.cluster, [self._topic])
+        if not self._changed and not self._notes:
+            return None
+        dropped = [f"{count_of(self._tombstones, 'tombstone')} dropped"] if self._tombstones else []
+        notes = (*dropped, *self._notes)
+        return Report("compact", self._topic.name, len(self._changed), self._before, self._after, notes)
+
+
+def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, now_ms: int, guard: Guard) -> bool:
+    guard(connection)
+    state = lock_partitions(connection, [planned.key]).get(planned.key)
+    # an election may have cut the log, and other records have the offsets
+    if state is None or state.partition_epoch != planned.partition_epoch:
+        return False
+    passes = read_passes(connection, planned.key)
+    done = Pass(planned.end_offset, now_ms, tombstones)
+    kept = remember(passes, done, planned.topic.config.delete_retention_ms)
+    gone = [each.end_offset for each in passes if each not in kept]
+    connection.execute(t.compaction.delete().where(_here(planned.key), _C.end_offset.in_(gone)))
+    new = [
+        {"topic_id": planned.key[0], "partition": planned.key[1], **vars(each)} for each in kept if each not in passes
+    ]
+    if new:
+        connection.execute(t.compaction.insert(), new)
+    return True

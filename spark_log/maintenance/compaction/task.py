@@ -1,0 +1,96 @@
+"""Compaction without Spark, for partitions of moderate size: the task `compact` of `spark-log maintenance` and the
+Coordinator. Large ones are for `compact_on_spark`.
+"""
+
+from collections.abc import Iterator
+
+from spark_log.errors import NotCoordinatorError, SparkLogError
+from spark_log.maintenance.compaction.last_offsets import find_last_offsets
+from spark_log.maintenance.compaction.passes import (
+    Compacting,
+    CompactionPass,
+    Due,
+    candidates,
+    compacted_topics,
+    look,
+    plan_pass,
+)
+from spark_log.maintenance.compaction.unit import Compacted, compact_unit
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.task_context import Work
+from spark_log.quantities import count_of
+
+
+def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
+    """Compact what is due (with `force` whatever can be), partition by partition; a report for each topic.
+
+    Memory is bounded, whatever the number of keys: see `find_last_offsets`. A partition that fails keeps no other from
+    it; then the first error is raised.
+    """
+    failed: Exception | None = None
+    for topic in compacted_topics(work):
+        compacting = Compacting(work, topic)
+        for partition in candidates(work, topic, force=force):
+            if work.stopping():
+                break
+            try:
+                due = look(work, topic, partition, force=force)
+                if due is None:
+                    continue
+                if _is_too_large(work, due):
+                    compacting.say(_too_large(due))
+                    continue
+                planned = plan_pass(work, due)
+                if planned is not None:
+                    _run(work, planned, compacting)
+            except NotCoordinatorError:
+                raise
+            except (SparkLogError, OSError) as error:
+                failed = failed or error
+        report = compacting.report()
+        if report is not None:
+            yield report
+    if failed is not None:
+        raise failed
+
+
+def plan_compaction(work: Work) -> Iterator[Report]:
+    """Over which partitions `compact` would go now. Changes nothing, and reads no keys."""
+    for topic in compacted_topics(work):
+        found = [look(work, topic, partition) for partition in candidates(work, topic)]
+        due = [each for each in found if each is not None and not _is_too_large(work, each)]
+        notes = [_too_large(each) for each in found if each is not None and _is_too_large(work, each)]
+        if due:
+            dirty, size = sum(each.dirty_records for each in due), sum(each.bytes for each in due)
+            notes.append(
+                f"{count_of(dirty, 'record')} since the last pass, {size:,} bytes to read; how many records go is known"
+                " only when their keys have been read"
+            )
+        if notes:
+            yield Report("compact", topic.name, len(due), notes=tuple(notes))
+
+
+def _is_too_large(work: Work, due: Due) -> bool:
+    return due.bytes > work.settings.log_cleaner_local_bytes_max
+
+
+def _too_large(due: Due) -> str:
+    return (
+        f"{due.topic.name}-{due.partition}: {due.bytes:,} bytes, more than log.cleaner.local.bytes.max: left to"
+        " jobs/compact.py"
+    )
+
+
+def _run(work: Work, planned: CompactionPass, compacting: Compacting) -> None:
+    """The pass; each unit is swapped in as soon as it is written."""
+    log_dirs = work.cluster.log_dirs()
+    done: list[Compacted] = []
+    swapped = True
+    for unit, last_offsets in zip(planned.units, find_last_offsets(planned.units, log_dirs), strict=True):
+        write_id, name = work.writer.file_name()
+        done.append(compact_unit(unit, last_offsets, name, log_dirs, work.cluster.log_dir))
+        swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each does good by itself
+    if swapped:
+        compacting.complete(planned, done)
+    else:
+        compacting.gave_way(planned)

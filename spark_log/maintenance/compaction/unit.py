@@ -1,0 +1,74 @@
+"""Compacting a *unit*: segments of a partition that one file is to replace. Needs log dirs, not the metadata store."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.maintenance.compaction.rules import has_expired, is_last
+from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
+from spark_log.records.schema import read_schema
+from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.slices import LogDirs
+
+Offsets = npt.NDArray[np.int64]
+
+_VALUES = read_schema(columns=["value"])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a pass is to do with a run of segments; it travels. The rewriting's slices begin at the log start offset."""
+
+    rewriting: Rewriting
+    horizon: int
+    """Tombstones below it may go."""
+    tombstones_expired: bool
+    """Some below the horizon may be there: the unit is read even if all its records are the last of their keys."""
+    dirty: bool
+    """No pass has been over all of it, so nobody knows how many tombstones there are."""
+
+    @property
+    def record_count(self) -> int:
+        return sum(each.record_count for each in self.rewriting.inputs)
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What became of a unit: the file to swap in, None if nothing has to go."""
+
+    written: Written | None
+    tombstones_left: int
+    """Tombstones that were seen and stay."""
+    tombstones_dropped: int = 0
+
+
+def compact_unit(
+    unit: Unit, last_offsets: Offsets, name: str, log_dirs: LogDirs, open_: Callable[[LogDirInfo], LogDir]
+) -> Compacted:
+    """Write the unit's file under `name`, which nobody has used, if it has anything that goes.
+
+    `last_offsets`: ascending, those of its records that are the last of their keys. Raises what `rewriting.write` does.
+    """
+    if len(last_offsets) == unit.record_count and not unit.tombstones_expired:
+        return Compacted(None, _tombstones(unit, log_dirs) if unit.dirty else 0)
+    left = dropped = 0
+
+    def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
+        nonlocal left, dropped
+        at = offsets.to_numpy()
+        tombstones = records.column("value").is_null().to_numpy()
+        last, expired = is_last(at, last_offsets), has_expired(at, tombstones, unit.horizon)
+        left += int((tombstones & last & ~expired).sum())
+        dropped += int((last & expired).sum())
+        return pa.array(last & ~expired)
+
+    written = write(unit.rewriting, name, log_dirs, open_, keep)
+    return Compacted(written, left, dropped)
+
+
+def _tombstones(unit: Unit, log_dirs: LogDirs) -> int:
+    return sum(batch.column("value").null_count for batch in Fetcher(log_dirs).read(unit.rewriting.slices, _VALUES))

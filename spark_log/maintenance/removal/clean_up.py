@@ -1,0 +1,348 @@
+"""Clean-up of what the metadata has let go: retired files, and the folders of deleted topics.
+
+A retired file is deleted when readers have had their time (file.delete.delay.ms of its topic), and no Delta table
+lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. For a log dir that is
+away a row of `retired_copy` remains: when it is back, its Delta table is compared as a whole, and the file deleted. A
+deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and says that what
+lies there belongs to no writer.
+
+What a retired replica left behind in its old log dir is for `cluster.retired_replicas`.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Self
+
+import sqlalchemy as sa
+
+from spark_log.append.encoding import LOG_DIR_FAILURES
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import TopicConfig
+from spark_log.delta.publication import publish, try_publish
+from spark_log.errors import SparkLogError, UnsafePathError, redact
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.quantities import count_of
+
+TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
+
+_FILES_MAX = 1_000
+"""Retired files in one turn."""
+_THREADS = 8
+"""Deletions at a time: object stores answer slowly."""
+
+_F, _K, _C, _D, _R = t.retired_file.c, t.retired_copy.c, t.publication_cursor.c, t.log_dir.c, t.replica.c
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """Files that are gone, one for each log dir that had it, with their bytes; and what is to be said of it."""
+
+    files: int = 0
+    bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: "Deleted") -> "Deleted":
+        return Deleted(self.files + other.files, self.bytes + other.bytes, self.notes + other.notes)
+
+
+@dataclass
+class CleanableLogDirs:
+    """The log dirs of a cluster for one run of clean-up: in each only after it has shown its id, again each time.
+
+    One that is offline or fails is left alone for the rest of the run; `failures` says why.
+    """
+
+    cluster: Cluster
+    infos: Mapping[LogDirId, LogDirInfo]
+    failures: dict[LogDirId, str] = field(default_factory=dict)
+    expired: Collection[str] = frozenset()
+    """Write ids that are still registered, and count as taken away."""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Self:
+        found = cls(cluster, cluster.log_dirs())
+        offline = sa.select(_D.log_dir_id).where(~_D.online)
+        for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
+            found.failures[LogDirId(log_dir_id)] = "it is offline"
+        return found
+
+    def open(self, log_dir_id: LogDirId) -> LogDir | None:
+        """The log dir; None if it is to be left alone."""
+        if log_dir_id in self.failures or log_dir_id not in self.infos:
+            return None
+        info = self.infos[log_dir_id]
+        try:
+            log_dir = self.cluster.log_dir(info)
+            log_dir.verify(info.uuid)
+        except LOG_DIR_FAILURES as error:
+            self.leave_alone(log_dir_id, error)
+            return None
+        return log_dir
+
+    def leave_alone(self, log_dir_id: LogDirId, error: Exception) -> None:
+        self.failures[log_dir_id] = redact(str(error))
+
+    def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
+        """Delete these files, those that are there."""
+        log_dir = self.open(log_dir_id)
+        if log_dir is None or not paths:
+            return Deleted()
+        try:
+            sizes = dict(zip(paths, log_dir.sizes(paths), strict=True))
+            there = [path for path in paths if sizes[path] is not None]
+            self._delete_files(log_dir_id, log_dir, there)
+        except UnsafePathError as error:  # somebody has put a link there
+            return Deleted(notes=(redact(f"{self.infos[log_dir_id].uri}: {error}"),))
+        except LOG_DIR_FAILURES as error:
+            self.leave_alone(log_dir_id, error)
+            return Deleted()
+        return Deleted(len(there), sum(size for size in sizes.values() if size is not None))
+
+    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
+        with ThreadPoolExecutor(min(_THREADS, len(paths) or 1), "spark-log-clean-up") as pool:
+            list(pool.map(log_dir.delete, paths))
+
+    def delete_folder(self, log_dir: LogDir, folder: str) -> None:
+        """Delete a folder with all that it has."""
+        log_dir.delete_folder(folder)
+
+    def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
+        """Delete a folder unless something is in it."""
+        log_dir.delete_empty_folder(folder)
+
+    def publish(self, topic: Topic) -> None:
+        """Tell the topic's Delta tables what is gone; raises as `delta.publish` does."""
+        publish(self.cluster, topic)
+
+    def try_publish(self, topic: Topic) -> None:
+        """The same; a failure is logged."""
+        try_publish(self.cluster, [topic])
+
+    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
+        """Take the rows of deleted files out of the metadata."""
+        self.cluster.store.transact(lambda connection, _: delete_rows(connection))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"log dir {redact(self.infos[log_dir_id].uri)} was left alone: {reason}"
+            for log_dir_id, reason in sorted(self.failures.items())
+            if log_dir_id in self.infos
+        )
+
+
+@dataclass
+class CountedLogDirs(CleanableLogDirs):
+    """For a dry run: counts what clean-up would delete, and changes nothing. Each file counts once."""
+
+    counted: set[tuple[LogDirId, str]] = field(default_factory=set)
+
+    def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
+        """Count these files, those that are there."""
+        new = [path for path in paths if (log_dir_id, path) not in self.counted]
+        self.counted.update((log_dir_id, path) for path in new)
+        return super().delete(log_dir_id, new)
+
+    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
+        pass
+
+    def delete_folder(self, log_dir: LogDir, folder: str) -> None:
+        pass
+
+    def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
+        pass
+
+    def publish(self, topic: Topic) -> None:
+        pass
+
+    def try_publish(self, topic: Topic) -> None:
+        pass
+
+    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
+        pass
+
+
+# Retired files ------------------------------------------------------------------------------------------------------
+
+_LISTED = (
+    sa.exists()
+    .where(_C.topic_id == _F.topic_id, _C.partition == _F.partition, _C.change < _F.change, _C.high_watermark > 0)
+    .where(_D.log_dir_id == _C.log_dir_id, _D.online)
+)
+"""A Delta table that can be reached has not been told yet that the file is gone."""
+
+
+def delete_retired_files(
+    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
+) -> Deleted:
+    """Delete the topic's retired files that have had their time, and then their rows."""
+    store, kept_ms = cluster.store, topic.config.file_delete_delay_ms
+
+    def due(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
+        before_ms = store.clock(connection).wall_ms - kept_ms
+        return _F.topic_id == topic.topic_id, _F.partition.is_not(None), _F.retired_ms <= before_ms
+
+    def count_listed(connection: sa.Connection) -> int:
+        return connection.execute(sa.select(sa.func.count()).where(*due(connection), _LISTED)).scalar_one()
+
+    def next_files(connection: sa.Connection, after: str) -> tuple[list[str], dict[LogDirId, list[str]]]:
+        query = sa.select(_F.path).where(*due(connection), ~_LISTED, _F.path > after)
+        query = query.order_by(_F.path).limit(_FILES_MAX)
+        paths = list(connection.execute(query).scalars())
+        replicas = (
+            sa.select(_R.log_dir_id, _F.path)
+            .join(t.retired_file, (_F.topic_id == _R.topic_id) & (_F.partition == _R.partition))
+            .where(_F.path.in_(paths), _R.topic_id == topic.topic_id)
+            .order_by(_R.log_dir_id, _F.path)
+        )
+        where: dict[LogDirId, list[str]] = {}
+        for log_dir_id, path in connection.execute(replicas):
+            where.setdefault(LogDirId(log_dir_id), []).append(path)
+        return paths, where
+
+    def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
+        guard(connection)
+        p = t.publication.c
+        # a table that cannot be reached still lists them: compare all of it when it is back
+        listed = sa.exists().where(
+            _F.path.in_(paths), _F.partition == _C.partition, _F.change > _C.change, _C.high_watermark > 0,
+            _C.topic_id == p.topic_id, _C.log_dir_id == p.log_dir_id,
+        )  # fmt: skip
+        unknown = t.publication.update().where(p.topic_id == topic.topic_id, listed)
+        connection.execute(unknown.values(delta_version=-1))
+        delete = t.retired_file.delete().where(_F.path.in_(paths)).returning(_F.path)
+        forgotten = set(connection.execute(delete).scalars())  # less if another clean-up was first
+        left = [
+            {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
+            for log_dir_id, there in away.items()
+            for path in there
+            if path in forgotten
+        ]
+        if left:
+            connection.execute(t.retired_copy.insert(), left)
+
+    if store.read(count_listed):
+        log_dirs.try_publish(topic)
+    deleted, after = Deleted(), ""
+    while True:
+        paths, where = store.read(lambda connection, after=after: next_files(connection, after))  # type: ignore[misc]
+        if not paths:
+            break
+        for log_dir_id, here in where.items():
+            deleted += log_dirs.delete(log_dir_id, here)
+        failpoint("clean_up.retired-deleted")
+        away = {log_dir_id: here for log_dir_id, here in where.items() if log_dir_id in log_dirs.failures}
+        log_dirs.forget(lambda connection, paths=paths, away=away: forget(connection, paths, away))  # type: ignore[misc]
+        failpoint("clean_up.retired-forgotten")
+        after = paths[-1]
+    waiting = store.read(count_listed)
+    if waiting:
+        files, wait = count_of(waiting, "retired file"), "waits" if waiting == 1 else "wait"
+        deleted += Deleted(notes=(f"{files} {wait} until no Delta table lists {'it' if waiting == 1 else 'them'}",))
+    return deleted
+
+
+def delete_left_copies(
+    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
+) -> Deleted:
+    """Delete the topic's retired files in log dirs that were away when they were deleted elsewhere, and are back."""
+    store = cluster.store
+
+    def waiting(connection: sa.Connection) -> list[LogDirId]:
+        query = sa.select(_K.log_dir_id).distinct().where(_K.topic_id == topic.topic_id).order_by(_K.log_dir_id)
+        return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+
+    def next_files(connection: sa.Connection, log_dir_id: LogDirId, after: str) -> list[str]:
+        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & (_K.path > after)
+        query = sa.select(_K.path).where(here).order_by(_K.path).limit(_FILES_MAX)
+        return list(connection.execute(query).scalars())
+
+    def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
+        guard(connection)
+        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & _K.path.in_(paths)
+        connection.execute(t.retired_copy.delete().where(here))
+
+    back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
+    if not back:
+        return Deleted()
+    try:  # their Delta tables may still list the files
+        log_dirs.publish(topic)
+    except (SparkLogError, OSError) as error:
+        return Deleted(notes=(redact(f"retired files stay until the topic is published: {error}"),))
+    deleted = Deleted()
+    for log_dir_id in back:
+        after = ""
+        while paths := store.read(lambda connection, one=log_dir_id, after=after: next_files(connection, one, after)):  # type: ignore[misc]
+            deleted += log_dirs.delete(log_dir_id, paths)
+            if log_dir_id in log_dirs.failures:
+                break
+            log_dirs.forget(lambda connection, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
+            after = paths[-1]
+    return deleted
+
+
+# Deleted topics -----------------------------------------------------------------------------------------------------
+
+
+def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: Guard = nobody_forbids) -> Deleted:
+    """Delete the folders of topics that were deleted as long ago as file.delete.delay.ms is by default."""
+    store = cluster.store
+
+    def due(connection: sa.Connection) -> tuple[list[str], set[str]]:
+        before_ms = store.clock(connection).wall_ms - TopicConfig().file_delete_delay_ms
+        query = sa.select(_F.path).where(_F.partition.is_(None), _F.retired_ms <= before_ms).order_by(_F.path)
+        return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
+
+    def forget(connection: sa.Connection, folder: str) -> None:
+        guard(connection)
+        inside = _F.path.startswith(f"{folder}/", autoescape=True)
+        connection.execute(t.retired_file.delete().where((_F.path == folder) | inside))
+
+    deleted = Deleted()
+    folders, live = store.read(due)
+    for folder in folders:
+        if folder in live or not TOPIC_FOLDER.fullmatch(folder):
+            deleted += Deleted(notes=(f"{folder!r} is no deleted topic's folder",))
+            continue
+        everywhere = True
+        for log_dir_id in log_dirs.infos:
+            here, complete = _delete_folder(log_dirs, log_dir_id, folder)
+            deleted += here
+            everywhere = everywhere and complete
+        failpoint("clean_up.topic-deleted")
+        if everywhere:
+            log_dirs.forget(lambda connection, folder=folder: forget(connection, folder))  # type: ignore[misc]
+    return deleted
+
+
+def _delete_folder(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, folder: str) -> tuple[Deleted, bool]:
+    """What was deleted, and whether that is all."""
+    log_dir = log_dirs.open(log_dir_id)
+    if log_dir is None:
+        return Deleted(), False
+    files = size = 0
+    try:
+        for one in _sizes(log_dir, folder):
+            files, size = files + 1, size + one
+        log_dirs.delete_folder(log_dir, folder)
+    except UnsafePathError as error:  # somebody has put a link there
+        return Deleted(notes=(redact(f"{log_dir.uri}: {error}"),)), False
+    except LOG_DIR_FAILURES as error:
+        log_dirs.leave_alone(log_dir_id, error)
+        return Deleted(), False
+    return Deleted(files, size), True
+
+
+def _sizes(log_dir: LogDir, folder: str) -> Iterator[int]:
+    for entry in log_dir.entries(folder):
+        if entry.folder:
+            yield from _sizes(log_dir, entry.path)
+        else:
+            yield entry.bytes

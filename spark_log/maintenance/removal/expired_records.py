@@ -1,0 +1,172 @@
+"""Records that retention.ms no longer keeps when they are written: their writer is warned before they are deleted.
+
+Retention deletes whole segments from the start of a log, by their largest timestamp; the warning counts the same.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.append.rules import Appended, Batch, Rejected
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config.values import DAY_MS
+from spark_log.errors import SparkLogError, redact
+from spark_log.ids import OffsetRange
+from spark_log.maintenance.removal.log_start import next_to_leave
+from spark_log.maintenance.removal.retention_rules import is_expired, time_of
+from spark_log.maintenance.rewrite.rewrite import Segment
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import Store
+from spark_log.partitions.partition_rows import read_partition
+from spark_log.quantities import count_of, exact_duration_of
+from spark_log.quantities import time_of as shown
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_MS = 1_000
+"""An append does not wait longer for a warning."""
+
+_S = t.segment.c
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Records of a topic that are older than its retention.ms."""
+
+    topic: str
+    retention_ms: int
+    records: int
+    oldest_ms: int
+    newest_ms: int
+    at_next_run: bool
+    """Whether the next run of retention deletes all of them; not while a younger segment lies before one."""
+    begun_before: bool
+    """Whether the segment before them, in one of their partitions, has expired too."""
+
+    def __str__(self) -> str:
+        oldest, newest = shown(self.oldest_ms), shown(self.newest_ms)
+        if self.retention_ms >= DAY_MS:
+            oldest, newest = oldest[:10], newest[:10]
+        times = f"of {oldest}" if oldest == newest else f"from {oldest} to {newest}"
+        when = "at its next run" if self.at_next_run else "as soon as the younger records before them have expired"
+        limit = f"retention.ms={self.retention_ms} ({exact_duration_of(self.retention_ms)})"
+        return (
+            f"topic {self.topic!r}: {count_of(self.records, 'record')} {times}, older than {limit}: retention deletes"
+            f" such records {when}. To keep them: `spark-log topic alter {self.topic} --config retention.ms=-1`, or"
+            " write without timestamps"
+        )
+
+
+def find_expired(store: Store, topic: Topic, written: Mapping[int, OffsetRange]) -> Expired | None:
+    """The part of these segments, by partition and base offset, that retention does not keep; None: nothing."""
+
+    def read(connection: sa.Connection) -> Expired | None:
+        known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now
+        if known is None or known.topic_id != topic.topic_id:
+            return None
+        return _find(connection, known, written, store.clock(connection).wall_ms)
+
+    return store.read(read, timeout_ms=_TIMEOUT_MS)
+
+
+def _find(connection: sa.Connection, topic: Topic, written: Mapping[int, OffsetRange], now_ms: int) -> Expired | None:
+    config = topic.config
+    expired: list[Segment] = []
+    at_next_run, begun_before = True, False
+    for number, (start, end) in written.items():
+        here = {"topic_id": topic.topic_id, "partition": number, "start": start, "end": end}
+        segments = [Segment(*row) for row in _BETWEEN.rows(connection, here)]
+        old = [segment for segment in segments if is_expired(time_of(segment), config, now_ms)]
+        if not old:
+            continue
+        expired += old
+        at_next_run = at_next_run and _leaves(connection, topic, number, old[-1].end_offset, now_ms)
+        before = [Segment(*row) for row in _BEFORE.rows(connection, here)]
+        begun_before = begun_before or any(is_expired(time_of(segment), config, now_ms) for segment in before)
+    if not expired:
+        return None
+    oldest_ms = min(time_of(each) if each.min_timestamp_ms < 0 else each.min_timestamp_ms for each in expired)
+    newest_ms, records = max(map(time_of, expired)), sum(each.record_count for each in expired)
+    return Expired(topic.name, config.retention_ms, records, oldest_ms, newest_ms, at_next_run, begun_before)
+
+
+def _leaves(connection: sa.Connection, topic: Topic, number: int, end_offset: int, now_ms: int) -> bool:
+    """Whether retention would take away the log up to this offset, once it is below the high watermark."""
+    state = read_partition(connection, (topic.topic_id, number))
+    if state is None:
+        return True
+    leaving = next_to_leave(connection, topic, number, state.log_start_offset, state.log_end_offset, now_ms, page=100)
+    return any(segment.end_offset >= end_offset for segment, _ in leaving)
+
+
+_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+_HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
+_BETWEEN = Prepared(
+    sa.select(*_COLUMNS)
+    .where(*_HERE, _S.base_offset >= bindparam("start"), _S.base_offset < bindparam("end"))
+    .order_by(_S.base_offset)
+)
+_BEFORE = Prepared(
+    sa.select(*_COLUMNS).where(*_HERE, _S.base_offset < bindparam("start")).order_by(_S.base_offset.desc())
+    .limit(sa.literal_column("1")).offset(sa.literal_column("0"))
+)  # fmt: skip
+
+
+class ExpiredWatch:
+    """Notices the first expired records that are appended to each topic. Safe to share between threads.
+
+    A mirror's records are left out: it copies what its source still has.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._noticed: set[int] = set()
+        self._untold: list[Expired] = []
+
+    def look(
+        self, batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected], topics: Mapping[int, Topic]
+    ) -> None:
+        """At what has just been appended. An error of the store is logged: the append is done."""
+        for topic_id, written in expired_batches(batches, outcomes, topics, self._store.now().wall_ms).items():
+            if topic_id in self._noticed:
+                continue
+            try:
+                found = find_expired(self._store, topics[topic_id], written)
+            except SparkLogError as error:
+                logger.debug("topic %s: expired records were not looked for: %s", topic_id, redact(str(error)))
+                continue
+            if found is not None:
+                with self._lock:
+                    self._noticed.add(topic_id)
+                    self._untold.append(found)
+
+    def take(self) -> list[Expired]:
+        """Return the findings since the last call, at most one a topic."""
+        with self._lock:
+            untold, self._untold = self._untold, []
+        return untold
+
+
+def expired_batches(
+    batches: Sequence[Batch],
+    outcomes: Sequence[Appended | Rejected],
+    topics: Mapping[int, Topic],
+    now_ms: int,
+) -> dict[int, dict[int, OffsetRange]]:
+    """The offsets of the appended batches that retention.ms does not keep, by topic id and partition. Pure."""
+    configs = {topic_id: topic.config for topic_id, topic in topics.items()}
+    found: dict[int, dict[int, OffsetRange]] = {}
+    for batch, outcome in zip(batches, outcomes, strict=True):
+        if not isinstance(outcome, Appended) or outcome.duplicate or batch.offsets is not None:
+            continue
+        if batch.max_timestamp_ms >= 0 and is_expired(batch.max_timestamp_ms, configs[batch.topic_id], now_ms):
+            here = found.setdefault(batch.topic_id, {})
+            start, _ = here.get(batch.partition, (outcome.base_offset, 0))
+            here[batch.partition] = OffsetRange(start, outcome.end_offset)
+    return found

@@ -1,0 +1,313 @@
+"""Retention: the oldest segments of a partition go, whole ones from the start. And delete_records, which says up to
+where.
+
+    log_start_offset <= end_offset of every segment row       once a transaction of these has gone over the partition
+
+One transaction moves the log start offset and takes the rows of the segments below it, with their blobs; their files
+are retired. So an election of a replica that lacks records below the log start (its log end offset may lie there) finds
+no segment that names them, and who catches up goes over them as over blobs. Read plans that were made before still have
+their files for file.delete.delay.ms; the inline ones travel with them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.delta.publication import try_publish
+from spark_log.errors import (
+    CorruptRecordError,
+    MetadataConflictError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+    UnsafePathError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
+from spark_log.maintenance.rewrite.rewrite import Segment
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.partitions.partition_rows import CHUNK, Key, lock_partitions, read_partition, save_partitions
+from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.retired_files import insert_retired, retired_rows
+
+SEGMENTS_MAX = 1_000
+"""Segments that one transaction drops, about: on SQLite appends wait for it, some tens of milliseconds."""
+_PARTITIONS_MAX = 100
+
+_P, _S = t.partition.c, t.segment.c
+
+# The transactions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Segments that have left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that failed.
+
+    `why`: the newest record that went for each reason, in ms.
+    """
+
+    partitions: frozenset[int] = frozenset()
+    segments: int = 0
+    bytes: int = 0
+    records: int = 0
+    failed: Mapping[int, Exception] = field(default_factory=dict)
+    why: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Dropped") -> "Dropped":
+        return Dropped(
+            self.partitions | other.partitions,
+            self.segments + other.segments,
+            self.bytes + other.bytes,
+            self.records + other.records,
+            {**self.failed, **other.failed},
+            _newest([*self.why.items(), *other.why.items()]),
+        )
+
+
+def _newest(times: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """The largest time of each reason."""
+    newest: dict[str, int] = {}
+    for reason, time_ms in times:
+        newest[reason] = max(time_ms, newest.get(reason, time_ms))
+    return newest
+
+
+def _why(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, int]:
+    return _newest([(reason.told(topic.config), time_of(segment)) for segment, reason in gone])
+
+
+def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
+    """The segments that `apply_retention` would drop now. Changes nothing."""
+
+    def plan(connection: sa.Connection, number: int) -> Dropped:
+        state = read_partition(connection, (topic.topic_id, number))
+        if state is None:
+            return Dropped()
+        now_ms = cluster.store.clock(connection).wall_ms
+        gone = list(next_to_leave(connection, topic, number, state.log_start_offset, state.high_watermark, now_ms))
+        return replace(_of(number, [segment for segment, _ in gone]), why=_why(topic, gone)) if gone else Dropped()
+
+    dropped = Dropped()
+    for number in cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection))):
+        dropped += cluster.store.read(lambda connection, number=number: plan(connection, number))  # type: ignore[misc]
+    return dropped
+
+
+def next_to_leave(
+    connection: sa.Connection,
+    topic: Topic,
+    number: int,
+    log_start: int,
+    end_offset: int,
+    now_ms: int,
+    page: int = SEGMENTS_MAX,
+) -> Iterator[tuple[Segment, Reason]]:
+    """The segments of a partition that retention takes away below `end_offset`, by offset; read `page` by `page`."""
+    here = {"topic_id": topic.topic_id, "partition": number}
+    [(total_bytes,)] = _TOTAL.rows(connection, here) if topic.config.retention_bytes >= 0 else [(0,)]
+    start = 0
+    while True:
+        rows = _FIRST.rows(connection, {**here, "start": start, "segments_max": page})
+        gone = leaving([Segment(*row) for row in rows], topic.config, log_start, end_offset, total_bytes or 0, now_ms)
+        yield from gone
+        if len(gone) < page:
+            break
+        start, total_bytes = gone[-1][0].end_offset, total_bytes - sum(segment.bytes for segment, _ in gone)
+
+
+def apply_retention(cluster: Cluster, topic: Topic, guard: Guard = nobody_forbids) -> Dropped:
+    """Drop what retention.ms and retention.bytes do not keep, and what lies below the log start; then publish.
+
+    In short transactions. What the metadata of a partition makes impossible is in `failed`, and keeps no other from it.
+    """
+    dropped = Dropped()
+    due = cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection)))
+    for first in range(0, len(due), _PARTITIONS_MAX):
+        dropped += _drop(cluster, topic, due[first : first + _PARTITIONS_MAX], guard)
+    if dropped.partitions:
+        try_publish(cluster, [topic])
+    return dropped
+
+
+def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard) -> Dropped:
+    dropped = Dropped()
+    while numbers:
+        try:
+            more, numbers = cluster.store.transact(lambda c, _, n=numbers: _drop_some(c, cluster, topic, n, guard))  # type: ignore[misc]
+        except (UnsafePathError, CorruptRecordError, MetadataConflictError) as error:
+            if len(numbers) == 1:
+                return dropped + Dropped(failed={numbers[0]: error})
+            for number in numbers:
+                dropped += _drop(cluster, topic, [number], guard)
+            return dropped
+        failpoint("retention.committed")
+        dropped += more
+    return dropped
+
+
+def _drop_some(
+    connection: sa.Connection, cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard
+) -> tuple[Dropped, list[int]]:
+    """What went, and the partitions of which more may have to go."""
+    guard(connection)
+    now = cluster.store.clock(connection)
+    before = lock_partitions(connection, [(topic.topic_id, number) for number in numbers])
+    known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now
+    if known is None or known.topic_id != topic.topic_id:
+        return Dropped(), []
+    segments_max = SEGMENTS_MAX // len(numbers)
+    gone: dict[Key, list[Segment]] = {}
+    low: dict[Key, int] = {}
+    unfinished = []
+    why: list[tuple[str, int]] = []
+    for key, state in before.items():
+        start, end = state.log_start_offset, state.high_watermark
+        found = next_to_leave(connection, known, key[1], start, end, now.wall_ms, segments_max)
+        first = list(islice(found, segments_max))
+        gone[key] = [segment for segment, _ in first]
+        low[key] = max([start, *(segment.end_offset for segment in gone[key])])
+        why += _why(known, first).items()
+        if len(first) == segments_max:
+            unfinished.append(key[1])
+    dropped = replace(_move_log_start(connection, known, before, low, gone, now), why=_newest(why))
+    failpoint("retention.decided")
+    return dropped, unfinished
+
+
+def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Move log start offsets up to the given offsets (-1: the high watermark), as Kafka's deleteRecords.
+
+    Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
+    OffsetOutOfRangeError above the high watermark, PolicyViolationError for a topic whose cleanup.policy has no delete,
+    UnknownTopicOrPartitionError; then nothing is deleted.
+    """
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> tuple[dict[TopicPartition, int], list[Topic]]:
+        topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
+        keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}
+        states = lock_partitions(connection, list(keys.values()))
+        low: dict[Key, int] = {}
+        for tp, key in keys.items():
+            if key not in states:
+                raise UnknownTopicOrPartitionError(f"partition {tp[0]}-{tp[1]}: unknown topic or partition")
+            if not topics[tp.topic].config.deletes:
+                raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
+            low[key] = _wanted_log_start(tp, before[tp], states[key])
+        changed = []
+        for topic in topics.values():
+            mine = {key: low[key] for key in low if key[0] == topic.topic_id}
+            gone = {key: _segments_below(connection, key, start) for key, start in mine.items()}
+            if _move_log_start(connection, topic, states, mine, gone, cluster.store.clock(connection)).partitions:
+                changed.append(topic)
+        failpoint("retention.decided")
+        return {tp: low[key] for tp, key in keys.items()}, changed
+
+    starts, changed = cluster.store.transact(delete)
+    failpoint("retention.committed")
+    try_publish(cluster, changed)
+    return starts
+
+
+def _wanted_log_start(tp: TopicPartition, offset: int, state: PartitionState) -> int:
+    wanted = state.high_watermark if offset == -1 else offset
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= wanted <= state.high_watermark:
+        raise OffsetOutOfRangeError(
+            f"before_offset: {offset!r} for {tp[0]}-{tp[1]} is not between 0 and the high watermark"
+            f" {state.high_watermark}"
+        )
+    return max(wanted, state.log_start_offset)
+
+
+def _move_log_start(
+    connection: sa.Connection,
+    topic: Topic,
+    before: Mapping[Key, PartitionState],
+    low: Mapping[Key, int],
+    gone: Mapping[Key, Sequence[Segment]],
+    now: StoreClock,
+) -> Dropped:
+    """Begin the logs at `low`, without `gone`: every segment that ends there or before."""
+    after: dict[Key, PartitionState] = {}
+    blobs: list[str] = []
+    retired: list[dict[str, Any]] = []
+    dropped = Dropped()
+    for key, segments in gone.items():
+        state = before[key]
+        if low[key] == state.log_start_offset and not segments:
+            continue
+        inline = [segment for segment in segments if segment.inline]
+        files = [segment.name for segment in segments if not segment.inline]
+        blobs += [segment.name for segment in inline]
+        after[key] = replace(
+            state,
+            log_start_offset=low[key],
+            tail_bytes=state.tail_bytes - sum(segment.bytes for segment in inline),
+            change=state.change + bool(files),
+        )
+        retired += retired_rows(topic, key[1], files, after[key].change, now)
+        dropped += _of(key[1], segments)
+    insert_retired(connection, retired)
+    if dropped.segments:
+        bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
+        _DELETE_BELOW.run(connection, bounds)
+    for first in range(0, len(blobs), CHUNK):
+        connection.execute(t.blob.delete().where(t.blob.c.name.in_(blobs[first : first + CHUNK])))
+    save_partitions(connection, before, after)
+    return dropped
+
+
+def _of(number: int, segments: Sequence[Segment]) -> Dropped:
+    return Dropped(
+        frozenset([number]),
+        len(segments),
+        sum(segment.bytes for segment in segments),
+        sum(segment.record_count for segment in segments),
+    )
+
+
+# The statements -----------------------------------------------------------------------------------------------------
+
+_HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
+_BELOW = (*_HERE, _S.base_offset < bindparam("low"), _S.end_offset <= bindparam("low"))
+_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+_FIRST = Prepared(
+    sa.select(*_COLUMNS).where(*_HERE, _S.base_offset >= bindparam("start")).order_by(_S.base_offset)
+    .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
+)  # fmt: skip
+_SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(_S.base_offset))
+_DELETE_BELOW = Prepared(t.segment.delete().where(*_BELOW))
+_TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(_S.bytes), sa.BigInteger)).where(*_HERE))
+
+
+def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segment]:
+    rows = _SEGMENTS_BELOW.rows(connection, {"topic_id": key[0], "partition": key[1], "low": low})
+    return [Segment(*row) for row in rows]
+
+
+def _due(connection: sa.Connection, topic: Topic, now: StoreClock) -> list[int]:
+    """The partitions whose first segment is to go, as far as can be told without the high watermark."""
+    mine = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition)
+
+    def of_first(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        return sa.select(column).where(mine).order_by(_S.base_offset).limit(1).correlate(t.partition).scalar_subquery()
+
+    config = topic.config
+    reasons = [of_first(_S.end_offset) <= _P.log_start_offset]
+    if config.deletes and config.retention_ms >= 0:
+        time = sa.case((_S.max_timestamp_ms >= 0, _S.max_timestamp_ms), else_=_S.appended_ms)
+        reasons.append(of_first(time) < now.wall_ms - config.retention_ms)
+    if config.deletes and config.retention_bytes >= 0:
+        total = sa.select(sa.func.sum(_S.bytes)).where(mine).correlate(t.partition).scalar_subquery()
+        reasons.append(total - of_first(_S.bytes) >= config.retention_bytes)
+    query = sa.select(_P.partition).where(_P.topic_id == topic.topic_id, sa.or_(*reasons)).order_by(_P.partition)
+    return list(connection.execute(query).scalars())

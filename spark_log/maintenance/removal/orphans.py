@@ -1,0 +1,244 @@
+"""Orphans: files of ours that nobody needs and nobody will: writers that were killed or whose append failed, log dirs
+that were away when a file was retired, readers that repaired a file which had just been deleted.
+
+    a segment file goes     when no segment, retired file or open transaction names it, and its write id is gone
+    .<name>.tmp             a writer's: when its write id is gone, since nothing may be appended under it any more
+    .<name>-<random>.tmp    a copy's (followers, repair), whose maker has no write id: after a day without a byte
+
+The write id says who may still name a file, so time plays no part in it: ids that have run out are taken away first
+(`write_ids.expire`), then files are listed, and then the metadata is asked. Whatever was named before the question is
+found by it, and after it nothing can name a file whose id is gone. What has not our form is not touched.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.append.encoding import LOG_DIR_FAILURES
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import Entry, LogDir
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import SparkLogError, UnsafePathError, redact
+from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.maintenance.removal.clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import CHUNK
+
+GRACE_MS = 24 * 60 * 60 * 1000
+"""By the file system's clock, which may be wrong by less."""
+
+_FILES_MAX = 5_000
+"""Files of which the metadata is asked at a time, and those of one more partition."""
+
+_WRITE_ID = r"([0-9a-f]{32})-[A-Za-z0-9-]{1,48}\.parquet"
+_SEGMENT = re.compile(_WRITE_ID)
+_WRITING = re.compile(rf"\.{_WRITE_ID}\.tmp")
+_COPYING = re.compile(rf"\.{_WRITE_ID}-[0-9a-f]{{12}}\.tmp")
+_NUMBER = re.compile(r"[0-9]{1,10}")
+
+_S, _F, _X = t.segment.c, t.retired_file.c, t.transaction_segment.c
+
+# The rule -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What the metadata says of some files: the names that it needs of each partition, and the write ids that are
+    registered.
+    """
+
+    names: Collection[tuple[int, str]] = frozenset()
+    write_ids: Collection[str] = frozenset()
+
+
+def write_id_of(name: str) -> str | None:
+    """The write id in a file's name; None if the name is not of our form."""
+    found = _SEGMENT.fullmatch(name) or _WRITING.fullmatch(name) or _COPYING.fullmatch(name)
+    return found[1] if found else None
+
+
+def is_copy(name: str) -> bool:
+    """Whether the name is that of an unfinished copy."""
+    return _COPYING.fullmatch(name) is not None
+
+
+def may_go(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
+    """Whether a file in the folder of this partition is an orphan."""
+    if _SEGMENT.fullmatch(name):
+        return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids
+    if _WRITING.fullmatch(name):
+        return write_id_of(name) not in needed.write_ids
+    if _COPYING.fullmatch(name):
+        return now_ms - modified_ms > GRACE_MS
+    return False
+
+
+# In the log dirs ----------------------------------------------------------------------------------------------------
+
+
+def delete_orphans(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -> Deleted:
+    """Delete the orphans among the topic's files, in every log dir."""
+    deleted = Deleted()
+    for log_dir_id in log_dirs.infos:
+        log_dir = log_dirs.open(log_dir_id)
+        if log_dir is None:
+            continue
+        try:
+            deleted += _delete_in(cluster, log_dirs, log_dir_id, log_dir, topic)
+        except UnsafePathError as error:  # somebody has put a link there
+            deleted += Deleted(notes=(redact(f"{log_dir.uri}: {error}"),))
+        except LOG_DIR_FAILURES as error:
+            log_dirs.leave_alone(log_dir_id, error)
+    return deleted
+
+
+def _delete_in(
+    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, topic: Topic
+) -> Deleted:
+    deleted = Deleted()
+    published = False
+    for found in _segment_files(log_dir, topic.folder):
+        numbers = sorted({partition for partition, _ in found})
+        needed = cluster.store.read(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
+        if needed is None:
+            break
+        orphans = _orphans(found, needed)
+        if orphans and not published:
+            try:  # its Delta table may still list one that was retired while the log dir was away
+                log_dirs.publish(topic)
+            except SparkLogError as error:
+                return deleted + Deleted(notes=(redact(f"orphans stay until the topic is published: {error}"),))
+            published = True
+        failpoint("clean_up.orphans-found")
+        deleted += log_dirs.delete(log_dir_id, orphans)
+    return deleted
+
+
+def _segment_files(log_dir: LogDir, folder: str) -> Iterator[list[tuple[int, Entry]]]:
+    """The files of ours below a topic's folder with their partitions, many at a time."""
+    found: list[tuple[int, Entry]] = []
+    for entry in log_dir.entries(f"{folder}/_segments"):
+        if entry.folder and _NUMBER.fullmatch(entry.name):
+            files = (file for file in log_dir.entries(entry.path) if not file.folder and write_id_of(file.name))
+            found += [(int(entry.name), file) for file in files]
+            if len(found) >= _FILES_MAX:
+                yield found
+                found = []
+    if found:
+        yield found
+
+
+def _orphans(found: Sequence[tuple[int, Entry]], needed: Needed) -> list[str]:
+    now_ms = clock.wall_ms()
+    return [file.path for number, file in found if may_go(number, file.name, file.modified_ms, needed, now_ms)]
+
+
+def _needed(
+    connection: sa.Connection,
+    log_dirs: CleanableLogDirs,
+    topic: Topic,
+    numbers: Sequence[int],
+    found: Sequence[tuple[int, Entry]],
+) -> Needed | None:
+    """What is needed of these files, in one snapshot. None if the topic was deleted: its readers have their time."""
+    topic_id = topic.topic_id
+    if connection.execute(sa.select(t.topic.c.topic_id).where(t.topic.c.topic_id == topic_id)).first() is None:
+        return None
+    names: set[tuple[int, str]] = set()
+    for first in range(0, len(numbers), CHUNK):
+        here = numbers[first : first + CHUNK]
+        for c in (_S, _X):
+            query = sa.select(c.partition, c.name).where(c.topic_id == topic_id, c.partition.in_(here), ~c.inline)
+            names.update((number, name) for number, name in connection.execute(query))
+        retired = sa.select(_F.partition, _F.path).where(_F.topic_id == topic_id, _F.partition.in_(here))
+        names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
+    return Needed(names, _registered(connection, log_dirs, found))
+
+
+def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
+    """The write ids of these files that are registered."""
+    ids = sorted({write_id for _, file in found if (write_id := write_id_of(file.name))})
+    write_ids: set[str] = set()
+    for first in range(0, len(ids), CHUNK):
+        query = sa.select(t.write_id.c.write_id).where(t.write_id.c.write_id.in_(ids[first : first + CHUNK]))
+        write_ids.update(connection.execute(query).scalars())
+    return write_ids.difference(log_dirs.expired)
+
+
+# Folders of topics that nobody knows --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Content:
+    """What a folder in a log dir has: segment files and temporaries of ours, and the folders that they lie in."""
+
+    files: list[tuple[int, Entry]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Deleted:
+    """Delete topics' folders that the metadata does not know any more: a writer or a repair made them anew after the
+    topic had been cleaned up.
+
+    Only where there is nothing but files of ours whose write ids are gone, and that nobody has touched for a day.
+    """
+    deleted = Deleted()
+    for log_dir_id in log_dirs.infos:
+        log_dir = log_dirs.open(log_dir_id)
+        if log_dir is None:
+            continue
+        try:
+            found = [entry.name for entry in log_dir.entries() if entry.folder and TOPIC_FOLDER.fullmatch(entry.name)]
+            known = cluster.store.read(_known_folders)
+            for folder in found:
+                if folder not in known:
+                    deleted += _delete_unknown(cluster, log_dirs, log_dir_id, log_dir, folder)
+        except LOG_DIR_FAILURES as error:
+            log_dirs.leave_alone(log_dir_id, error)
+    return deleted
+
+
+def _known_folders(connection: sa.Connection) -> set[str]:
+    retired = sa.select(_F.path).where(_F.partition.is_(None))
+    return {topic.folder for topic in find_topics(connection).values()} | set(connection.execute(retired).scalars())
+
+
+def _delete_unknown(
+    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str
+) -> Deleted:
+    try:
+        content = _content(log_dir, folder)
+    except UnsafePathError:
+        return Deleted()
+    if content is None:
+        return Deleted()
+    now_ms = clock.wall_ms()
+    needed = Needed(write_ids=cluster.store.read(lambda connection: _registered(connection, log_dirs, content.files)))
+    young = any(now_ms - file.modified_ms <= GRACE_MS for _, file in content.files)
+    paths = [file.path for _, file in content.files]
+    if young or len(_orphans(content.files, needed)) < len(paths):
+        return Deleted()
+    deleted = log_dirs.delete(log_dir_id, paths)
+    for path in reversed(content.folders):  # one that somebody has put a file into meanwhile stays
+        log_dirs.delete_empty_folder(log_dir, path)
+    return deleted
+
+
+def _content(log_dir: LogDir, folder: str) -> _Content | None:
+    """None if there is anything but segment files and temporaries of ours where they belong."""
+    content = _Content(folders=[folder, f"{folder}/_segments"])
+    if [(entry.name, entry.folder) for entry in log_dir.entries(folder)] != [("_segments", True)]:
+        return None
+    for partition in log_dir.entries(f"{folder}/_segments"):
+        if not partition.folder or not _NUMBER.fullmatch(partition.name):
+            return None
+        content.folders.append(partition.path)
+        for file in log_dir.entries(partition.path):
+            if file.folder or write_id_of(file.name) is None:
+                return None
+            content.files.append((int(partition.name), file))
+    return content

@@ -1,0 +1,81 @@
+"""The rules of retention. Pure: which segments leave the start of a log, and why."""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from spark_log.config import TopicConfig
+from spark_log.maintenance.rewrite.rewrite import Segment
+from spark_log.quantities import bytes_of, exact_duration_of
+
+
+class Reason(Enum):
+    """Why a segment leaves the log."""
+
+    BELOW = "below the log start offset"
+    TIME = "retention.ms"
+    SIZE = "retention.bytes"
+
+    def told(self, config: TopicConfig) -> str:
+        """With the value of the config."""
+        match self:
+            case Reason.BELOW:
+                return str(self.value)
+            case Reason.TIME:
+                return f"{self.value}={config.retention_ms} ({exact_duration_of(config.retention_ms)})"
+            case Reason.SIZE:
+                return f"{self.value}={config.retention_bytes} ({bytes_of(config.retention_bytes)})"
+
+
+def is_expired(timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
+    """Whether retention.ms does not keep a segment whose largest timestamp is this."""
+    return config.deletes and config.retention_ms >= 0 and now_ms - timestamp_ms > config.retention_ms
+
+
+def time_of(segment: Segment) -> int:
+    """The largest timestamp, in ms; of a segment that has none (compaction took its records) when it was appended."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.appended_ms
+
+
+def leaving(
+    segments: Sequence[Segment],
+    config: TopicConfig,
+    log_start: int,
+    high_watermark: int,
+    total_bytes: int,
+    now_ms: int,
+) -> list[tuple[Segment, Reason]]:
+    """Which segments leave the log, by Kafka's rules.
+
+    `segments` are the partition's first ones by offset, `total_bytes` is of all its segments. Whole segments below the
+    high watermark go, from the start, up to the first that stays: one is too old by its largest timestamp, or without
+    it the log would still have retention.bytes, or it lies below the log start already.
+    """
+    gone: list[tuple[Segment, Reason]] = []
+    left = total_bytes
+    for segment in segments:
+        if segment.end_offset > high_watermark:
+            break
+        if segment.end_offset <= log_start:
+            reason = Reason.BELOW
+        elif is_expired(time_of(segment), config, now_ms):
+            reason = Reason.TIME
+        elif config.deletes and config.retention_bytes >= 0 and left - segment.bytes >= config.retention_bytes:
+            reason = Reason.SIZE
+        else:
+            break
+        left -= segment.bytes
+        gone.append((segment, reason))
+    return gone
+
+
+def new_log_start(
+    segments: Sequence[Segment],
+    config: TopicConfig,
+    log_start: int,
+    high_watermark: int,
+    total_bytes: int,
+    now_ms: int,
+) -> int:
+    """Up to which offset the log goes; `log_start` if nothing does. Arguments as of `leaving`."""
+    gone = leaving(segments, config, log_start, high_watermark, total_bytes, now_ms)
+    return max([log_start, *(segment.end_offset for segment, _ in gone)])

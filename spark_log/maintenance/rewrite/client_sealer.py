@@ -1,0 +1,267 @@
+"""Sealing by the clients that append, in time for delta.max.lag.ms where no coordinator does it.
+
+A client knows to which topics it has appended small batches; how old their tails are is asked of the store. So a tail
+that a killed process left is found by the next one that appends to the topic.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spark_log import clock
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, lease_status
+from spark_log.cluster.topics import Topic
+from spark_log.delta.delta_lag import delta_lags
+from spark_log.delta.publication import try_publish
+from spark_log.errors import SparkLogError, redact
+from spark_log.exit_hooks import stop_at_exit
+from spark_log.ids import TopicId
+from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
+from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, last_files_ms, seal_after_ms, tails
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S_MIN = 1.0
+"""How long to wait at least between two looks at the tails of a topic."""
+_MERGE_BYTES_MAX = 16 * 2**20
+"""Size of the largest file that a client merges; larger ones are for the coordinator."""
+
+
+@dataclass
+class _Watched:
+    """A topic with tails to which this process has appended.
+
+    `full`: partitions that are to be sealed at once. `appended`: it was appended to since the last look began.
+    `failures`: how many looks in a row could not do what was due.
+    """
+
+    topic: Topic
+    look_at_s: float = math.inf
+    full: set[int] = field(default_factory=set)
+    appended: bool = True
+    failures: int = 0
+
+    @property
+    def look_every_s(self) -> float:
+        return max(_LOOK_S_MIN, seal_after_ms(self.topic.config) / 1000)
+
+    @property
+    def retry_s(self) -> float:
+        """When to look again after a failure: first in the time that delta.max.lag.ms leaves, then less often."""
+        left_ms = self.topic.config.delta_max_lag_ms - seal_after_ms(self.topic.config)
+        return min(self.look_every_s, max(_LOOK_S_MIN, left_ms / 1000) * (1 << min(self.failures, 30)))
+
+
+class Sealer:
+    """Seals the tails of topics that a process appends to. Thread-safe.
+
+    With `beside`, in a daemon thread, which starts with the first tail; else in the calls of `run_due` and `close`.
+    """
+
+    def __init__(
+        self, cluster: Cluster, writer: Writer, seal: Callable[[Topic, int], int], *, beside: bool = False
+    ) -> None:
+        """`seal` seals one partition and returns how many files it made; it logs its failures and raises nothing."""
+        self._cluster, self._writer, self._seal = cluster, writer, seal
+        self._beside = beside
+        self._changed = threading.Condition()
+        self._watched: dict[TopicId, _Watched] = {}
+        self._busy = self._stopped = False
+        self._until_s = math.inf
+        self._thread: threading.Thread | None = None
+
+    def add(self, topic: Topic, partition: int) -> None:
+        """The tail of the partition is full: seal it in the thread."""
+        self._watch(topic, partition)
+
+    def watch(self, topic: Topic) -> None:
+        """The topic has a tail, of unknown age, or files that could not be published."""
+        self._watch(topic, None)
+
+    def _watch(self, topic: Topic, full: int | None) -> None:
+        with self._changed:
+            watched = self._watched.setdefault(topic.topic_id, _Watched(topic))
+            watched.topic, watched.appended = topic, True
+            if topic.config.delta_max_lag_ms < 0:
+                watched.look_at_s = math.inf
+            if full is not None:
+                watched.full.add(full)
+            elif watched.look_at_s < math.inf or topic.config.delta_max_lag_ms < 0:
+                return
+            if topic.config.delta_max_lag_ms >= 0:
+                # without the thread the process may end soon, and `close` looks
+                soon_s = clock.monotonic_s() + (0 if self._beside else watched.look_every_s)
+                watched.look_at_s = min(watched.look_at_s, soon_s)
+            if self._beside and self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
+                self._thread.start()
+                stop_at_exit(self)
+            self._changed.notify_all()
+
+    def run_due(self) -> None:
+        """Without a thread: do what has become due."""
+        while not self._beside and (due := self._take(clock.monotonic_s())) is not None:
+            self._tend(*due)
+
+    def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
+        """Seal what is full; and all tails of the topics that were appended to, unless a coordinator is there to do it.
+
+        With `more_to_come` only tails whose time is over, or whose topic has gone without new files for a while: the
+        first micro-batch after a pause is sealed, since it may be the only one, and many in a row share a file.
+        Begins nothing after `timeout_s`, or `begin_nothing_more`: the rest is for the next client that appends, or the
+        coordinator.
+        """
+        with self._changed:
+            until_s = self._until_s = min(self._until_s, clock.monotonic_s() + timeout_s)
+            self._changed.wait_for(self._has_ended, max(0.0, until_s - clock.monotonic_s()))
+        for thread in self.request_stop():
+            thread.join(max(0.0, until_s - clock.monotonic_s()))
+        with self._changed:
+            left = [each.topic for each in self._watched.values() if each.topic.config.delta_max_lag_ms >= 0]
+            self._watched.clear()
+        try:
+            if not left or self._has_coordinator():
+                return
+            for topic in left:
+                if self._time_is_left() and (not more_to_come or self._may_be_the_last(topic)):
+                    self._freshen(topic, [tail.partition for tail in self._tails(topic)])
+        except (SparkLogError, OSError) as error:
+            logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
+        except Exception:  # a bug: what was appended is appended
+            logger.exception("inline tails are left to the next client that appends")
+
+    def _has_ended(self) -> bool:
+        """Whether the thread has sealed what is full, or is not going to."""
+        stopped = self._stopped or not self._time_is_left()
+        return not self._busy and (stopped or not any(each.full for each in self._watched.values()))
+
+    def begin_nothing_more(self) -> None:
+        """Have a `close` in another thread, begun or not, end when what is being sealed is sealed and published."""
+        with self._changed:
+            self._until_s = -math.inf
+            self._changed.notify_all()
+
+    def _time_is_left(self) -> bool:
+        return clock.monotonic_s() < self._until_s
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Seal nothing more in the thread than what is being sealed; `close` seals the rest."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        return [] if self._thread is None else [self._thread]
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (due := self._take(clock.monotonic_s())) is None:
+                    next_s = min((each.look_at_s for each in self._watched.values()), default=math.inf)
+                    self._changed.wait(min(next_s - clock.monotonic_s(), threading.TIMEOUT_MAX))
+                if self._stopped:
+                    return
+                self._busy = True
+            try:
+                assert due is not None
+                self._tend(*due)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _take(self, now_s: float) -> tuple[_Watched, list[int], bool] | None:
+        """A topic with something to do: its full partitions, and whether to look at its other tails."""
+        with self._changed:
+            for topic_id, watched in self._watched.items():
+                look = watched.look_at_s <= now_s
+                if watched.full or look:
+                    self._watched[topic_id] = self._watched.pop(topic_id)  # behind the other topics
+                    full, watched.full = sorted(watched.full), set()
+                    if look:
+                        watched.look_at_s = now_s + watched.retry_s
+                        watched.appended = False
+                    return watched, full, look
+        return None
+
+    def _tend(self, watched: _Watched, full: list[int], look: bool) -> None:
+        """Raises nothing: what could not be done is due again at the next look, and for every other client."""
+        topic = watched.topic
+        try:
+            if look:
+                self._look(watched, full)
+            else:
+                self._seal_full(topic, full)
+            return
+        except (SparkLogError, OSError) as error:
+            logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
+        except Exception:  # a bug: the thread goes on for the other topics
+            logger.exception("topic %s: tails not sealed", topic.name)
+        watched.failures += 1
+
+    def _look(self, watched: _Watched, full: list[int]) -> None:
+        topic = watched.topic
+        found = self._tails(topic)
+        now_ms = self._cluster.store.now().wall_ms
+        due = due_tails(found, topic.config, now_ms)
+        if self._has_coordinator():
+            self._seal_full(topic, full)
+            done = not due
+        else:
+            done = self._freshen(topic, sorted({*full, *(tail.partition for tail in due)}))
+        oldest_ms = min((tail.first_appended_ms for tail in found if tail not in due), default=now_ms)
+        until_due_s = (oldest_ms + seal_after_ms(topic.config) - now_ms) / 1000
+        with self._changed:
+            if watched.look_at_s < math.inf:
+                wait_s = max(_LOOK_S_MIN, until_due_s) if done else watched.retry_s
+                watched.look_at_s = clock.monotonic_s() + wait_s
+            watched.failures = 0 if done else watched.failures + 1
+            if done and not found and not watched.full and not watched.appended:  # the next append brings it back
+                self._watched.pop(topic.topic_id, None)
+
+    def _may_be_the_last(self, topic: Topic) -> bool:
+        """Whether to seal now although the next append could."""
+        files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
+        now_ms = self._cluster.store.now().wall_ms
+        paused_ms = topic.config.delta_max_lag_ms - seal_after_ms(topic.config)
+        return bool(due_tails(self._tails(topic), topic.config, now_ms)) or not 0 <= now_ms - files_ms < paused_ms
+
+    def _seal_full(self, topic: Topic, partitions: list[int]) -> None:
+        if sum(self._seal(topic, partition) for partition in partitions):
+            try_publish(self._cluster, [topic])
+
+    def _freshen(self, topic: Topic, partitions: list[int]) -> bool:
+        """Seal the tails of these partitions, publish, and merge the small files that have gathered. Whether all of
+        these were sealed, and the Delta tables list what is in files.
+        """
+        sealed = [partition for partition in partitions if self._time_is_left() and self._seal(topic, partition)]
+        done = len(sealed) == len(partitions)
+        if sealed or self._is_unpublished(topic):
+            done = try_publish(self._cluster, [topic]) and done
+        if not sealed or not self._time_is_left():
+            return done
+        crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
+        merged = False
+        for partition in sorted({*sealed} & {*crowded}):
+            for _ in merge(
+                self._cluster, self._writer, topic, partition, growth=BACKGROUND_GROWTH, bytes_max=_MERGE_BYTES_MAX
+            ):
+                merged = True
+                if not self._time_is_left():
+                    break
+        if merged:
+            try_publish(self._cluster, [topic])
+        return done
+
+    def _is_unpublished(self, topic: Topic) -> bool:
+        """Whether some Delta table of the topic lacks a file."""
+        lags = self._cluster.store.read(lambda connection: delta_lags(connection, [topic.topic_id]))
+        return any(lag.sealed_ms is not None for lag in lags.values())
+
+    def _tails(self, topic: Topic) -> list[Tail]:
+        return self._cluster.store.read(lambda connection: tails(connection, [topic.topic_id])).get(topic.topic_id, [])
+
+    def _has_coordinator(self) -> bool:
+        return lease_status(self._cluster.store, COORDINATOR).left_ms > 0

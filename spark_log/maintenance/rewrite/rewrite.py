@@ -1,0 +1,305 @@
+"""Rewriting: a run of a partition's segments becomes one file with the same offsets, or with some records less.
+
+Sealing, merging, compaction and erasing all go this way, in three steps that may be in three places:
+
+    plan     in one snapshot: which segments, where they lie, and the log dirs of the ISR that are to have the new file
+    write    anywhere, a Spark task too: reads the inputs, writes the file into all those log dirs
+    swap     one transaction, which changes nothing unless the inputs are still the log and the ISR is still the same
+
+So appends, readers and other maintenance never notice: until the swap no metadata names the file, and after it none
+names the inputs, which stay on disk for file.delete.delay.ms.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from spark_log.append.append_transaction import check_write_id
+from spark_log.append.encoding import Encoding, SegmentFiles
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.topics import Topic
+from spark_log.controller.log_dir_inspection import report_failure
+from spark_log.delta import publication_state
+from spark_log.errors import WriteIdExpiredError
+from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.partitions.partition_rows import CHUNK, lock_partitions, read_partition, save_partitions
+from spark_log.partitions.replication import rewrite
+from spark_log.partitions.retired_files import retire_files
+from spark_log.records.inline import decode as decode_inline
+from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.records.segment_file import SegmentFacts
+from spark_log.segments import plan as planner
+from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.slices import LogDirs, Slice
+
+_S = t.segment.c
+
+OFFSETS_MAX = 2**31 - 1
+"""Offsets that one file may span: offset_delta is an int32."""
+
+_TABLE_RECORDS = 65_536
+_READ_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of a partition, as its row describes it: offsets [base_offset, end_offset), of which it holds
+    record_count.
+    """
+
+    base_offset: int
+    end_offset: int
+    record_count: int
+    bytes: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: int
+    leader_epoch: int
+    name: str
+    checksum: str
+    inline: bool
+    appended_ms: int
+
+
+_SEGMENT_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+
+
+def may_follow(first: Segment, last: Segment, following: Segment, seen: Collection[int] = ()) -> bool:
+    """Whether a file that goes from `first` to `last` may go on with `following`: the offsets meet, the timestamp type
+    is the same, and the span fits into an offset_delta.
+
+    Nor does it begin at one of `seen` (`publication.seen_offsets`): the file would be old data and new data at once to
+    the stream of some Delta table.
+    """
+    return (
+        last.end_offset == following.base_offset
+        and last.timestamp_type == following.timestamp_type
+        and following.base_offset not in seen
+        and following.end_offset - first.base_offset <= OFFSETS_MAX
+    )
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """Segments of a partition that one file is to replace, and all that is needed to write it; it travels.
+
+    The inputs' offsets meet, they have one timestamp type, and are all files or all inline. `log_dirs` are the ISR's,
+    by broker, as of `partition_epoch`.
+    """
+
+    topic: Topic
+    partition: int
+    inputs: tuple[Segment, ...]
+    slices: tuple[Slice, ...]
+    log_dirs: Mapping[int, LogDirId]
+    partition_epoch: int
+
+    @property
+    def base_offset(self) -> int:
+        return self.inputs[0].base_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.inputs[-1].end_offset
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a rewriting has made: its name and facts, and the brokers whose log dirs have it or failed."""
+
+    name: str
+    facts: SegmentFacts
+    brokers: frozenset[int]
+    failed: frozenset[int]
+
+
+Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
+"""Which records stay, given their offsets and the records (RECORD_SCHEMA): no nulls."""
+
+
+def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline: bool) -> list[Segment]:
+    """The partition's segments below the high watermark, by offset: its tail (`inline`), or its files."""
+    p = t.partition.c
+    query = (
+        sa.select(*_SEGMENT_COLUMNS)
+        .join(t.partition, (p.topic_id == _S.topic_id) & (p.partition == _S.partition))
+        .where(_S.topic_id == topic.topic_id, _S.partition == partition, _S.end_offset <= p.high_watermark)
+        .where(_S.inline if inline else ~_S.inline)
+        .order_by(_S.base_offset)
+    )
+    return [Segment(*row) for row in connection.execute(query)]
+
+
+def plan_rewriting(
+    connection: sa.Connection, topic: Topic, partition: int, inputs: Sequence[Segment]
+) -> Rewriting | None:
+    """The rewriting of these segments, in the snapshot that `connection` reads; None if they are not the log any more.
+
+    Inline segments travel in it, with their bytes.
+    """
+    assert all(a.end_offset == b.base_offset for a, b in pairwise(inputs)), "offsets meet"
+    assert len({(each.timestamp_type, each.inline) for each in inputs}) == 1, "of one kind"
+    state = read_partition(connection, (topic.topic_id, partition))
+    if state is None:
+        return None
+    where = OffsetRange(inputs[0].base_offset, inputs[-1].end_offset)
+    slices = planner.plan(connection, {topic.name: topic}, {TopicPartition(topic.name, partition): where})
+    if [piece.name for piece in slices] != [each.name for each in inputs]:
+        return None
+    slices = planner.with_inline_data(connection, slices)
+    log_dirs = {each.broker_id: LogDirId(each.log_dir_id) for each in state.replicas if each.in_sync}
+    if not log_dirs:
+        return None
+    return Rewriting(topic, partition, tuple(inputs), tuple(slices), log_dirs, state.partition_epoch)
+
+
+def write(
+    rewriting: Rewriting,
+    name: str,
+    log_dirs: LogDirs,
+    open_: Callable[[LogDirInfo], LogDir],
+    keep: Keep | None = None,
+) -> Written:
+    """Write the file under `name`, which nobody has used; on executors too. Memory: a row group or two.
+
+    `keep` says which records stay; all of them without. A bad replica of an input is passed over, and repaired. Raises
+    what no replica and no log dir can help: CorruptRecordError, StorageUnavailableError, LogDirMismatchError.
+    """
+    path = segment_path(rewriting.topic.folder, rewriting.partition, name)
+    targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
+    files = SegmentFiles(targets, open_, path, Encoding.of(rewriting.topic.config))
+    try:
+        for offsets, records in read(rewriting.slices, log_dirs):
+            if keep is not None:
+                stays = keep(offsets, records)
+                offsets, records = offsets.filter(stays), records.filter(stays)
+            files.append(records, pc.subtract(offsets, rewriting.base_offset))
+        facts = files.commit()
+    except BaseException:
+        files.abort()
+        raise
+    return Written(name, facts, files.brokers, frozenset(files.failures))
+
+
+def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
+    """Offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time."""
+    fetcher = Fetcher(log_dirs)
+    waiting: list[pa.Table] = []
+    rows = 0
+    for table in _tables(fetcher, slices):
+        waiting.append(table)
+        rows += table.num_rows
+        if rows >= _TABLE_RECORDS:
+            yield _split(waiting)
+            waiting, rows = [], 0
+    if rows:
+        yield _split(waiting)
+
+
+def _split(tables: Sequence[pa.Table]) -> tuple[pa.Int64Array, pa.Table]:
+    whole = pa.concat_tables(tables)
+    return whole.column("offset").combine_chunks(), whole.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+
+
+def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
+    for piece in slices:
+        if piece.data is None:
+            for batch in fetcher.read([piece], _READ_SCHEMA):
+                yield pa.Table.from_batches([batch])
+        else:  # whole, since there may be thousands
+            records = decode_inline(piece.data, piece.checksum, piece.record_count)
+            offsets = pa.array(np.arange(piece.base_offset, piece.end))
+            yield records.append_column(_READ_SCHEMA.field("offset"), offsets).select(_READ_SCHEMA.names)
+
+
+def swap(
+    cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, guard: Guard = nobody_forbids
+) -> bool:
+    """Put the file in place of its inputs. False if that may not be any more: then the file is removed again.
+
+    Refused: the inputs are not the log any more, the ISR has changed, too few of it have the file, or the write id has
+    expired (see `replication.rewrite`).
+    """
+    for broker_id in written.failed:
+        report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
+    try:
+        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, guard))
+    except WriteIdExpiredError:
+        swapped = False
+    if not swapped:
+        discard(cluster, rewriting, written)
+    return swapped
+
+
+def discard(cluster: Cluster, rewriting: Rewriting, written: Written) -> None:
+    """Remove a file that nobody names and nobody will: it was written under our write id, and not swapped in."""
+    path = segment_path(rewriting.topic.folder, rewriting.partition, written.name)
+    infos = cluster.log_dirs()
+    for broker_id in written.brokers:
+        if rewriting.log_dirs[broker_id] in infos:
+            cluster.log_dir(infos[rewriting.log_dirs[broker_id]]).delete(path)
+
+
+def _swap(
+    connection: sa.Connection,
+    cluster: Cluster,
+    write_id: str,
+    rewriting: Rewriting,
+    written: Written,
+    guard: Guard,
+) -> bool:
+    guard(connection)
+    topic, inputs = rewriting.topic, rewriting.inputs
+    key = topic.topic_id, rewriting.partition
+    before = lock_partitions(connection, [key])
+    if key not in before:
+        return False
+    have_it = [rewriting.log_dirs[broker_id] for broker_id in written.brokers]
+    start, end = rewriting.base_offset, rewriting.end_offset
+    after = rewrite(before[key], start, end, have_it, rewriting.partition_epoch)
+    if after is None:
+        return False
+    here = (_S.topic_id == key[0]) & (_S.partition == key[1]) & (_S.base_offset >= start) & (_S.base_offset < end)
+    names = list(connection.execute(sa.select(_S.name).where(here).order_by(_S.base_offset)).scalars())
+    if names != [each.name for each in inputs]:
+        return False
+    if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
+        return False  # of the file's records, some would be new to the stream of a Delta table and some not
+    check_write_id(connection, write_id, release=False)
+    connection.execute(t.segment.delete().where(here))
+    if inputs[0].inline:
+        for first in range(0, len(names), CHUNK):
+            connection.execute(t.blob.delete().where(t.blob.c.name.in_(names[first : first + CHUNK])))
+        after = replace(after, tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
+    else:
+        retire_files(connection, topic, key[1], names, after.change, cluster.store.clock(connection))
+    save_partitions(connection, before, {key: after})
+    connection.execute(t.segment.insert(), _row(rewriting, written, after.change))
+    return True
+
+
+def _row(rewriting: Rewriting, written: Written, change: int) -> dict[str, Any]:
+    inputs = rewriting.inputs
+    return {
+        "topic_id": rewriting.topic.topic_id,
+        "partition": rewriting.partition,
+        "base_offset": rewriting.base_offset,
+        "end_offset": rewriting.end_offset,
+        "timestamp_type": inputs[0].timestamp_type,
+        "leader_epoch": inputs[-1].leader_epoch,
+        "name": written.name,
+        "inline": False,
+        "change": change,
+        "rewritten": not inputs[0].inline,
+        "appended_ms": max(each.appended_ms for each in inputs),
+        **vars(written.facts),
+    }

@@ -1,0 +1,86 @@
+"""Tasks that rewrite segments: each partition by itself, several at a time, one report a topic."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from spark_log.cluster.topics import Topic
+from spark_log.delta.publication import try_publish
+from spark_log.errors import NotCoordinatorError, SparkLogError, redact
+from spark_log.maintenance.report import Amount, Report
+from spark_log.maintenance.rewrite.rewrite import Rewriting, Written
+from spark_log.maintenance.task_context import Work
+
+Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
+"""Does the work of one partition, and says of each swap when it is done."""
+
+_KEEP_S = 30.0
+
+
+@dataclass
+class _Done:
+    """Of one partition; `error` ended it early, and what was swapped before stays."""
+
+    before: Amount = field(default_factory=Amount)
+    after: Amount = field(default_factory=Amount)
+    error: SparkLogError | OSError | None = None
+
+
+def rewrite_partitions(
+    work: Work, task: str, wanted: Sequence[tuple[Topic, Sequence[int]]], rewrites: Rewrites, threads: int
+) -> Iterator[Report]:
+    """Do the work of these partitions; a report for each topic with something in it, once its table is published.
+
+    A partition that fails keeps no other from it: it is noted, and the first failure is raised at the end. Raises
+    NotCoordinatorError at once.
+    """
+    failed: Exception | None = None
+    pool = ThreadPoolExecutor(threads, f"spark-log-{task}")
+    try:
+        jobs = [
+            (topic, {number: pool.submit(_rewrite, work, rewrites, topic, number) for number in numbers})
+            for topic, numbers in wanted
+        ]
+        for topic, futures in jobs:
+            _wait(work, list(futures.values()))
+            done = {number: future.result() for number, future in futures.items()}
+            errors = {number: each.error for number, each in done.items() if each.error is not None}
+            failed = failed or next(iter(errors.values()), None)
+            changed = [each for each in done.values() if each.before]
+            if changed:
+                try_publish(work.cluster, [topic])
+            if changed or errors:
+                before = sum((each.before for each in changed), Amount())
+                after = sum((each.after for each in changed), Amount())
+                notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
+                yield Report(task, topic.name, len(changed), before, after, notes)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if failed is not None:
+        raise failed
+
+
+def _rewrite(work: Work, rewrites: Rewrites, topic: Topic, partition: int) -> _Done:
+    done = _Done()
+    try:
+        if work.stopping():
+            return done
+        for rewriting, written in rewrites(topic, partition):
+            inputs = rewriting.inputs
+            done.before += Amount(
+                len(inputs), sum(each.bytes for each in inputs), sum(each.record_count for each in inputs)
+            )
+            done.after += Amount(1, written.facts.bytes, written.facts.record_count)
+            if work.stopping():
+                break
+    except NotCoordinatorError:
+        raise
+    except (SparkLogError, OSError) as error:
+        done.error = error
+    return done
+
+
+def _wait(work: Work, futures: Sequence[Future[_Done]]) -> None:
+    """Until all are done; a file that takes long to write keeps its write id."""
+    while wait(futures, timeout=_KEEP_S).not_done:
+        work.writer.keep()

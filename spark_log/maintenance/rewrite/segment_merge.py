@@ -1,0 +1,153 @@
+"""Merging: consecutive small segments of a partition become one, at the same offsets, up to segment.bytes.
+
+A run of files is merged if, over its inputs,
+
+    2 * max(bytes) <= sum(bytes) <= segment.bytes    and    2 * max(record_count) <= sum(record_count)
+
+So a record's segment at least doubles each time the record is written again: that happens at most log2(n / m) times
+while its segment grows from m records to n, however segments come in and however often merging runs. Of a run of equal
+files nothing is left over; in the worst case the sizes that stay are each larger than all that follow together.
+
+That is with GROWTH = 2, on request. In the background the factor is BACKGROUND_GROWTH, which writes a record a third
+as often while small files come in without end (what is replaced stays on disk for file.delete.delay.ms), and leaves a
+few more of them. A run that fills half of segment.bytes needs a factor of 2 only: it is seldom merged again.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+
+import sqlalchemy as sa
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.topics import Topic
+from spark_log.delta import publication_state
+from spark_log.failpoints import failpoint
+from spark_log.maintenance.rewrite.rewrite import (
+    Rewriting,
+    Segment,
+    Written,
+    may_follow,
+    plan_rewriting,
+    segments,
+    swap,
+    write,
+)
+from spark_log.metadata import tables as t
+from spark_log.segments.slices import LogDirs
+
+GROWTH = 2
+BACKGROUND_GROWTH = 8
+
+FILES_MAX = 1_000
+"""Inputs of one merge: its transaction, which appends wait for, stays a matter of milliseconds."""
+
+Write = Callable[[Rewriting, str, LogDirs], Written]
+"""`rewriting.write`, wherever it runs."""
+
+_S = t.segment.c
+
+
+def runs(
+    files: Sequence[Segment], bytes_max: int, seen: Collection[int] = (), growth: int = GROWTH
+) -> list[list[Segment]]:
+    """Which files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
+
+    Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run reaches over
+    one of `seen`, up to where some Delta table has shown the records: its stream would see some of them twice, or not.
+    """
+    boundaries = frozenset(seen)
+    found: list[list[Segment]] = []
+    first = 0
+    while first < len(files):
+        length = _longest(files, first, bytes_max, boundaries, growth)
+        if length:
+            found.append(list(files[first : first + length]))
+        first += length or 1
+    return found
+
+
+def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int], growth: int) -> int:
+    """How many files from `first` on may be merged, 0 for none."""
+    start = last = files[first]
+    size, count, largest, most = start.bytes, start.record_count, start.bytes, start.record_count
+    longest = 0
+    for number, file in enumerate(files[first + 1 : first + FILES_MAX], start=2):
+        size += file.bytes
+        if size > bytes_max or not may_follow(start, last, file, boundaries):
+            break
+        count += file.record_count
+        largest, most = max(largest, file.bytes), max(most, file.record_count)
+        factor = GROWTH if 2 * size >= bytes_max else growth
+        if size >= factor * largest and count >= factor * most:
+            longest = number
+        last = file
+    return longest
+
+
+def merge(
+    cluster: Cluster,
+    writer: Writer,
+    topic: Topic,
+    partition: int,
+    guard: Guard = nobody_forbids,
+    write_file: Write | None = None,
+    growth: int = GROWTH,
+    bytes_max: int | None = None,
+) -> Iterator[tuple[Rewriting, Written]]:
+    """Merge what there is to merge in the partition, into files of at most `bytes_max` (segment.bytes without it);
+    each merge when its swap is done.
+
+    Ends with the first one that is refused, because an input or the ISR has changed: the next run sees the new state.
+    `write_file` writes the files, here without it.
+    """
+    largest = min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
+    while True:
+        found = cluster.store.read(lambda connection: runs_of(connection, topic, partition, growth, largest))
+        for run in found:
+            rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
+            if rewriting is None:
+                return
+            write_id, name = writer.file_name()
+            if write_file is None:
+                written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
+            else:
+                written = write_file(rewriting, name, cluster.log_dirs())
+            failpoint("merge.file-written")
+            if not swap(cluster, write_id, rewriting, written, guard):
+                return
+            failpoint("merge.committed")
+            yield rewriting, written
+        if not found:
+            return
+
+
+def runs_of(
+    connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
+) -> list[list[Segment]]:
+    """The runs of a partition that may be merged: of the files below the inline tail. Delta tables list a file above
+    it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such a file
+    is merged once the tail is sealed.
+    """
+    tail = segments(connection, topic, partition, inline=True)
+    end = tail[0].base_offset if tail else None
+    files = segments(connection, topic, partition, inline=False)
+    files = [each for each in files if end is None or each.base_offset < end]
+    seen = publication_state.seen_offsets(connection, topic, partition)
+    return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
+
+
+def partitions_to_merge(
+    connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
+) -> list[int]:
+    """Partitions of the topic that may have something to merge: so many files of which two would fit into one."""
+    fits = _S.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
+    query = (
+        sa.select(_S.partition)
+        .where(_S.topic_id == topic.topic_id, ~_S.inline, fits)
+        .group_by(_S.partition)
+        .having(sa.func.count() >= files_min)
+        .order_by(_S.partition)
+    )
+    return list(connection.execute(query).scalars())

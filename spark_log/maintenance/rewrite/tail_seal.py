@@ -1,0 +1,149 @@
+"""Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import sqlalchemy as sa
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.topics import Topic
+from spark_log.config import TopicConfig
+from spark_log.failpoints import failpoint
+from spark_log.ids import TopicId
+from spark_log.maintenance.rewrite.rewrite import (
+    Rewriting,
+    Segment,
+    Written,
+    may_follow,
+    plan_rewriting,
+    segments,
+    swap,
+    write,
+)
+from spark_log.metadata import tables as t
+
+_P, _S = t.partition.c, t.segment.c
+
+
+def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
+    """The segments, all of the tail or all files, cut into runs that may each become one file: the offsets meet, one
+    timestamp type, at most OFFSETS_MAX offsets, and `bytes_max` bytes unless a single one is larger. By offset.
+
+    No run of files reaches over one of `seen` (`publication.seen_offsets`).
+    """
+    found: list[list[Segment]] = []
+    size = 0
+    for piece in tail:
+        run = found[-1] if found else None
+        if run is None or size + piece.bytes > bytes_max or not may_follow(run[0], run[-1], piece, seen):
+            found.append([])
+            size = 0
+        found[-1].append(piece)
+        size += piece.bytes
+    return found
+
+
+def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, guard: Guard = nobody_forbids) -> int:
+    """Write the partition's tail below the high watermark into segment files; returns how many."""
+    return sum(1 for _ in sealing(cluster, writer, topic, partition, guard))
+
+
+def sealing(
+    cluster: Cluster,
+    writer: Writer,
+    topic: Topic,
+    partition: int,
+    guard: Guard = nobody_forbids,
+    end_offset: int | None = None,
+) -> Iterator[tuple[Rewriting, Written]]:
+    """The same, each file when it has been swapped in; only what ends at or below `end_offset`, if that is given.
+
+    Each swap is a transaction that changes nothing if somebody else has sealed the run meanwhile.
+    """
+    tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
+    if end_offset is not None:
+        tail = [piece for piece in tail if piece.end_offset <= end_offset]
+    for run in runs(tail, topic.config.segment_bytes):
+        rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
+        if rewriting is None:
+            continue
+        write_id, name = writer.file_name()
+        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
+        failpoint("seal.file-written")
+        if swap(cluster, write_id, rewriting, written, guard):
+            failpoint("seal.committed")
+            yield rewriting, written
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The inline tail of a partition; `first_appended_ms` is when its first blob came, by the store's clock."""
+
+    partition: int
+    bytes: int
+    first_appended_ms: int
+
+
+def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
+    """The tails of a topic that are to be sealed; `ahead_ms`: how long it takes until the next look.
+
+    When one has reached delta.max.lag.ms, all are: they make one Delta commit. Else those that are older than
+    segment.ms, or as large as inline.tail.bytes (sealing them failed before).
+    """
+    if any(lag_is_over(tail, config, now_ms + ahead_ms) for tail in tails):
+        return list(tails)
+    return [
+        tail
+        for tail in tails
+        if tail.bytes >= config.inline_tail_bytes or now_ms - tail.first_appended_ms >= config.segment_ms
+    ]
+
+
+def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
+    """Whether to seal it for delta.max.lag.ms, of which the last tenth is left for sealing and publication; also if the
+    clock was set back since its first record came.
+    """
+    return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config)
+
+
+def seal_after_ms(config: TopicConfig) -> int:
+    """How long the first record of a tail may wait."""
+    return config.delta_max_lag_ms * 9 // 10
+
+
+def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:
+    """Append time of the newest record in a file, among the partitions of the topic that have a tail; 0 for none."""
+    last = (
+        sa.select(_S.appended_ms)
+        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, ~_S.inline)
+        .order_by(_S.base_offset.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = sa.select(sa.func.max(sa.func.coalesce(last, 0))).where(_P.topic_id == topic_id, _P.tail_bytes > 0)
+    return connection.execute(query).scalar_one() or 0
+
+
+def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:
+    """The tails of the partitions that have one, by topic; of these topics, or of all."""
+    first = (
+        sa.select(_S.appended_ms)
+        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.inline)
+        .order_by(_S.base_offset)
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(_P.topic_id, _P.partition, _P.tail_bytes, sa.func.coalesce(first, 0))
+        .where(_P.tail_bytes > 0)
+        .order_by(_P.topic_id, _P.partition)
+    )
+    if topic_ids is not None:
+        query = query.where(_P.topic_id.in_(topic_ids))
+    found: dict[TopicId, list[Tail]] = {}
+    for topic_id, *facts in connection.execute(query):
+        found.setdefault(topic_id, []).append(Tail(*facts))
+    return found

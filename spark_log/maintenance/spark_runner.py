@@ -1,0 +1,88 @@
+"""Maintenance on Spark, for clusters too large for one machine: the driver plans and swaps, tasks read and write.
+
+What travels to a task is a `Rewriting` and the log dirs, and back a `Written`; nothing that knows the metadata store.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import open_log_dir
+from spark_log.config import ClusterSettings
+from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.ids import LogDirId
+from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.report import Report
+from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
+from spark_log.maintenance.rewrite.segment_merge import Write
+from spark_log.maintenance.task_context import Work
+from spark_log.segments.slices import LogDirs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PARTITIONS_MAX = 256
+"""Merged at the same time: each has a thread on the driver, which waits for its task."""
+
+
+def merge_on_spark(
+    spark: "SparkSession",
+    cluster: "str | Cluster",
+    *,
+    topics: Collection[str] | None = None,
+    settings: ClusterSettings | None = None,
+) -> Iterator[Report]:
+    """Merge small segments, as many partitions at once as Spark has cores. As `run_tasks(cluster, ["merge"])` else."""
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    settings = settings or opened.store.settings
+    # long: nothing renews it while the driver is busy, and a task may wait for a core
+    writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
+    try:
+        work = Work(opened, settings, writer, topic_names=topics)
+        threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
+        yield from merge_segments(work, _write_in_tasks(spark), threads)
+    finally:
+        writer.close()
+        if opened is not cluster:
+            opened.close()
+
+
+def _write_in_tasks(spark: "SparkSession") -> Write:
+    """`rewriting.write` as a Spark job of one task; a task that is tried again writes under another name."""
+
+    def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        needed = {log_dir_id: log_dirs[log_dir_id] for log_dir_id in _log_dirs_of(rewriting) & log_dirs.keys()}
+        try:
+            (written,) = (
+                spark.sparkContext.parallelize([(rewriting, name, needed)], 1)
+                .map(lambda job: _write_here(*job))
+                .collect()
+            )
+        except (Py4JError, PySparkException) as error:
+            raise StorageUnavailableError(f"the Spark task failed: {redact(str(error))}") from error
+        if isinstance(written, str):
+            raise StorageUnavailableError(written)
+        return written
+
+    return write_in_a_task
+
+
+def _log_dirs_of(rewriting: Rewriting) -> set[LogDirId]:
+    return {*rewriting.log_dirs.values(), *(i for piece in rewriting.slices for i in piece.log_dir_ids)}
+
+
+def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:
+    """On an executor. A text says what is wrong: an error there would only be tried again, and told in fifty lines."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    unique = f"{name.removesuffix('.parquet')}-{task.taskAttemptId()}.parquet"
+    try:
+        return write(rewriting, unique, log_dirs, open_log_dir)
+    except (SparkLogError, OSError) as error:
+        return redact(str(error))

@@ -1,0 +1,44 @@
+"""The input of a maintenance task."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.config import ClusterSettings
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.maintenance.rewrite.segment_merge import GROWTH
+
+
+@dataclass(frozen=True)
+class Work:
+    """`guard` is called first in each transaction of a task; `writer` names the files that it makes."""
+
+    cluster: Cluster
+    settings: ClusterSettings
+    writer: Writer
+    guard: Guard = nobody_forbids
+    topic_names: Collection[str] | None = None
+    """Only these; None for all."""
+    now: bool = False
+    """Whether to seal every tail, whatever its age."""
+    growth: int = GROWTH
+    """By what factor a merge must enlarge the files that it merges (`log.merge`)."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether to leave the rest to the next run: asked between two pieces of work that take long."""
+
+    def topics(self) -> Iterator[Topic]:
+        """The topics to work on, by name. Internal ones keep themselves.
+
+        UnknownTopicOrPartitionError for one that is named and not there.
+        """
+        topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
+        for name in self.topic_names or ():
+            if name not in topics:
+                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        for name in sorted(topics):
+            if not is_internal(name):
+                yield topics[name]

@@ -1,0 +1,231 @@
+"""Partitions and their replicas in the metadata store: locked and read as `PartitionState`, and written back.
+
+Whoever changes a partition locks it here first, decides with the rules of `replication` and of `log.append`, and saves
+what they returned, in one transaction.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.cluster.topics import Topic, topic_config
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import StoreClock
+from spark_log.partitions.replication import Cut, PartitionState, Replica
+from spark_log.partitions.retired_files import retire_files
+
+Key = tuple[int, int]
+"""Topic id and partition number."""
+
+CHUNK = 5_000
+"""Values in one statement: databases limit its parameters."""
+
+_FEW = 16
+
+_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
+
+_PARTITION_COLUMNS = (
+    _P.partition, _P.leader, _P.leader_epoch, _P.partition_epoch, _P.log_start_offset, _P.log_end_offset,
+    _P.high_watermark, _P.recovery_point, _P.tail_bytes, _P.change, t.topic.c.configs,
+)  # fmt: skip
+
+
+def _partitions_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(*_PARTITION_COLUMNS)
+        .join(t.topic, t.topic.c.topic_id == _P.topic_id)
+        .where(_P.topic_id == bindparam("topic_id"), *which)
+        .order_by(_P.partition)
+    )
+
+
+def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync, _R.log_dir_id)
+        .where(_R.topic_id == bindparam("topic_id"), *which)
+        .order_by(_R.partition, _R.preference)
+    )
+
+
+_ONE, _MANY = _P.partition == bindparam("partition"), _P.partition.in_(bindparam("partitions", expanding=True))
+_LOCK_ONE = Prepared(_partitions_where(_ONE).with_for_update(of=t.partition))
+_LOCK_MANY = _partitions_where(_MANY).with_for_update(of=t.partition)
+_REPLICAS_OF_ONE = Prepared(_replicas_where(_R.partition == bindparam("partition")))
+_REPLICAS_OF_MANY = _replicas_where(_R.partition.in_(bindparam("partitions", expanding=True)))
+_READ_ONE = Prepared(_partitions_where(_ONE))
+_ALL = Prepared(_partitions_where())
+_REPLICAS_OF_ALL = Prepared(_replicas_where())
+
+
+def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
+    """The partitions that exist, their rows locked in the order that everybody keeps."""
+    states: dict[Key, PartitionState] = {}
+    one_by_one = _FEW if connection.dialect.name == "sqlite" else 1  # a statement is no round trip there
+    for topic_id, numbers in by_topic(keys):
+        rows: list[Any] = []
+        replicas: list[Any] = []
+        if len(numbers) <= one_by_one:
+            for number in numbers:
+                one = {"topic_id": topic_id, "partition": number}
+                rows += _LOCK_ONE.rows(connection, one)
+                # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait
+                replicas += _REPLICAS_OF_ONE.rows(connection, one)
+        else:
+            many = {"topic_id": topic_id, "partitions": numbers}
+            rows += connection.execute(_LOCK_MANY, many)
+            replicas += connection.execute(_REPLICAS_OF_MANY, many)
+        states.update(_states(topic_id, rows, replicas))
+    return states
+
+
+def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
+    """The partition as of the snapshot, not locked; None if it is gone."""
+    one = {"topic_id": key[0], "partition": key[1]}
+    return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
+
+
+def load_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
+    """All partitions of a topic as of the snapshot, not locked."""
+    whole = {"topic_id": topic_id}
+    return _states(topic_id, _ALL.rows(connection, whole), _REPLICAS_OF_ALL.rows(connection, whole))
+
+
+def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> dict[Key, PartitionState]:
+    replicas: dict[int, list[Replica]] = {}
+    for partition, broker_id, end_offset, in_sync, log_dir_id in replica_rows:
+        replicas.setdefault(partition, []).append(Replica(broker_id, end_offset, bool(in_sync), log_dir_id))
+    states: dict[Key, PartitionState] = {}
+    for partition, leader, leader_epoch, partition_epoch, start, end, watermark, recovery, tail, change, text in rows:
+        config = topic_config(text)
+        states[topic_id, partition] = PartitionState(
+            leader, leader_epoch, end, watermark, recovery, tail, change, tuple(replicas.get(partition, ())),
+            config.min_insync_replicas, partition_epoch, start, config.unclean_leader_election_enable,
+        )  # fmt: skip
+    return states
+
+
+def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, list[int]]]:
+    """Sorted (topic, partitions), at most `chunk` partitions at a time."""
+    topics: dict[int, list[int]] = {}
+    for topic_id, number in sorted(set(keys)):
+        topics.setdefault(topic_id, []).append(number)
+    for topic_id, numbers in topics.items():
+        for first in range(0, len(numbers), chunk):
+            yield topic_id, numbers[first : first + chunk]
+
+
+_STATE_COLUMNS = (
+    "leader", "leader_epoch", "partition_epoch", "log_start_offset", "log_end_offset", "high_watermark",
+    "recovery_point", "tail_bytes", "change",
+)  # fmt: skip
+_SAVE_PARTITION = Prepared(
+    t.partition.update()
+    .where(_P.topic_id == bindparam("key_topic"), _P.partition == bindparam("key_partition"))
+    .values({name: bindparam(name) for name in _STATE_COLUMNS})
+)
+_THIS_REPLICA = (
+    _R.topic_id == bindparam("key_topic"),
+    _R.partition == bindparam("key_partition"),
+    _R.broker_id == bindparam("key_broker"),
+)
+_SAVE_REPLICA = Prepared(
+    t.replica.update()
+    .where(*_THIS_REPLICA)
+    .values({name: bindparam(name) for name in ("log_end_offset", "in_sync", "preference", "log_dir_id")})
+)
+_NEW_REPLICA = Prepared(t.replica.insert())
+_DROP_REPLICA = Prepared(t.replica.delete().where(*_THIS_REPLICA))
+
+
+def save_partitions(
+    connection: sa.Connection, before: Mapping[Key, PartitionState], after: Mapping[Key, PartitionState]
+) -> None:
+    """Write what differs, partitions and replicas. `before` is what `lock_partitions` gave in this transaction."""
+    changed = [(key, state) for key, state in after.items() if state is not before[key]]
+    if not changed:
+        return
+    _SAVE_PARTITION.run(
+        connection,
+        [
+            {
+                "key_topic": topic_id,
+                "key_partition": number,
+                **{name: getattr(state, name) for name in _STATE_COLUMNS},
+            }
+            for (topic_id, number), state in changed
+        ],
+    )
+    moved: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    gone: list[dict[str, Any]] = []
+    for key, state in changed:
+        old = {replica.broker_id: (place, replica) for place, replica in enumerate(before[key].replicas)}
+        for preference, replica in enumerate(state.replicas):
+            facts = {
+                "log_end_offset": replica.log_end_offset,
+                "in_sync": replica.in_sync,
+                "preference": preference,
+                "log_dir_id": replica.log_dir_id,
+            }
+            known = old.pop(replica.broker_id, None)
+            if known is None:
+                new.append({"topic_id": key[0], "partition": key[1], "broker_id": replica.broker_id, **facts})
+            elif known != (preference, replica):
+                moved.append({"key_topic": key[0], "key_partition": key[1], "key_broker": replica.broker_id, **facts})
+        gone += [{"key_topic": key[0], "key_partition": key[1], "key_broker": broker_id} for broker_id in old]
+    for statement, parameters in ((_DROP_REPLICA, gone), (_SAVE_REPLICA, moved), (_NEW_REPLICA, new)):
+        if parameters:
+            statement.run(connection, parameters)
+
+
+def cut_off(
+    connection: sa.Connection,
+    topic: Topic,
+    partition: int,
+    cut: Cut,
+    after: PartitionState,
+    now: StoreClock,
+) -> PartitionState:
+    """What an election's cut takes away besides offsets: segment rows, blobs, and the dedupe rows that name them.
+
+    The files stay as retired ones; the loss is recorded, with its offsets. Returns the state to save.
+    """
+    here = (_S.topic_id == topic.topic_id) & (_S.partition == partition) & (_S.end_offset > cut.start)
+    lost = connection.execute(sa.select(_S.name, _S.inline, _S.bytes, _S.record_count).where(here)).all()
+    connection.execute(t.segment.delete().where(here))
+    blobs = [row.name for row in lost if row.inline]
+    for first in range(0, len(blobs), CHUNK):
+        connection.execute(t.blob.delete().where(t.blob.c.name.in_(blobs[first : first + CHUNK])))
+    retire_files(connection, topic, partition, [row.name for row in lost if not row.inline], after.change, now)
+    b = t.producer_batch.c
+    connection.execute(
+        t.producer_batch.delete().where(
+            b.topic_id == topic.topic_id, b.partition == partition, b.end_offset > cut.start
+        )
+    )
+    for table in (t.publication_cursor, t.publication_intent_cursor):  # other records will have these offsets
+        c = table.c
+        seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
+        connection.execute(table.update().where(seen).values(seen_offset=cut.start))
+    m = t.compaction.c  # what a pass was over is not all there any more
+    passes = (m.topic_id == topic.topic_id) & (m.partition == partition) & (m.end_offset > cut.start)
+    connection.execute(t.compaction.delete().where(passes))
+    connection.execute(
+        t.truncation.insert(),
+        {
+            "topic_id": topic.topic_id,
+            "partition": partition,
+            "leader_epoch": after.leader_epoch,
+            "start_offset": cut.start,
+            "end_offset": cut.end,
+            "high_watermark": cut.high_watermark,
+            "record_count": sum(row.record_count for row in lost),
+            "unclean": cut.unclean,
+            "at_ms": now.wall_ms,
+        },
+    )
+    return replace(after, tail_bytes=after.tail_bytes - sum(row.bytes for row in lost if row.inline))

@@ -1,0 +1,156 @@
+"""What replicas leave behind in a log dir when they go elsewhere: kept for readers, then deleted.
+
+A partition's files in a log dir are deleted only while it has no replica there. The claim (`deleting`) and the placing
+of a replica both hold the partition's row lock, and where one is the other is refused. The rows outlive whoever
+deletes: the next one goes on.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.topics import Topic, topic_config
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.identity import check_identity
+from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.partitions.partition_rows import Key, lock_partitions
+from spark_log.partitions.replication import PartitionState
+
+logger = logging.getLogger(__name__)
+
+_K, _R = t.retired_replica.c, t.replica.c
+_THIS = (
+    (_K.log_dir_id == sa.bindparam("key_log_dir"))
+    & (_K.topic_id == sa.bindparam("key_topic"))
+    & (_K.partition == sa.bindparam("key_partition"))
+)
+
+
+def note_moves(
+    connection: sa.Connection,
+    before: Mapping[Key, PartitionState],
+    after: Mapping[Key, PartitionState],
+    topics: Mapping[int, Topic],
+    now: StoreClock,
+) -> None:
+    """Retire the replicas that `after` has not any more, and take back what lies where it has new ones."""
+    came: list[dict[str, Any]] = []
+    went: list[dict[str, Any]] = []
+    for key, state in after.items():
+        old = {replica.log_dir_id for replica in before[key].replicas}
+        new = {replica.log_dir_id for replica in state.replicas}
+        came += [_parameters(log_dir_id, key) for log_dir_id in sorted(new - old)]
+        went += [
+            {
+                "log_dir_id": log_dir_id,
+                "topic_id": key[0],
+                "partition": key[1],
+                "folder": topics[key[0]].folder,
+                "retired_ms": now.wall_ms,
+                "deleting": False,
+            }
+            for log_dir_id in sorted(old - new)
+        ]
+    if came:
+        connection.execute(t.retired_replica.delete().where(_THIS), came)
+    if went:
+        connection.execute(t.retired_replica.insert(), went)
+
+
+def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
+    """Delete the files of replicas retired longer than the topic's file.delete.delay.ms; how many replicas.
+
+    A log dir that fails keeps its rows, and the others are gone on with.
+    """
+    claimed = _claim(cluster, guard)
+    if not claimed:
+        return 0
+    infos = cluster.log_dirs()
+    deleted = 0
+    for log_dir_id, key, folder in claimed:
+        if log_dir_id not in infos:  # its broker was removed just now
+            continue
+        try:
+            _delete_files(cluster, guard, infos[log_dir_id], key, f"{folder}/_segments/{key[1]}")
+        except (NotControllerError, NotCoordinatorError):
+            raise
+        except (SparkLogError, OSError) as error:
+            where = redact(infos[log_dir_id].uri)
+            logger.warning("%s: a retired replica is not deleted yet: %s", where, redact(str(error)))
+            continue
+        deleted += 1
+    return deleted
+
+
+def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
+    """Those that are due, and those that somebody has begun to delete."""
+    store = cluster.store
+    store.read(check_identity)
+    query = sa.select(t.retired_replica, t.topic.c.configs).join(t.topic, t.topic.c.topic_id == _K.topic_id)
+
+    def due(connection: sa.Connection) -> list[Any]:
+        now_ms = store.clock(connection).wall_ms
+        rows = connection.execute(query.order_by(_K.topic_id, _K.partition, _K.log_dir_id)).all()
+        return [
+            row
+            for row in rows
+            if row.deleting or row.retired_ms + topic_config(row.configs).file_delete_delay_ms <= now_ms
+        ]
+
+    rows = store.read(due)
+    unclaimed = [row for row in rows if not row.deleting]
+
+    def claim(connection: sa.Connection, _attempt: Attempt) -> set[tuple[int, int, int]]:
+        guard(connection)
+        states = lock_partitions(connection, [(row.topic_id, row.partition) for row in unclaimed])
+        mine = set()
+        for row in unclaimed:
+            key = (row.topic_id, row.partition)
+            placed = {replica.log_dir_id for replica in states[key].replicas} if key in states else set()
+            free = key in states and row.log_dir_id not in placed
+            statement = t.retired_replica.update().where(_THIS).values(deleting=True)
+            if free and connection.execute(statement, _parameters(row.log_dir_id, key)).rowcount == 1:
+                mine.add((row.log_dir_id, *key))
+        return mine
+
+    claimed = store.transact(claim) if unclaimed else set()
+    return [
+        (LogDirId(row.log_dir_id), (row.topic_id, row.partition), row.folder)
+        for row in rows
+        if row.deleting or (row.log_dir_id, row.topic_id, row.partition) in claimed
+    ]
+
+
+def _delete_files(cluster: Cluster, guard: Guard, info: LogDirInfo, key: Key, folder: str) -> None:
+    log_dir = cluster.log_dir(info)
+    log_dir.verify(info.uuid)  # one that has gone since we opened it looks as if everything were deleted
+    this = _parameters(info.log_dir_id, key)
+
+    def still_ours(connection: sa.Connection, _attempt: Attempt) -> bool:
+        guard(connection)
+        return connection.execute(sa.select(_K.deleting).where(_THIS), this).scalar() is not None
+
+    for path in sorted(log_dir.list_files(folder)):
+        # file by file: one that was stopped while another finished, and a replica came back, does no more than one
+        # file of harm, which readers find missing and put back
+        if not cluster.store.transact(still_ours):
+            return
+        log_dir.delete(path)
+    log_dir.delete_empty_folder(folder)
+
+    def forget(connection: sa.Connection, _attempt: Attempt) -> None:
+        guard(connection)
+        connection.execute(t.retired_replica.delete().where(_THIS, _K.deleting), this)
+
+    cluster.store.transact(forget)
+
+
+def _parameters(log_dir_id: int, key: Key) -> dict[str, Any]:
+    return {"key_log_dir": log_dir_id, "key_topic": key[0], "key_partition": key[1]}

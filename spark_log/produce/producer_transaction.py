@@ -1,0 +1,383 @@
+"""A producer's transaction, as the producer knows it: what it has registered, and what may be called next.
+
+    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
+                            ^                  |                      |                    |
+                            |             failed send, abort         same            failed commit
+                            |                  v                      v                    v
+                            +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
+
+From the call of commit or abort on nothing more can be sent; what was sent before is settled first. A commit whose
+answer is lost leaves it IN_DOUBT: calling it again finds out whether it was done, and does it if not. So nothing may
+be added to it then.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from kafka.errors import TransactionAbortedError
+from kafka.structs import TopicPartition
+
+from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.rules import Appended, Batch, Rejected
+from spark_log.append.unused_files import delete_files
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    IllegalStateError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    SparkLogError,
+    TransactionAbortableError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commits_offsets
+from spark_log.kafka_errors import kafka_error
+from spark_log.log.log import Log, Records, Unappended
+from spark_log.produce.future import Written
+from spark_log.produce.producer_batch import Piece
+from spark_log.produce.producer_settings import ProducerSettings
+from spark_log.transactions import transaction_store
+from spark_log.transactions.rules import Claim
+from spark_log.transactions.transaction_store import Stored
+
+
+class State(Enum):
+    """kafka-python's names."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    COMMITTING = "COMMITTING_TRANSACTION"
+    IN_DOUBT = "COMMITTING_TRANSACTION, which has been tried"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+CALLS: Mapping[str, frozenset[State]] = {
+    "init_transactions": frozenset({State.UNINITIALIZED, State.READY}),
+    "begin_transaction": frozenset({State.READY}),
+    "send": frozenset({State.IN_TRANSACTION}),
+    "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
+    "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
+    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
+    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
+}
+"""In which states a producer may be called so."""
+
+_HINTS = {
+    State.UNINITIALIZED: "call init_transactions first",
+    State.READY: "call begin_transaction first",
+    State.IN_TRANSACTION: "commit or abort the open transaction first",
+    State.IN_DOUBT: "call commit_transaction again, or abort_transaction",
+}
+
+_FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
+
+
+def after_error(state: State, error: Exception) -> State:
+    """Where the error of a send or a call leaves a producer: what may help is aborting, or a new producer."""
+    if isinstance(error, _FATAL):
+        return State.FATAL_ERROR
+    if state in CALLS["commit_transaction"]:
+        return State.ABORTABLE_ERROR
+    return state
+
+
+def may_commit_again(error: SparkLogError) -> bool:
+    """Whether a commit that failed so may be called again. A topic that is gone does not come back."""
+    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
+
+
+class ProducerTransaction:
+    """The transactions of one producer, one after the other. `register` is for the sender's thread, the rest for the
+    callers'. The sender has settled everything that was sent when `commit` and `abort` are called.
+    """
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
+        assert settings.transactional_id is not None
+        self._cluster, self._settings = cluster, settings
+        self._transactional_id = settings.transactional_id
+        self._timeout_ms = max(1, int(min(settings.max_block_ms, 2**31)))
+        self._lock = threading.RLock()
+        self._state = State.UNINITIALIZED
+        self._error: Exception | None = None
+        self._claim = Claim(-1, -1, 0)
+        self._positions = itertools.count()
+        """Not from 0 in each transaction: a piece that was tried in one may come again in the next."""
+        self._forget()
+
+    def check(self, call: str) -> None:
+        """Whether this may be called now; IllegalStateError, or why the transaction has failed."""
+        state = self._state
+        if state in CALLS[call]:
+            return
+        if state is State.FATAL_ERROR and self._error is not None:
+            raise self._error
+        if state is State.ABORTABLE_ERROR:
+            reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
+            raise kafka_error(reason) from self._error
+        hint = _HINTS.get(state, "another thread commits or aborts")
+        raise kafka_error(
+            IllegalStateError(f"{self._transactional_id!r}: {call}: not possible in the state {state.value}: {hint}")
+        )
+
+    def initialize(self) -> None:
+        with self._lock:
+            self.check("init_transactions")
+            if self._state is State.READY:
+                return
+            timeout_ms = self._settings.transaction_timeout_ms
+            self._claim = transaction_store.init_producer(
+                self._cluster.store, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
+            )
+            self._state = State.READY
+
+    def begin(self) -> None:
+        with self._lock:
+            self.check("begin_transaction")
+            claim = Claim(self._claim.producer_id, self._claim.epoch, self._claim.number + 1)
+            with self.erring():
+                self._look(claim)
+            self._claim, self._state = claim, State.IN_TRANSACTION
+
+    def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
+        """Offsets to commit with the transaction; whether they could be now is checked at once."""
+        with self._lock:
+            self.check("send_offsets_to_transaction")
+            with self.erring():
+                store = self._cluster.store
+                found = self._look(self._claim, lambda connection: check_offsets(store, connection, who, commits))
+            self._offsets.setdefault(who, {}).update(found)
+
+    def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
+        """Make the records of the pieces pending: they are stored, and nobody sees them.
+
+        The pieces of one partition become one batch. Small batches that come when the commit has been called are kept
+        for it: it stores them in its own transaction.
+        """
+        groups = self._groups(pieces)
+        items = [
+            (group[0].topic, Records(group[0].partition, pa.concat_tables([_table(piece) for piece in group])))
+            for group in groups.values()
+        ]
+        written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        try:
+            registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
+        except BaseException:
+            log.failed(written, topics)
+            raise
+        again = [batch for batch in written.batches if batch.name not in registered]
+        if again:  # those of an earlier try were there
+            delete_files(self._cluster, topics, again)
+
+    def _register(self, groups: Mapping[int, list[Piece]], written: Unappended, timeout_ms: int) -> Sequence[Batch]:
+        with self._lock:
+            self.check("register")  # a thread may have sent while another one was committing
+            batches = written.batches
+            again = any(piece.in_doubt for group in groups.values() for piece in group)
+            if self._state is State.COMMITTING and written.write_id is None and not again:
+                self._blobs.update(written.blobs)
+            else:
+                self._reached = True
+                stored = [Stored(position, batch) for position, batch in zip(groups, batches, strict=True)]
+                batches = transaction_store.register(
+                    self._cluster.store, self._claim, stored, written.blobs,
+                    write_id=written.write_id, again=again, timeout_ms=timeout_ms,
+                )  # fmt: skip
+                self._pending += len(batches)
+            for (position, group), batch in zip(groups.items(), batches, strict=True):
+                self._sent[position] = _Sent(batch, group)
+            return batches
+
+    def _groups(self, pieces: Sequence[Piece]) -> dict[int, list[Piece]]:
+        """The pieces of each batch by its place in the transaction; those of an earlier try stay together."""
+        new: dict[tuple[str, int], int] = {}
+        groups: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            if piece.position < 0:
+                if piece.key not in new:
+                    new[piece.key] = next(self._positions)
+                piece.position = new[piece.key]
+            groups.setdefault(piece.position, []).append(piece)
+        return groups
+
+    def fail(self, error: Exception) -> None:
+        """A record was not sent: there is nothing but to abort."""
+        with self._lock:
+            state = after_error(self._state, error)
+            if state is not self._state:
+                self._state, self._error = state, error
+
+    def begin_commit(self) -> int:
+        """Nothing more can be sent; what was has to be settled before `commit`. The number of the transaction."""
+        with self._lock:
+            self.check("commit_transaction")
+            if self._state is State.IN_TRANSACTION:
+                self._state = State.COMMITTING
+            return self._claim.number
+
+    def commit(self, log: Log, number: int) -> list[Written]:
+        """Commit, and say where the records are."""
+        with self._lock:
+            self._check_number("commit_transaction", number)
+            self._state = State.IN_DOUBT
+            sent = [self._sent[position] for position in sorted(self._sent)]
+            try:
+                if sent or self._offsets:
+                    self._reached = True
+                    offsets = self._commit(log, sent)
+                else:
+                    self._look(self._claim)
+                    offsets = []
+            except SparkLogError as error:
+                if not may_commit_again(error):
+                    self.fail(kafka_error(error))
+                raise
+            for each, base_offset in zip(sent, offsets, strict=True):
+                each.landed(base_offset)
+            self._state = State.READY
+            self._forget()
+        return sorted(_written(piece) for each in sent for piece in each.pieces)
+
+    def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
+        batches = [each.batch for each in sent]
+        parts = [transaction_store.ends(self._claim, self._pending)]
+        if self._offsets:
+            parts.append(commits_offsets(self._cluster.store, self._offsets))
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic in (each.pieces[0].topic for each in sent)}
+        durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
+        request = AppendRequest(batches, self._blobs, atomic=True, parts=parts, durable=durable)
+        result = log.commit(request, topics, timeout_ms=self._timeout_ms)
+        failpoint("transaction.committed")
+        if result.replayed:
+            found = transaction_store.find_offsets(self._cluster.store, batches)
+            return [found.get(batch.name, -1) for batch in batches]
+        for outcome in result.outcomes:
+            if isinstance(outcome, Rejected):
+                raise outcome.error
+        return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
+
+    def begin_abort(self) -> int:
+        """Nothing more can be sent; what was has to be settled before `abort`. The number of the transaction."""
+        with self._lock:
+            self.check("abort_transaction")
+            self.fail(TransactionAbortedError("abort_transaction was called"))
+            return self._claim.number
+
+    def abort(self, number: int | None = None) -> None:
+        """Abort; the transaction of that number if it is given."""
+        with self._lock:
+            self._check_number("abort_transaction", number)
+            try:
+                if self._reached:
+                    transaction_store.abort(self._cluster, self._claim, timeout_ms=self._timeout_ms)
+            except _FATAL as error:
+                self._state, self._error = State.FATAL_ERROR, kafka_error(error)
+                raise
+            except InvalidTxnStateError:  # a commit whose answer was lost had been done
+                self._state = State.READY
+                self._forget()
+                raise
+            self._state, self._error = State.READY, None
+            self._forget()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether `check("send")` would let a record pass; much faster."""
+        return self._state is State.IN_TRANSACTION
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to abort."""
+        return self._state in CALLS["abort_transaction"]
+
+    def _check_number(self, call: str, number: int | None) -> None:
+        """Another thread may have ended the transaction meanwhile, and begun the next one."""
+        self.check(call)
+        if number is not None and number != self._claim.number:
+            raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
+
+    def _look(self, claim: Claim, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
+        """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""
+        store = self._cluster.store
+
+        def look(connection: sa.Connection) -> Commits:
+            transaction_store.check(store, connection, claim)
+            return more(connection)
+
+        return store.read(look)
+
+    @contextmanager
+    def erring(self) -> Iterator[None]:
+        """What goes wrong inside fails the transaction."""
+        try:
+            yield
+        except SparkLogError as error:
+            self.fail(kafka_error(error))
+            raise
+
+    def _forget(self) -> None:
+        self._sent: dict[int, _Sent] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._pending = 0
+        self._offsets: dict[Committer, dict[Any, Commit]] = {}
+        self._reached = False
+        """Whether the store may know of the transaction."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch of the transaction, and the pieces whose records it has, in order."""
+
+    batch: Batch
+    pieces: Sequence[Piece]
+
+    def landed(self, base_offset: int) -> None:
+        """The batch has its offsets; -1 if nobody knows which."""
+        for piece in self.pieces:
+            piece.base_offset = base_offset
+            if base_offset >= 0:
+                base_offset += piece.count
+
+
+def committer(group_metadata: Any) -> Committer:
+    """From kafka-python's ConsumerGroupMetadata, or a group id."""
+    if isinstance(group_metadata, str):
+        return Committer(group_metadata)
+    if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
+        raise TypeError(
+            f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
+        )
+    group_id, generation, member_id, instance_id, *_ = group_metadata
+    if group_id is None:
+        raise ValueError("group_metadata: the consumer has no group_id")
+    return Committer(group_id, member_id or "", generation, instance_id)
+
+
+def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
+    """The commits with the topic ids that the consumer of this metadata reads, where it says so."""
+    known = getattr(group_metadata, "topic_ids", {})
+    return {
+        partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))
+        for partition, commit in commits.items()
+    }
+
+
+def _table(piece: Piece) -> Any:
+    return piece.table
+
+
+def _written(piece: Piece) -> Written:
+    end = piece.base_offset + piece.count if piece.base_offset >= 0 else -1
+    return Written(TopicPartition(piece.topic.name, piece.partition), piece.base_offset, end)

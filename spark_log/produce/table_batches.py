@@ -1,0 +1,92 @@
+"""`send_table`: Arrow in, by partition out, no Python object per record."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_log.append.encoding import Encoding, prepare
+from spark_log.append.partitioner import partition_of, split_by_partition
+from spark_log.cluster.topics import Topic
+from spark_log.errors import InvalidRecordError
+from spark_log.produce.producer_batch import Chunk
+from spark_log.records.schema import normalise
+from spark_log.records.segment_write import own
+
+SLICE_BYTES_MAX = 64 * 1024 * 1024
+"""A larger table goes in several appends: the next is partitioned while one is written, and memory is bounded."""
+
+_COLUMNS = ("value", "key", "partition", "timestamp", "headers")
+
+
+class TableChunk(Chunk):
+    """Records that came as a table, by partition, checked. Its rows have no futures of their own."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, topic: str, parts: Sequence[tuple[int, pa.Table]], size: int) -> None:
+        super().__init__(topic)
+        self._parts, self.bytes = parts, size
+
+    def take_parts(self) -> Sequence[tuple[int, pa.Table]]:
+        """The records, once: a future keeps its chunks, and must not keep the records with them."""
+        parts, self._parts = self._parts, ()
+        return parts
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self._parts = ()
+
+
+def checked(
+    table: pa.Table | pa.RecordBatch, topic: Topic, now_ms: int, max_request_size: int
+) -> tuple[pa.Table, pa.ChunkedArray | None]:
+    """(records as they will be stored, explicit partitions).
+
+    Columns: value, and if wanted key, partition, timestamp, headers; another one is an InvalidRecordError, and so is
+    any record that the topic does not take.
+    """
+    strangers = [name for name in table.schema.names if name not in _COLUMNS]
+    if strangers:
+        raise InvalidRecordError(f"columns {strangers}: expected some of {list(_COLUMNS)}")
+    encoding = Encoding.of(topic.config)
+    limit = min(encoding.limits.max_message_bytes, max_request_size)
+    encoding = replace(encoding, limits=replace(encoding.limits, max_message_bytes=limit))
+    records = prepare(normalise(table, timestamp_ms=now_ms), encoding, now_ms)
+    explicit = table.column("partition") if "partition" in table.schema.names else None
+    return records, explicit
+
+
+def chunks(
+    topic: Topic, records: pa.Table, explicit: pa.ChunkedArray | None, bytes_max: int, first_run: int, run_bytes: int
+) -> Iterator[TableChunk]:
+    """The table by slices of at most `bytes_max` (or one record), each by partition.
+
+    InvalidRecordError for a partition that is not there.
+    """
+    per_run = max(1, run_bytes * records.num_rows // max(1, records.nbytes))
+    for number, (start, piece) in enumerate(_slices(records, min(SLICE_BYTES_MAX, bytes_max))):
+        if piece.get_total_buffer_size() > 2 * piece.nbytes:
+            piece = own([piece])  # or few rows would keep the buffers of all
+        given = None if explicit is None else explicit.slice(start, piece.num_rows)
+        if topic.partition_count == 1 and given is None:
+            parts = [(0, piece)]
+        else:
+            found = partition_of(piece.column("key"), given, topic.partition_count, first_run + number, per_run)
+            parts = list(split_by_partition(piece, np.asarray(found, np.int32)))
+        yield TableChunk(topic.name, parts, piece.nbytes)
+
+
+def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]:
+    """(first row, slice): as many rows as have so many bytes on average, halved where they have more."""
+    per_slice = max(1, records.num_rows * bytes_max // max(1, records.nbytes))
+    waiting = [(start, per_slice) for start in range(0, records.num_rows, per_slice)][::-1]
+    while waiting:
+        start, count = waiting.pop()
+        piece = records.slice(start, count)
+        if piece.nbytes > bytes_max and piece.num_rows > 1:
+            half = piece.num_rows // 2
+            waiting += [(start + half, piece.num_rows - half), (start, half)]
+        else:
+            yield start, piece

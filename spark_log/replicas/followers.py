@@ -1,0 +1,247 @@
+"""Followers at work: a background worker that catches up whatever is behind, in this process."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.delta.publication import try_publish
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.exit_hooks import stop_at_exit
+from spark_log.replicas.catch_up import Copying
+from spark_log.replicas.lagging_replicas import Lagging, lagging
+from spark_log.replicas.throttle import Throttle
+
+logger = logging.getLogger(__name__)
+
+COPIES_MAX = 4
+OUT_OF_SYNC_COPIES_MAX = 2
+"""Of them: writers wait for the members of the ISR, and a reassignment's throttled copy may take hours."""
+
+_BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
+
+ReplicaKey = tuple[int, int, int]
+"""Topic id, partition, broker id."""
+
+
+def back_off_s(failures: int) -> float:
+    """How long to leave a replica alone that has failed so often in a row."""
+    return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
+
+
+def choose(
+    behind: list[Lagging], under_way: dict[ReplicaKey, bool], waiting: set[ReplicaKey], turns: dict[ReplicaKey, int]
+) -> list[Lagging]:
+    """Which replicas are caught up next: members of the ISR first, of equals the one whose last turn is longest ago.
+
+    `under_way` has those that are at work, True if in sync; `waiting` those that have failed just now.
+    """
+    free = COPIES_MAX - len(under_way)
+    free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
+    ready = [one for one in behind if one.key not in under_way and one.key not in waiting]
+    chosen: list[Lagging] = []
+    for one in sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))):
+        if len(chosen) == free:
+            break
+        if not one.in_sync:
+            if free_out_of_sync <= 0:
+                break
+            free_out_of_sync -= 1
+        chosen.append(one)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Failure:
+    count: int
+    until_s: float
+    text: str
+
+
+class Followers:
+    """Catches up the replicas of the served broker `broker_id`, or without one those of all embedded brokers.
+
+    Thread-safe. It starts its thread, and each copy one of its own, only once it is woken: all are daemons, since a
+    copy may be given up anywhere.
+    """
+
+    def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
+        self._cluster = cluster
+        self._broker_id = broker_id
+        self._name = "spark-log-followers" if broker_id is None else f"spark-log-followers-{broker_id}"
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._woken = 0
+        self._seen = 0
+        """What `_woken` was before the last look that is over."""
+        self._idle = True
+        """That look found nothing behind."""
+        self._under_way: dict[ReplicaKey, bool] = {}
+        self._copies: set[threading.Thread] = set()
+        self._failures: dict[ReplicaKey, _Failure] = {}
+        self._turns: dict[ReplicaKey, int] = {}
+        self._turn = 0
+        self._unpublished: dict[int, Topic] = {}
+        self._publishing: set[int] = set()
+        self._throttles: dict[int, Throttle] = {}
+        self._look_failed: str | None = None
+
+    def wake(self) -> None:
+        """Look whether something is behind, soon."""
+        with self._changed:
+            if self._stop.is_set():
+                return
+            self._woken += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+                stop_at_exit(self)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is behind and what came is published; False if that takes longer, or is not to be."""
+        self.wake()
+        with self._changed:
+            wanted = self._woken
+            return (
+                self._changed.wait_for(lambda: self._seen >= wanted and self._idle and not self._busy, timeout_s)
+                and not self._stop.is_set()
+            )
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Give up what is under way, between two blocks; wait for that at most so long."""
+        deadline_s = clock.monotonic_s() + timeout_s
+        for thread in self.request_stop():
+            thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+
+    def request_stop(self) -> list[threading.Thread]:
+        """As close, without waiting."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+            return [thread for thread in (self._thread, *self._copies) if thread is not None]
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._under_way or self._unpublished or self._publishing)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._changed:
+                before = self._woken
+            began_s = clock.monotonic_s()
+            behind, topics = self._look()
+            took_s = clock.monotonic_s() - began_s
+            with self._changed:
+                next_look_s = self._begin(behind, topics)
+                self._seen, self._idle = before, not behind and self._look_failed is None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_look_s)
+            self._stop.wait(took_s)  # woken with every append, it looks half of the time at most
+
+    def _look(self) -> tuple[list[Lagging], dict[str, Topic]]:
+        store = self._cluster.store
+        try:
+            with store.snapshot() as connection:
+                behind = lagging(connection, store.clock(connection), self._broker_id)
+                topics = find_topics(connection, {one.topic for one in behind}) if behind else {}
+            self._look_failed = None
+        except Exception as error:
+            text = redact(f"{type(error).__name__}: {error}")
+            if text != self._look_failed:
+                logger.warning("replicas not looked at, tried again: %s", text)
+            self._look_failed = text
+            return [], {}
+        return behind, topics
+
+    def _begin(self, behind: list[Lagging], topics: dict[str, Topic]) -> float | None:
+        """Start the copies that are due; seconds to the next look. None: when woken, as every copy that ends does."""
+        now_s = clock.monotonic_s()
+        keys = {one.key for one in behind}
+        if self._look_failed is None:
+            self._turns = {key: turn for key, turn in self._turns.items() if key in keys}
+            self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
+        waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
+        for one in choose(behind, self._under_way, waiting, self._turns):
+            if one.topic in topics and topics[one.topic].topic_id == one.topic_id:
+                self._turn += 1
+                self._turns[one.key] = self._turn
+                self._under_way[one.key] = one.in_sync
+                self._start(self._catch_up, one, topics[one.topic])
+        if self._look_failed is not None:
+            return _BACK_OFF_S_MAX
+        return min((self._failures[key].until_s - now_s for key in waiting), default=None)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            try:
+                work(*arguments)
+            finally:
+                with self._changed:
+                    self._copies.discard(thread)
+
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._copies.add(thread)
+        thread.start()
+
+    def _catch_up(self, one: Lagging, topic: Topic) -> None:
+        copying = Copying(
+            self._cluster,
+            topic,
+            one.partition,
+            one.broker_id,
+            self._throttle(one.throttle_bytes_per_s),
+            stop=self._stop,
+        )
+        failed: Exception | None = None
+        try:
+            copying.run()
+        except UnknownTopicOrPartitionError:
+            pass  # deleted, or reassigned away, since it was looked up
+        except Exception as error:  # whatever it is, the replica is tried again
+            failed = error
+        with self._changed:
+            if failed is None:
+                self._failures.pop(one.key, None)
+            else:
+                self._note(one, failed)
+            del self._under_way[one.key]
+            if copying.moved:
+                self._unpublished[topic.topic_id] = topic
+                if topic.topic_id not in self._publishing:
+                    self._publishing.add(topic.topic_id)
+                    self._start(self._publish, topic.topic_id)
+        self.wake()
+
+    def _publish(self, topic_id: int) -> None:
+        """One publication of a topic at a time; what comes meanwhile goes with the next."""
+        while True:
+            with self._changed:
+                topic = self._unpublished.pop(topic_id, None)
+                if topic is None or self._stop.is_set():
+                    self._publishing.discard(topic_id)
+                    self._changed.notify_all()
+                    return
+            try:
+                try_publish(self._cluster, [topic])
+            except Exception as error:
+                logger.warning("topic %s: Delta tables not updated: %s", topic.name, redact(str(error)))
+
+    def _note(self, one: Lagging, error: Exception) -> None:
+        before = self._failures.get(one.key)
+        text = redact(f"{type(error).__name__}: {error}")
+        if before is None or before.text != text:  # told once, not with every try
+            report = logger.warning if isinstance(error, SparkLogError) else logger.error
+            report("%s-%s on broker %s does not catch up: %s", one.topic, one.partition, one.broker_id, text)
+        count = before.count + 1 if before else 1
+        self._failures[one.key] = _Failure(count, clock.monotonic_s() + back_off_s(count), text)
+
+    def _throttle(self, bytes_per_s: int | None) -> Throttle | None:
+        if bytes_per_s is None:
+            return None
+        with self._changed:
+            return self._throttles.setdefault(bytes_per_s, Throttle(bytes_per_s))

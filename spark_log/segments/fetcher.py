@@ -1,0 +1,216 @@
+"""Reading slices: on executors, in consumers, wherever. Needs log dirs, not the metadata store."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_log import clock
+from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.errors import (
+    CorruptRecordError,
+    LogDirMismatchError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnsafePathError,
+    redact,
+)
+from spark_log.ids import LogDirId
+from spark_log.records import inline, segment_file
+from spark_log.records.schema import TimestampType
+from spark_log.segments.segment_repair import repair
+from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ALL_TIMES = TimestampBounds()
+BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
+"""What is raised where another replica may be better: bytes that are gone or damaged, a log dir that is away, swapped,
+or made to point elsewhere by a symbolic link."""
+
+_AWAY_S = 30.0
+"""How long a log dir that could not be opened is tried only after all others."""
+
+
+class Fetcher:
+    """Reads slices from the log dirs of a plan, each opened once and checked to be the one that the metadata means.
+
+    A replica that turns out bad is passed over for the next one and, once the slice has been read from that,
+    repaired. Not thread-safe.
+    """
+
+    def __init__(self, log_dirs: LogDirs) -> None:
+        self.passed_over = 0
+        """How often a replica turned out bad."""
+        self.repaired = 0
+        """How many of those were put right."""
+        self._infos = log_dirs
+        self._open: dict[LogDirId, LogDir] = {}
+        self._away: set[LogDirId] = set()
+        """Could not be opened: tried after all others."""
+        self._unrepairable: set[LogDirId] = set()
+        """Did not take a repair: not tried with another one."""
+        self._away_since_s: float | None = None
+
+    def renewal_due(self, slices: Iterable[Slice]) -> bool:
+        """Whether to `renew`: a slice lies in a log dir that is new, or one that was away may be back."""
+        if self._away_since_s is not None and clock.monotonic_s() - self._away_since_s >= _AWAY_S:
+            return True
+        return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
+
+    def renew(self, log_dirs: LogDirs) -> None:
+        """Go on with the log dirs as they are now; those that failed get another chance."""
+        self._infos = log_dirs
+        self._open.clear()
+        self._away.clear()
+        self._unrepairable.clear()
+        self._away_since_s = None
+
+    def read(
+        self, slices: Iterable[Slice], schema: pa.Schema, times: TimestampBounds = _ALL_TIMES
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of `schema` (a result of `read_schema`), in the order of the slices.
+
+        If no replica of a segment is good, CorruptRecordError, or StorageUnavailableError if that may pass.
+        """
+        for piece in slices:
+            if piece.data is not None:
+                yield from _read_inline(piece, schema)
+            else:
+                yield from self._read_file(piece, schema, times)
+
+    def first_offset_at_or_after(self, piece: Slice, timestamp_ms: int) -> int | None:
+        """Offset of the slice's first record with timestamp >= the given one, None if it has none."""
+        if piece.data is not None:
+            wanted = pa.schema([("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
+            for batch in _read_inline(piece, wanted):
+                micros = batch.column("timestamp").cast(pa.int64()).to_numpy()
+                hits = (micros >= timestamp_ms * 1000).nonzero()[0]
+                if len(hits):
+                    return int(batch.column("offset")[int(hits[0])].as_py())
+            return None
+
+        def look(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
+            yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
+
+        (offset,) = self._from_a_good_replica(piece, look)
+        return offset if offset is not None and offset < piece.end else None
+
+    def _read_file(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
+        def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
+            return segment_file.read_slice(
+                parquet,
+                topic=piece.topic,
+                partition=piece.partition,
+                base_offset=piece.base_offset,
+                start=piece.start,
+                end=piece.end,
+                timestamp_type=TimestampType(piece.timestamp_type),
+                schema=schema,
+                min_timestamp_ms=times.min_ms,
+                max_timestamp_ms=times.max_ms,
+                path=location,
+            )
+
+        return self._from_a_good_replica(piece, decode)
+
+    def _from_a_good_replica(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
+        """What `read` finds in the segment, each once and in order, however many replicas turn out bad on the way.
+
+        Replicas are equal to the byte, so `read` finds the same in each: the next one goes on behind what was good.
+        """
+        given = 0
+        bad: dict[LogDirId, SparkLogError] = {}
+        for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
+            try:
+                log_dir = self._log_dir(log_dir_id)
+                location = log_dir.location(_path(piece))
+                for found in islice(read(_open_segment(piece, log_dir), location), given, None):
+                    given += 1
+                    held = [found]
+                    del found  # a reader that pauses here holds only what it was given
+                    yield held.pop()
+            except BAD_REPLICA as error:
+                bad[log_dir_id] = error
+            else:
+                self.passed_over += len(bad)
+                for bad_id, why in bad.items():
+                    self._put_right(piece, bad_id, why, log_dir)
+                return
+        raise no_good_replica(piece, list(bad.values()))
+
+    def _log_dir(self, log_dir_id: LogDirId) -> LogDir:
+        if log_dir_id not in self._open:
+            self._open[log_dir_id] = self._verified(log_dir_id)
+        return self._open[log_dir_id]
+
+    def _verified(self, log_dir_id: LogDirId) -> LogDir:
+        try:
+            if log_dir_id not in self._infos:
+                raise LogDirMismatchError(f"log dir {log_dir_id} was added or removed while the read was planned")
+            return open_log_dir(self._infos[log_dir_id])
+        except BAD_REPLICA as error:
+            self._open.pop(log_dir_id, None)
+            if log_dir_id not in self._away:
+                logger.warning("log dir %s is away, no replica in it is read: %s", log_dir_id, redact(str(error)))
+                self._away.add(log_dir_id)
+            self._away_since_s = self._away_since_s or clock.monotonic_s()
+            raise
+
+    def _put_right(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
+        """After the slice has been read from the good one: repair the bad one, unless its whole log dir is bad."""
+        if bad_id not in self._open or bad_id in self._unrepairable:
+            return
+        with contextlib.suppress(*BAD_REPLICA):
+            target = self._open[bad_id] = self._verified(bad_id)  # once more: who knows what is mounted there by now
+            path = _path(piece)
+            whole = repair(target, good, path, piece.size, piece.checksum)
+            self.repaired += whole
+            if not whole:
+                self._unrepairable.add(bad_id)
+            logger.warning(
+                "%s-%s: segment %s was bad and %s %s: %s",
+                piece.topic, piece.partition, piece.name, "is repaired from" if whole else "was read from",
+                good.location(path), redact(str(why)),
+            )  # fmt: skip
+
+
+def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:
+    path = _path(piece)
+    expected = segment_file.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
+    return segment_file.open_segment(log_dir.open(path), expected)
+
+
+def _path(piece: Slice) -> str:
+    return segment_path(piece.folder, piece.partition, piece.name)
+
+
+def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    assert piece.data is not None
+    return inline.slice_batches(
+        inline.decode(piece.data, piece.checksum, piece.record_count),
+        topic=piece.topic,
+        partition=piece.partition,
+        base_offset=piece.base_offset,
+        start=piece.start,
+        end=piece.end,
+        timestamp_type=TimestampType(piece.timestamp_type),
+        schema=schema,
+    )
+
+
+def no_good_replica(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
+    """Of several failures, one that may pass decides: the read may be tried again."""
+    if len(errors) == 1:
+        return errors[0]
+    kind = StorageUnavailableError if any(error.retriable for error in errors) else CorruptRecordError
+    return kind(
+        f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with offsets from {piece.base_offset}"
+        f" whole: {redact('; '.join(map(str, errors))) or 'its log end offsets are below'}"
+    )

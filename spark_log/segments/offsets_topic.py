@@ -1,0 +1,133 @@
+"""`__consumer_offsets`: the committed offsets of all groups, readable like any topic.
+
+    key        {"group": "readers", "topic": "flights", "partition": 0}
+    value      {"offset": 1200, "leaderEpoch": -1, "metadata": "", "commitTimestamp": 1766000000000}
+    timestamp  of the commit, by the store's clock; partition = murmur2(group) modulo 50
+
+It is always compacted: the rows of table group_offset *are* its records, the last one of each key, at the offset that
+the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was committed
+again. A commit moves log end offset and high watermark in its own transaction; the offsets of a partition are in the
+order of the commits. A deleted or expired offset leaves no tombstone. JSON rather
+than Kafka's packed bytes: Spark's from_json reads it.
+
+The topic comes into being with the first commit, has no replicas (its replica is the store) and nobody can write to it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
+from spark_log.cluster.topics import Topic, insert_topic
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import StoreClock
+from spark_log.records import inline
+from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
+from spark_log.segments.slices import Slice
+
+PARTITIONS = 50
+"""Kafka's offsets.topic.num.partitions."""
+
+_RECORDS_MAX = 5_000
+"""Rows encoded into one slice at most."""
+
+
+_P = t.partition.c
+_COUNT = sa.bindparam("count", type_=sa.BigInteger)
+_TAKE = Prepared(
+    t.partition.update()
+    .where(
+        _P.topic_id == sa.select(t.topic.c.topic_id).where(t.topic.c.name == sa.bindparam("topic")).scalar_subquery(),
+        _P.partition == sa.bindparam("number"),
+    )
+    .values(log_end_offset=_P.log_end_offset + _COUNT, high_watermark=_P.high_watermark + _COUNT)
+    .returning(_P.log_end_offset)
+)
+
+
+def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
+    """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
+
+    Locks the partition's row: after the group's, as everywhere.
+    """
+    here = {"topic": CONSUMER_OFFSETS_TOPIC, "number": partition, "count": count}
+    moved = _TAKE.rows(connection, here)
+    if not moved:
+        _create(connection, now)
+        moved = _TAKE.rows(connection, here)
+    [(end,)] = moved
+    return int(end) - count
+
+
+def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[int, int, int]]) -> list[Slice]:
+    """The records with start <= offset < end of each (partition, start, end), in runs without gaps."""
+    g = t.group_offset.c
+    found: list[Slice] = []
+    for partition, start, end in ranges:
+        query = (
+            sa.select(
+                g.position, g.group_id, t.topic.c.name, g.partition, g.committed_offset, g.leader_epoch,
+                g.commit_metadata, g.committed_ms,
+            )
+            .join(t.topic, t.topic.c.topic_id == g.topic_id)
+            .where(g.log_partition == partition, g.position >= start, g.position < end)
+            .order_by(g.position)
+        )  # fmt: skip
+        run: list[Any] = []
+        for row in connection.execute(query):
+            if run and (row.position != run[-1].position + 1 or len(run) == _RECORDS_MAX):
+                found.append(_slice(topic, partition, run))
+                run = []
+            run.append(row)
+        if run:
+            found.append(_slice(topic, partition, run))
+    return found
+
+
+def _slice(topic: Topic, partition: int, rows: Sequence[Any]) -> Slice:
+    blob = inline.encode(_records(rows))
+    base, end = rows[0].position, rows[-1].position + 1
+    return Slice(
+        topic.name, topic.folder, partition, base, base, end, len(rows), len(blob.data), int(TimestampType.CREATE_TIME),
+        "", blob.facts.checksum, 0, (), blob.data,
+    )  # fmt: skip
+
+
+def _records(rows: Sequence[Any]) -> pa.Table:
+    keys = [_json({"group": row.group_id, "topic": row.name, "partition": row.partition}) for row in rows]
+    values = [
+        _json(
+            {
+                "offset": row.committed_offset,
+                "leaderEpoch": row.leader_epoch,
+                "metadata": row.commit_metadata,
+                "commitTimestamp": row.committed_ms,
+            }
+        )
+        for row in rows
+    ]
+    micros = [row.committed_ms * MICROSECONDS_PER_MILLISECOND for row in rows]
+    headers = RECORD_SCHEMA.field("headers").type
+    timestamps = pa.array(micros, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type)
+    return pa.table(
+        [pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.nulls(len(rows), headers), timestamps],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def _json(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, ensure_ascii=False).encode()
+
+
+def _create(connection: sa.Connection, now: StoreClock) -> None:
+    """Make the topic; on PostgreSQL two first commits at once wait for each other here, and the second finds it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
+        there = sa.select(t.topic.c.topic_id).where(t.topic.c.name == CONSUMER_OFFSETS_TOPIC)
+        if connection.execute(there).scalar() is not None:
+            return
+    insert_topic(connection, CONSUMER_OFFSETS_TOPIC, [()] * PARTITIONS, 1, {"cleanup.policy": "compact"}, now)

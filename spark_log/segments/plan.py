@@ -1,0 +1,317 @@
+"""Planning a read: which segments overlap the offsets that are asked for. One snapshot, on the driver."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
+from spark_log.cluster.topics import Topic
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
+from spark_log.segments.replica_selector import Copies, Copy, distance, reading_order
+from spark_log.segments.slices import Positions, Slice, TimestampBounds
+
+_ALL_TIMES = TimestampBounds()
+
+
+def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
+    """Log start offset and high watermark of every partition of the topics, in order."""
+    p = t.partition.c
+    found: dict[TopicPartition, Positions] = {}
+    for topic in topics:
+        query = (
+            sa.select(p.partition, p.log_start_offset, p.high_watermark)
+            .where(p.topic_id == topic.topic_id)
+            .order_by(p.partition)
+        )
+        for partition, start, end in connection.execute(query):
+            found[TopicPartition(topic.name, partition)] = Positions(start, end)
+    return found
+
+
+class Found(NamedTuple):
+    """A partition as it is now, and the id of its topic, which a recreated one does not have."""
+
+    topic_id: TopicId
+    positions: Positions
+    leader_epoch: int
+
+
+# Built once: making such a statement takes longer than running it.
+_POSITIONS = (
+    sa.select(
+        t.topic.c.name,
+        t.partition.c.partition,
+        t.partition.c.topic_id,
+        t.partition.c.log_start_offset,
+        t.partition.c.high_watermark,
+        t.partition.c.leader_epoch,
+    )
+    .join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
+    .where(t.topic.c.name.in_(sa.bindparam("names", expanding=True)))
+)
+_SOME_POSITIONS = _POSITIONS.where(t.partition.c.partition.in_(sa.bindparam("numbers", expanding=True)))
+_R = t.replica.c
+_REPLICAS = (
+    sa.select(_R.partition, _R.log_dir_id, _R.log_end_offset, _R.in_sync)
+    .where(_R.topic_id == sa.bindparam("topic_id"))
+    .order_by(_R.partition, _R.preference)
+)
+_SOME_REPLICAS = _REPLICAS.where(_R.partition.in_(sa.bindparam("numbers", expanding=True)))
+_ALL_REPLICAS = Prepared(_REPLICAS)
+_LOG_DIRS = Prepared(
+    sa.select(t.log_dir.c.log_dir_id, t.log_dir.c.online, t.broker.c.rack).join(
+        t.broker, t.broker.c.broker_id == t.log_dir.c.broker_id
+    )
+)
+_BLOBS = sa.select(t.blob.c.name, t.blob.c.data).where(t.blob.c.name.in_(sa.bindparam("names", expanding=True)))
+
+
+def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+    """Where the partitions begin and end now, those that exist: one statement, for who looks often.
+
+    Topic names must be legal ones.
+    """
+    parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
+    query = _POSITIONS
+    if len(partitions) < 1_000:
+        query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
+    wanted = frozenset(partitions)
+    found = {
+        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), leader_epoch)
+        for name, number, topic_id, start, end, leader_epoch in connection.execute(query, parameters)
+    }
+    return {topic_partition: here for topic_partition, here in found.items() if topic_partition in wanted}
+
+
+def plan(
+    connection: sa.Connection,
+    topics: Mapping[str, Topic],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    times: TimestampBounds = _ALL_TIMES,
+    segments_max: int | None = None,
+    rack: str | None = None,
+) -> list[Slice]:
+    """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
+
+    Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
+    `segments_max` plans no more than the first so many of each range. `rack` is the reader's (see `nearest`).
+    """
+    slices: list[Slice] = []
+    by_topic: dict[str, list[tuple[int, int, int]]] = {}
+    for (name, partition), (start, end) in sorted(ranges.items()):
+        if start < end:
+            by_topic.setdefault(name, []).append((partition, start, end))
+    for name, wanted in by_topic.items():
+        topic = topics[name]
+        if name == CONSUMER_OFFSETS_TOPIC:
+            from spark_log.segments import offsets_topic
+
+            slices += offsets_topic.slices_of(connection, topic, wanted)
+            continue
+        bounds = {partition: (start, end) for partition, start, end in wanted}
+        parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
+        folder = topic.folder
+        query = _OVERLAPPING[connection.dialect.name]
+        if segments_max is not None:
+            query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
+        rows = connection.execute(query, parameters).all()
+        files = {row.partition for row in rows if not row.inline}
+        replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
+        for row in rows:
+            (
+                partition,
+                base,
+                end_offset,
+                count,
+                size,
+                min_ms,
+                max_ms,
+                type_,
+                segment_name,
+                checksum,
+                leader_epoch,
+                inline,
+            ) = row
+            if (times.min_ms is not None and max_ms < times.min_ms) or (
+                times.max_ms is not None and min_ms >= times.max_ms
+            ):
+                continue
+            start, end = bounds[partition]
+            slices.append(
+                Slice(
+                    name,
+                    folder,
+                    partition,
+                    base,
+                    max(base, start),
+                    min(end_offset, end),
+                    count,
+                    size,
+                    type_,
+                    segment_name,
+                    checksum,
+                    leader_epoch,
+                    () if inline else reading_order(replicas[partition], segment_name, end_offset),
+                    b"" if inline else None,
+                )
+            )
+    return slices
+
+
+def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
+    """Bytes of inline segments per partition."""
+    sizes: dict[TopicPartition, int] = {}
+    for piece in slices:
+        if piece.data is not None:
+            sizes[piece.topic_partition] = sizes.get(piece.topic_partition, 0) + piece.size
+    return sizes
+
+
+def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
+    """The slices with the bytes of the inline ones, read in the snapshot that planned them."""
+    names = [piece.name for piece in slices if piece.data == b""]
+    data: dict[str, bytes] = {}
+    for first in range(0, len(names), 5_000):
+        rows = connection.execute(_BLOBS, {"names": names[first : first + 5_000]})
+        data.update((name, bytes(blob)) for name, blob in rows)
+    return [piece._replace(data=data[piece.name]) if piece.data == b"" else piece for piece in slices]
+
+
+class TimeLookup(NamedTuple):
+    """Where a partition's first record with timestamp >= `timestamp_ms` may be: in one of the slices, in order.
+
+    The first is nearly always the one; the second is needed if the log start offset cuts that record off.
+    """
+
+    timestamp_ms: int
+    slices: list[Slice]
+
+
+def look_up_times(
+    connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
+) -> dict[TopicPartition, TimeLookup]:
+    """Per partition, what must be read to find its first readable record with timestamp >= the given one.
+
+    Inline slices come with their bytes, so that nothing more is asked of the store. UnknownTopicOrPartitionError for a
+    partition that does not exist, or a topic that has been deleted since it was found.
+    """
+    found: dict[TopicPartition, TimeLookup] = {}
+    limits = positions(connection, [topic])
+    replicas = _replicas(connection, topic, list(timestamps_ms), rack)
+    s = t.segment.c
+    for partition, timestamp_ms in timestamps_ms.items():
+        tp = TopicPartition(topic.name, partition)
+        if tp not in limits:
+            raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
+        start, end = limits[tp]
+        candidates = (
+            sa.select(*_SEGMENT_COLUMNS)
+            .where(s.topic_id == topic.topic_id, s.partition == partition)
+            .where(s.max_timestamp_ms >= timestamp_ms, s.end_offset > start, s.base_offset < end)
+        )
+        base = connection.execute(candidates.with_only_columns(sa.func.min(s.base_offset))).scalar()
+        rows = [] if base is None else connection.execute(
+            candidates.where(s.base_offset >= base).order_by(s.base_offset).limit(2)
+        ).all()  # fmt: skip
+        slices = [
+            Slice(
+                topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
+                name, checksum, leader_epoch, () if inline else reading_order(replicas[partition], name, end_offset),
+                b"" if inline else None,
+            )
+            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline in rows
+        ]  # fmt: skip
+        found[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
+    return found
+
+
+_SEGMENT_COLUMNS = (
+    t.segment.c.partition,
+    t.segment.c.base_offset,
+    t.segment.c.end_offset,
+    t.segment.c.record_count,
+    t.segment.c.bytes,
+    t.segment.c.min_timestamp_ms,
+    t.segment.c.max_timestamp_ms,
+    t.segment.c.timestamp_type,
+    t.segment.c.name,
+    t.segment.c.checksum,
+    t.segment.c.leader_epoch,
+    t.segment.c.inline,
+)
+
+# The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
+# segment that holds its start with one look into the primary key, and goes on from there. SQLite keeps to that order
+# for CROSS JOIN; PostgreSQL, which would rather read the whole table for ranges that it cannot guess, for a LATERAL
+# with OFFSET 0.
+_RANGES = {
+    "sqlite": """SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS first_offset,
+                        json_extract(value, '$[2]') AS last_offset FROM json_each(:ranges)""",
+    "postgresql": """SELECT (value->>0)::integer AS number, (value->>1)::bigint AS first_offset,
+                            (value->>2)::bigint AS last_offset FROM jsonb_array_elements(CAST(:ranges AS jsonb))""",
+}
+_SCAN = """SELECT * FROM segment WHERE segment.topic_id = :topic_id AND segment.partition = bounds.number
+           AND segment.base_offset >= bounds.low AND segment.base_offset < bounds.last_offset"""
+_JOIN = {
+    "sqlite": f"segment {_SCAN.partition('segment ')[2]}",
+    "postgresql": f"LATERAL ({_SCAN} OFFSET 0) AS segment",
+}
+_BOUNDS = """
+    SELECT number, last_offset, coalesce(
+        (SELECT max(base_offset) FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset <= first_offset), first_offset
+    ) AS low FROM wanted
+"""
+_FIRST_BOUNDS = f"""
+    SELECT number, low, coalesce(
+        (SELECT base_offset FROM segment
+         WHERE topic_id = :topic_id AND partition = number AND base_offset >= low AND base_offset < last_offset
+         ORDER BY base_offset LIMIT 1 OFFSET :segments_max), last_offset
+    ) AS last_offset FROM ({_BOUNDS}) AS whole
+"""
+
+
+def _overlapping(dialect: str, bounds: str) -> sa.TextualSelect:
+    return sa.text(
+        f"""
+        WITH wanted AS ({_RANGES[dialect]}),
+        bounds AS MATERIALIZED ({bounds})
+        SELECT {", ".join(f"segment.{column.name}" for column in _SEGMENT_COLUMNS)}
+        FROM bounds CROSS JOIN {_JOIN[dialect]}
+        ORDER BY segment.partition, segment.base_offset
+        """
+    ).columns(*_SEGMENT_COLUMNS)
+
+
+_OVERLAPPING = {dialect: _overlapping(dialect, _BOUNDS) for dialect in _RANGES}
+_FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect in _RANGES}
+
+
+def _replicas(
+    connection: sa.Connection, topic: Topic, partitions: Sequence[int], rack: str | None
+) -> dict[int, Copies]:
+    """Of each partition. Log dirs are few: looked up once, rather than joined to every replica."""
+    log_dirs = {
+        log_dir_id: [
+            Copy(LogDirId(log_dir_id), distance(online=online, same_rack=rack in (None, its_rack), in_sync=in_sync))
+            for in_sync in (False, True)
+        ]
+        for log_dir_id, online, its_rack in _LOG_DIRS.rows(connection, {})
+    }
+    if len(partitions) < 1_000:
+        rows: Sequence[Any] = connection.execute(
+            _SOME_REPLICAS, {"topic_id": topic.topic_id, "numbers": partitions}
+        ).all()
+    else:
+        rows = _ALL_REPLICAS.rows(connection, {"topic_id": topic.topic_id})
+    copies: dict[int, list[Copy]] = {}
+    ends: dict[int, list[int]] = {}
+    for partition, log_dir_id, log_end_offset, in_sync in rows:
+        copies.setdefault(partition, []).append(log_dirs[log_dir_id][in_sync])
+        ends.setdefault(partition, []).append(log_end_offset)
+    return {number: Copies(tuple(copies[number]), tuple(ends[number]), min(ends[number])) for number in copies}

@@ -1,0 +1,377 @@
+"""Transactions in the metadata store: read under lock, decide (`transactions`), write.
+
+    init_producer    who a transactional producer is; fences those before it
+    register         batches become pending: blobs are in the store, files in the log dirs, and nobody sees them
+    ends             the part of an append transaction that makes the pending batches it appends the log's
+    abort            what was pending is gone
+
+The batches that an append with the part `ends` appends are the pending ones, so a commit gives offsets in all
+partitions and commits the group offsets in one transaction of the store: all of it is seen, or nothing.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.append.append_transaction import Part, check_write_id
+from spark_log.append.encoding import LOG_DIR_FAILURES
+from spark_log.append.rules import Batch
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.topics import find_topics
+from spark_log.config import ClusterSettings
+from spark_log.errors import (
+    InvalidProducerIdMappingError,
+    InvalidTransactionTimeoutError,
+    SparkLogError,
+)
+from spark_log.failpoints import failpoint
+from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.transactions import rules
+from spark_log.transactions.rules import ONGOING, Claim, Transaction, TransactionState
+
+logger = logging.getLogger(__name__)
+
+_P, _T, _X, _S = t.producer.c, t.transaction.c, t.transaction_segment.c, t.segment.c
+_CHUNK = 1_000
+
+_ROW = (
+    sa.select(_P.transactional_id, _P.epoch, _T.number, _T.state, _T.until_ms, _T.era, _P.transaction_timeout_ms)
+    .join(t.transaction, _T.producer_id == _P.producer_id)
+    .where(_P.producer_id == bindparam("producer_id"))
+)
+_READ = Prepared(_ROW)
+_LOCK = Prepared(_ROW.with_for_update(of=t.producer))
+_PENDING = Prepared(
+    sa.select(sa.func.count()).select_from(t.transaction_segment).where(_X.producer_id == bindparam("producer_id"))
+)
+_STATE = ("producer_epoch", "number", "state")
+_TIME = ("began_ms", "until_ms", "era")
+_HERE = t.transaction.update().where(_T.producer_id == bindparam("key"))
+_SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
+_SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
+_NOTHING_YET = {
+    "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0, "era": "",
+}  # fmt: skip
+_NEW_PENDING = Prepared(t.transaction_segment.insert())
+_NEW_BLOBS = Prepared(t.blob.insert())
+_NOT_PENDING = Prepared(t.transaction_segment.delete().where(_X.producer_id == bindparam("key")))
+
+
+class _Row(NamedTuple):
+    transaction: Transaction
+    timeout_ms: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A batch that a transaction has registered, at its place in the order of the sends."""
+
+    position: int
+    batch: Batch
+
+
+def init_producer(
+    store: Store,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    *,
+    settings: ClusterSettings | None = None,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> Claim:
+    """A producer id and a new epoch for the transactional id, with the number of its last transaction.
+
+    Producers that had the id before are fenced, and the transaction that one had open is aborted.
+    InvalidTransactionTimeoutError above transaction.max.timeout.ms.
+    """
+    limit = (settings or store.settings).transaction_max_timeout_ms
+    if transaction_timeout_ms > limit:
+        raise InvalidTransactionTimeoutError(
+            f"transaction_timeout_ms={transaction_timeout_ms} is above transaction.max.timeout.ms ({limit})"
+        )
+
+    def initialize(connection: sa.Connection, _attempt: Attempt) -> Claim:
+        now = store.clock(connection)
+        values = {"last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
+        query = sa.select(_P.producer_id).where(_P.transactional_id == transactional_id).with_for_update()
+        producer_id = connection.execute(query).scalar_one_or_none()
+        if producer_id is None:  # it may come into being meanwhile: then that one is taken
+            insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, "epoch": -1, **values})
+            producer_id = connection.execute(query).scalar_one()
+            insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
+        before = _lock(connection, now, producer_id)
+        after = rules.initialize(before.transaction)
+        connection.execute(t.producer.update().where(_P.producer_id == producer_id).values(**values, epoch=after.epoch))
+        _save(connection, now, before, after)
+        return Claim(producer_id, after.epoch, after.number)
+
+    found = store.transact(initialize, timeout_ms=timeout_ms)
+    failpoint("transaction.initialized")
+    return found
+
+
+def check(store: Store, connection: sa.Connection, claim: Claim) -> None:
+    """Whether the claim's transaction can go on or begin; the errors of `transactions.check`."""
+    rules.check(_read(connection, store.clock(connection), claim.producer_id).transaction, claim)
+
+
+def register(
+    store: Store,
+    claim: Claim,
+    batches: Sequence[Stored],
+    blobs: Mapping[str, bytes],
+    *,
+    write_id: str | None = None,
+    release_write_id: bool = False,
+    again: bool = False,
+    durable: bool = False,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> list[Batch]:
+    """Make the batches pending; the first ones begin the transaction. Returns them as they are registered.
+
+    With `again` some may be there from a try whose answer was lost: those stay as they are. Forced to disk only where
+    it is to be `durable`: the commit is, and it fails if a crash of the store has taken a batch away, of which a
+    producer knows. Raises what `transactions.check` does, and WriteIdExpiredError.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
+        if write_id is not None:
+            check_write_id(connection, write_id, release=release_write_id)
+        now = store.clock(connection)
+        before = _lock(connection, now, claim.producer_id)
+        there = {each.position: each.batch for each in read_pending(connection, claim.producer_id)} if again else {}
+        new = [each for each in batches if each.position not in there]
+        _save(connection, now, before, rules.register(before.transaction, claim, len(new)))
+        if new:
+            _NEW_PENDING.run(connection, [_pending_row(claim, each) for each in new])
+            data = [{"name": each.batch.name, "data": blobs[each.batch.name]} for each in new if each.batch.inline]
+            if data:
+                _NEW_BLOBS.run(connection, data)
+        return [there.get(each.position, each.batch) for each in batches]
+
+    registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
+    failpoint("transaction.registered")
+    return registered
+
+
+def ends(claim: Claim, batches: int) -> Part:
+    """The part of an append that commits the claim's transaction; it appends all the `batches` that are pending."""
+
+    def end(connection: sa.Connection, now: StoreClock) -> bool:
+        before = _lock(connection, now, claim.producer_id)
+        after = rules.commit(before.transaction, claim, batches)
+        _save(connection, now, before, after, keep_blobs=True)
+        return after is not before.transaction
+
+    return end
+
+
+def abort(cluster: Cluster, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Drop what is pending, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[Stored]:
+        now = cluster.store.clock(connection)
+        before = _lock(connection, now, claim.producer_id)
+        after = rules.abort(before.transaction, claim)
+        dropped = read_pending(connection, claim.producer_id)
+        _save(connection, now, before, after)
+        return dropped
+
+    dropped = cluster.store.transact(body, timeout_ms=timeout_ms)
+    failpoint("transaction.aborted")
+    _delete_files(cluster, dropped)
+
+
+def abort_timed_out(cluster: Cluster, guard: Guard = nobody_forbids) -> Iterator[str]:
+    """Abort the transactions that have been open for longer than their transaction.timeout.ms; transactional ids."""
+    store = cluster.store
+    for producer_id, transactional_id in timed_out(store):
+        dropped = store.transact(partial(_time_out, store, guard, producer_id))
+        if dropped is not None:
+            _delete_files(cluster, dropped)
+            yield transactional_id
+
+
+def timed_out(store: Store) -> list[tuple[int, str]]:
+    """Producer ids and transactional ids of the transactions that `abort_timed_out` would abort now."""
+
+    def late(connection: sa.Connection) -> list[tuple[int, str]]:
+        now = store.clock(connection)
+        ongoing = (
+            sa.select(_P.producer_id, _P.transactional_id, _T.until_ms, _T.era)
+            .join(t.transaction, _T.producer_id == _P.producer_id)
+            .where(_T.state == ONGOING.value)
+            .order_by(_P.producer_id)
+        )
+        return [(key, name) for key, name, until_ms, era in connection.execute(ongoing) if now.expired(until_ms, era)]
+
+    return store.read(late)
+
+
+def _time_out(
+    store: Store, guard: Guard, producer_id: int, connection: sa.Connection, _attempt: Attempt
+) -> list[Stored] | None:
+    """What was pending; None if its time is not over after all."""
+    guard(connection)
+    now = store.clock(connection)
+    try:
+        before = _lock(connection, now, producer_id)
+    except InvalidProducerIdMappingError:
+        return None
+    after = rules.time_out(before.transaction)
+    if after is before.transaction:
+        return None
+    dropped = read_pending(connection, producer_id)
+    _save(connection, now, before, after)
+    return dropped
+
+
+def expire_ids(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
+    """Forget the transactional ids that have had no transaction for transactional.id.expiration.ms; how many."""
+    expiration_ms = (settings or store.settings).transactional_id_expiration_ms
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+        guard(connection)
+        before_ms = store.clock(connection).wall_ms - expiration_ms
+        idle = _idle_ids(before_ms).order_by(_P.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
+        # looked at again under the lock: a transaction may have begun while this waited for it
+        locked = connection.execute(idle).scalars().all()
+        still = sa.select(_T.producer_id).where(_T.producer_id.in_(locked), _T.state != ONGOING.value)
+        gone = connection.execute(still.where(_T.began_ms <= before_ms)).scalars().all()
+        for table in (t.transaction, t.producer_batch, t.producer):
+            connection.execute(table.delete().where(table.c.producer_id.in_(gone)))
+        return len(gone)
+
+    total = 0
+    while gone := store.transact(expire):
+        total += gone
+    return total
+
+
+def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
+    """How many transactional ids `expire_ids` would forget now."""
+
+    def count(connection: sa.Connection) -> int:
+        before_ms = store.clock(connection).wall_ms - settings.transactional_id_expiration_ms
+        return connection.execute(sa.select(sa.func.count()).select_from(_idle_ids(before_ms).subquery())).scalar_one()
+
+    return store.read(count)
+
+
+def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
+    return (
+        sa.select(_P.producer_id)
+        .join(t.transaction, _T.producer_id == _P.producer_id)
+        .where(_P.last_used_ms <= before_ms, _T.began_ms <= before_ms, _T.state != ONGOING.value)
+    )
+
+
+def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
+    """Base offsets by name of those of the batches that are segments now, and have not been merged into others."""
+    names = [batch.name for batch in batches]
+    found: dict[str, int] = {}
+    for first in range(0, len(names), _CHUNK):
+        query = sa.select(_S.name, _S.base_offset).where(_S.name.in_(names[first : first + _CHUNK]))
+        found.update(store.read(lambda connection, query=query: dict(connection.execute(query).all())))  # type: ignore
+    return found
+
+
+def read_pending(connection: sa.Connection, producer_id: int) -> list[Stored]:
+    """The batches that are pending in the producer's open transaction, in the order of the sends."""
+    query = sa.select(_X.position, _X.facts).where(_X.producer_id == producer_id).order_by(_X.position)
+    return [Stored(position, _batch(facts)) for position, facts in connection.execute(query)]
+
+
+def _read(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
+    """The transaction, without the count of its pending batches."""
+    rows = _READ.rows(connection, {"producer_id": producer_id})
+    if not rows:
+        raise InvalidProducerIdMappingError(
+            f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
+        )
+    [(transactional_id, epoch, number, state, until_ms, era, timeout_ms)] = rows
+    state = TransactionState(state)
+    expired = state is ONGOING and now.expired(until_ms, era)
+    found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
+    return _Row(found, timeout_ms)
+
+
+def _lock(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
+    """The transaction, its producer's row locked until the end of the store's transaction."""
+    _LOCK.rows(connection, {"producer_id": producer_id})
+    # a statement of its own: on PostgreSQL the first shows the row of `transaction` as it was before the wait
+    found = _read(connection, now, producer_id)
+    if found.transaction.state is not ONGOING:
+        return found
+    [(pending,)] = _PENDING.rows(connection, {"producer_id": producer_id})
+    return _Row(replace(found.transaction, pending=pending), found.timeout_ms)
+
+
+def _save(
+    connection: sa.Connection, now: StoreClock, row: _Row, after: Transaction, *, keep_blobs: bool = False
+) -> None:
+    """Write what differs. Of what is over nothing is pending: the blobs go too, unless they are the log's now."""
+    before = row.transaction
+    facts = (after.epoch, after.number, after.state)
+    if facts != (before.epoch, before.number, before.state):
+        values = {"key": after.producer_id, **dict(zip(_STATE, facts, strict=True))}
+        if after.number == before.number:
+            _SAVE.run(connection, [values])
+        else:
+            until_ms = now.lease_ms + row.timeout_ms
+            _SAVE_NEW.run(connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "era": now.era}])
+    if before.state is ONGOING and after.state is not ONGOING:
+        if not keep_blobs:
+            mine = sa.select(_X.name).where(_X.producer_id == after.producer_id, _X.inline)
+            connection.execute(t.blob.delete().where(t.blob.c.name.in_(mine)))
+        _NOT_PENDING.run(connection, [{"key": after.producer_id}])
+
+
+def _pending_row(claim: Claim, stored: Stored) -> dict[str, Any]:
+    batch = stored.batch
+    facts = {**vars(batch), "written_to": sorted(batch.written_to)}
+    return {
+        "producer_id": claim.producer_id,
+        "position": stored.position,
+        "topic_id": batch.topic_id,
+        "partition": batch.partition,
+        "facts": json.dumps({name: value for name, value in facts.items() if value is not None}),
+        "name": batch.name,
+        "inline": batch.inline,
+    }
+
+
+def _batch(facts: str) -> Batch:
+    found = json.loads(facts)
+    return Batch(**{**found, "written_to": frozenset(found["written_to"])})
+
+
+def _delete_files(cluster: Cluster, dropped: Sequence[Stored]) -> None:
+    """Delete files that nobody will name any more; what cannot be reached now is left to the clean-up of orphans."""
+    files = [each.batch for each in dropped if not each.batch.inline]
+    if not files:
+        return
+    try:
+        folders: dict[int, str] = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
+        infos = cluster.log_dirs()
+    except SparkLogError as error:
+        logger.info("files of an aborted transaction are left to the clean-up: %s", error)
+        return
+    for batch in files:
+        if batch.topic_id in folders:
+            path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
+            for info in infos.values():
+                if info.broker_id in batch.written_to:
+                    with suppress(*LOG_DIR_FAILURES):
+                        cluster.log_dir(info).delete(path)

@@ -1,0 +1,30 @@
+"""The difference between a Delta table and the metadata."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_log.delta.publication import difference
+from spark_log.delta.publication_state import PublishedFile
+
+paths = st.sets(st.sampled_from([f"_segments/0/{n}.parquet" for n in range(12)] + ["part-0.parquet"]))
+
+
+def file(path):
+    return PublishedFile(path, 0, 0, 1, 1, 1, 0, False)
+
+
+@given(paths, paths)
+def test_applied_to_the_table_it_makes_the_active_files_the_wanted_ones(wanted, active):
+    found = difference({path: file(path) for path in wanted}, active)
+    added = [entry.path for entry in found.add]
+    assert (active - set(found.remove)) | set(added) == wanted
+    assert len(added) == len(set(added))
+    assert not set(added) & active, "nothing is added twice"
+    assert set(found.remove) <= active
+    assert bool(found) == (wanted != active)
+
+
+def test_a_table_that_is_right_stays_as_it_is():
+    wanted = {"a": file("a")}
+    assert not difference(wanted, ["a"])
+    assert not difference({}, [])

@@ -1,0 +1,98 @@
+"""Where a reset comes to, what a commit may say, and what groups and members may be called."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import OffsetAndMetadata
+
+from spark_log.config import ClusterSettings
+from spark_log.errors import (
+    IllegalArgumentError,
+    InvalidConfigurationError,
+    InvalidGroupIdError,
+    InvalidSessionTimeoutError,
+    OffsetMetadataTooLargeError,
+)
+from spark_log.groups.committed_offsets import Commit, check_commits
+from spark_log.groups.group_operations import AtTime, Earliest, Exactly, Latest, ShiftBy, reset_offset
+from spark_log.groups.names import check_group_id, check_instance_id, check_session_timeout
+from spark_log.ids import TopicPartition
+from spark_log.segments.slices import Positions
+
+LIMITS = Positions(10, 20)
+SETTINGS = ClusterSettings()
+
+
+@pytest.mark.parametrize(
+    ("to", "committed", "at_time", "offset"),
+    [
+        (Earliest(), None, None, 10),
+        (Latest(), 12, None, 20),
+        (AtTime(5), None, 13, 13),
+        (AtTime(5), 12, None, 20),
+        (AtTime(5), None, 3, 10),
+        (ShiftBy(3), 12, None, 15),
+        (ShiftBy(-1), 12, None, 11),
+        (ShiftBy(-100), 12, None, 10),
+        (ShiftBy(100), 12, None, 20),
+        (Exactly(0), None, None, 10),
+        (Exactly(14), 12, None, 14),
+        (Exactly(2**63 - 1), None, None, 20),
+    ],
+)
+def test_where_a_reset_comes_to(to, committed, at_time, offset):
+    assert reset_offset(to, LIMITS, committed, at_time) == offset
+
+
+@pytest.mark.parametrize("to", [ShiftBy(1), Exactly(-1), Exactly(True), Exactly(2**63), Exactly("3")])
+def test_a_reset_to_nowhere(to):
+    with pytest.raises(IllegalArgumentError):
+        reset_offset(to, LIMITS, None, None)
+
+
+def test_commits_are_numbers_or_kafka_pythons_structs():
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+    given_ = {t0: 5, t1: OffsetAndMetadata(6, "m", 2)}
+    assert check_commits(given_, SETTINGS, "all") == {t0: Commit(5, "all", -1), t1: Commit(6, "m", 2)}
+    assert check_commits({t0: OffsetAndMetadata(6, None, None)}, SETTINGS) == {t0: Commit(6, "", -1)}
+
+
+@given(
+    st.one_of(st.integers(max_value=-1), st.integers(min_value=2**63), st.booleans(), st.floats(), st.text(), st.none())
+)
+def test_an_offset_that_is_none_is_refused_by_name(offset):
+    with pytest.raises(IllegalArgumentError, match="t-3"):
+        check_commits({TopicPartition("t", 3): offset}, SETTINGS)
+
+
+def test_the_text_of_a_commit_is_measured_in_bytes():
+    here = TopicPartition("t", 0)
+    check_commits({here: OffsetAndMetadata(1, "x" * 4096, -1)}, SETTINGS)
+    with pytest.raises(OffsetMetadataTooLargeError, match=r"4098 bytes.*4096"):
+        check_commits({here: OffsetAndMetadata(1, "é" * 2049, -1)}, SETTINGS)
+    for bad in ("a\0b", b"bytes", 5):
+        with pytest.raises(IllegalArgumentError, match="metadata"):
+            check_commits({here: OffsetAndMetadata(1, bad, -1)}, SETTINGS)
+
+
+@pytest.mark.parametrize("bad", ["", None, 5, "g" * 250, "a\0b", "\ud800"])
+def test_group_ids(bad):
+    assert check_group_id("any thing ☕") == "any thing ☕"
+    with pytest.raises(InvalidGroupIdError, match="group_id"):
+        check_group_id(bad)
+
+
+@pytest.mark.parametrize("bad", ["", 5, "a b", "i" * 250, ".."])
+def test_instance_ids(bad):
+    check_instance_id(None)
+    check_instance_id("one.two-3")
+    with pytest.raises(InvalidConfigurationError, match="group_instance_id"):
+        check_instance_id(bad)
+
+
+@pytest.mark.parametrize("bad", [99, 30 * 60 * 1000 + 1, True, "6000", None, 6000.0])
+def test_session_timeouts(bad):
+    check_session_timeout(100, SETTINGS)
+    check_session_timeout(30 * 60 * 1000, SETTINGS)
+    with pytest.raises(InvalidSessionTimeoutError, match="session_timeout_ms"):
+        check_session_timeout(bad, SETTINGS)

@@ -1,0 +1,122 @@
+"""Which records go and when: the rules of compaction, one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_log.config import TopicConfig
+from spark_log.maintenance.compaction.rules import (
+    Pass,
+    cleanable,
+    first_dirty_offset,
+    has_expired,
+    is_due,
+    is_last,
+    remember,
+    tombstone_horizon,
+)
+from spark_log.maintenance.rewrite.rewrite import Segment
+
+
+def segment(base, end, *, size=100, at_ms=0, records=None, oldest_ms=None):
+    count = end - base if records is None else records
+    return Segment(base, end, count, size, at_ms if oldest_ms is None else oldest_ms, at_ms, 0, 0, "n", "", False, 0)
+
+
+def ends(found):
+    return [each.end_offset for each in found]
+
+
+LOG = [segment(0, 10, at_ms=100), segment(10, 20, at_ms=900), segment(20, 30, at_ms=200)]
+
+
+@pytest.mark.parametrize(
+    ("log_start", "first_dirty", "lag_ms", "expected"),
+    [
+        (0, 0, 0, [10, 20, 30]),
+        (10, 10, 0, [20, 30]),  # retention's
+        (9, 9, 0, [10, 20, 30]),
+        (0, 0, 200, [10]),  # nothing behind what is too young, whatever its age
+        (0, 0, 100, [10, 20, 30]),  # exactly old enough
+        (0, 20, 200, [10, 20, 30]),  # what is clean has no age
+        (0, 15, 200, [10]),  # merged across the first dirty offset
+    ],
+)
+def test_what_a_pass_may_be_over(log_start, first_dirty, lag_ms, expected):
+    assert ends(cleanable(LOG, log_start, first_dirty, 1000, lag_ms)) == expected
+
+
+NEVER = TopicConfig(min_cleanable_dirty_ratio=1.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "passes", "config", "due"),
+    [
+        ([], [], TopicConfig(), False),
+        (LOG, [], TopicConfig(), True),
+        (LOG, [], NEVER, True),  # all of it is new
+        (LOG, [Pass(10, 0, 0)], TopicConfig(), True),  # two thirds are
+        (LOG, [Pass(20, 0, 0)], TopicConfig(), False),
+        (LOG, [Pass(20, 0, 0)], TopicConfig(min_cleanable_dirty_ratio=0.33), True),
+        (LOG, [Pass(15, 0, 0)], TopicConfig(), True),  # of a segment that was merged across, its share
+        (LOG, [Pass(16, 0, 0)], TopicConfig(), False),
+        (LOG, [Pass(30, 0, 0)], TopicConfig(min_cleanable_dirty_ratio=0.0), False),  # nothing is new
+        (LOG, [Pass(20, 0, 0)], replace(NEVER, max_compaction_lag_ms=799), True),  # the record of 200 is older
+        (LOG, [Pass(20, 0, 0)], replace(NEVER, max_compaction_lag_ms=800), False),
+        (LOG, [Pass(30, 0, 0)], replace(NEVER, max_compaction_lag_ms=1), False),  # only what is new has an age
+        ([segment(0, 9, records=0, at_ms=-1)], [Pass(5, 0, 0)], replace(NEVER, max_compaction_lag_ms=1), False),
+        (LOG, [Pass(30, 400, 3)], TopicConfig(delete_retention_ms=600), True),  # tombstones wait no longer
+        (LOG, [Pass(30, 401, 3)], TopicConfig(delete_retention_ms=600), False),
+        (LOG, [Pass(30, 400, 0)], TopicConfig(delete_retention_ms=600), False),
+    ],
+)
+def test_when_a_pass_is_due(found, passes, config, due):
+    assert is_due(found, first_dirty_offset(passes), passes, 1000, config) is due
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=30), st.integers(0, 70))
+def test_the_last_of_each_key_stays_but_for_expired_tombstones(records, horizon):
+    offsets = np.arange(len(records), dtype=np.int64) * 2  # with gaps
+    last = {key: offset for offset, (key, _) in zip(offsets.tolist(), records, strict=True)}
+    expected = [
+        last[key] == offset and not (tombstone and offset < horizon)
+        for offset, (key, tombstone) in zip(offsets.tolist(), records, strict=True)
+    ]
+    tombstones = np.array([tombstone for _, tombstone in records], bool)
+    others = [1, 3, 1_000]  # of other units
+    kept = is_last(offsets, np.array(sorted([*last.values(), *others]), np.int64))
+    assert (kept & ~has_expired(offsets, tombstones, horizon)).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 400)), min_size=1, max_size=120))
+def test_few_passes_are_remembered_and_tombstones_wait_hardly_longer(steps):
+    """Against all passes remembered: never sooner, a sixteenth of delete.retention.ms later at most."""
+    retention_ms = 1_600
+    remembered, everything, now_ms, end = [], [], 0, 0
+    for offsets, passed_ms in steps:
+        now_ms, end = now_ms + passed_ms, end + offsets
+        remembered = remember(remembered, Pass(end, now_ms, 1), retention_ms)
+        everything.append(Pass(end, now_ms, 1))
+        assert first_dirty_offset(remembered) == end
+        assert len(remembered) <= 2 * 16 + 4
+        assert [each.end_offset for each in remembered] == sorted({each.end_offset for each in remembered})
+        for later_ms in (0, 500, 1_600, 1_700, 2_000):
+            then = now_ms + later_ms
+            horizon = tombstone_horizon(remembered, then, retention_ms)
+            assert horizon <= tombstone_horizon(everything, then, retention_ms)
+            assert horizon >= tombstone_horizon(everything, then - 100, retention_ms)
+
+
+def test_a_pass_over_no_more_than_the_last_one_counts_anew_and_keeps_its_time():
+    first = remember([], Pass(10, 1_000, 5), 500)
+    assert remember(first, Pass(10, 1_200, 2), 500) == [Pass(10, 1_000, 2)]
+    assert remember(first, Pass(8, 1_200, 2), 500) == [Pass(10, 1_000, 2)]
+
+
+def test_a_clock_that_is_set_back_makes_tombstones_wait_longer():
+    passes = remember(remember([], Pass(10, 5_000, 1), 500), Pass(20, 1_000, 1), 500)
+    assert tombstone_horizon(passes, 1_400, 500) == 0
+    assert tombstone_horizon(passes, 1_500, 500) == 20  # whatever was below it was clean then

@@ -1,0 +1,165 @@
+"""Which small segments are merged."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_log.maintenance.rewrite.rewrite import OFFSETS_MAX, Segment
+from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, FILES_MAX, runs
+
+
+def file(base, end, size, kind=0, records=None):
+    count = end - base if records is None else records
+    return Segment(base, end, count, size, 0, 0, kind, 0, f"f{base}", "", False, 0)
+
+
+def files(*sizes, records=10):
+    """Files of these bytes, one behind the other."""
+    return [file(number * records, (number + 1) * records, size) for number, size in enumerate(sizes)]
+
+
+def merged_sizes(found):
+    return [[each.bytes for each in run] for run in found]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [
+        ([], []),
+        ([5], []),
+        ([5, 5], [[5, 5]]),
+        # not for what is smaller than the file that it would be added to
+        ([5, 4], []),
+        ([50, 49], []),
+        ([8, 4, 2, 1], []),
+        ([4, 3, 2, 1], [[4, 3, 2, 1]]),
+        # the large one in front stays, what follows it does not wait
+        ([100, 1, 1, 1], [[1, 1, 1]]),
+        ([1, 1, 1, 90], [[1, 1, 1]]),
+        # never above 100; what is full starts the next one
+        ([40, 40, 40, 40], [[40, 40], [40, 40]]),
+        ([50, 50, 50], [[50, 50]]),
+        ([101, 101], []),
+        ([60, 60], []),
+    ],
+)
+def test_sizes(sizes, merged):
+    assert merged_sizes(runs(files(*sizes), 100)) == merged
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [
+        ([5] * 7, []),
+        ([5] * 8, [[5] * 8]),
+        ([40] + [5] * 7, []),
+        ([40] + [5] * 8, [[5] * 8]),
+        # a run that fills half of the largest file needs to double only
+        ([250, 250], [[250, 250]]),
+        ([245, 245], []),
+    ],
+)
+def test_in_the_background_a_merge_waits_for_more(sizes, merged):
+    assert merged_sizes(runs(files(*sizes), 1000, growth=BACKGROUND_GROWTH)) == merged
+
+
+def test_a_file_of_many_records_waits_for_as_many():
+    """However few bytes they are: each time a record is written again, its segment has at least doubled."""
+    assert runs([file(0, 100, 5), file(100, 110, 5)], 1000) == []
+    assert len(runs([file(0, 100, 5), file(100, 200, 5)], 1000)) == 1
+
+
+def test_what_may_not_be_one_file():
+    two = [file(0, 10, 5), file(10, 20, 5)]
+    assert runs(two, 100) == [two]
+    assert runs([two[0], file(11, 20, 5)], 100) == [], "blobs lie between them"
+    assert runs([two[0], file(10, 20, 5, kind=1)], 100) == [], "two timestamp types"
+    assert runs(two, 100, [10]) == [], "a Delta table has shown the first and not the second"
+    assert runs(two, 100, [0, 20, 30]) == [two]
+    far = [file(0, 5, 5), file(5, OFFSETS_MAX, 5, records=5)]
+    assert runs(far, 100) == [far]
+    assert runs([far[0], file(5, OFFSETS_MAX + 1, 5, records=5)], 100) == [], "an offset_delta has 31 bits"
+
+
+def test_a_compacted_topics_gaps_do_not_matter():
+    sparse = [file(0, 1_000, 5, records=3), file(1_000, 5_000, 5, records=3)]
+    assert runs(sparse, 100) == [sparse]
+    emptied = [file(0, 10, 1, records=0), file(10, 20, 1, records=0)]
+    assert runs(emptied, 100) == [emptied]
+
+
+def test_so_many_at_a_time():
+    found = runs(files(*[1] * (2 * FILES_MAX + 5)), 10**9)
+    assert [len(run) for run in found] == [FILES_MAX, FILES_MAX, 5]
+
+
+segments = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0, 0, 7]),  # offsets in blobs before it
+        st.integers(1, 40),  # offsets
+        st.integers(0, 3),  # of them compacted away
+        st.integers(1, 150),  # bytes
+        st.sampled_from([0, 0, 0, 1]),  # timestamp type
+    ),
+    max_size=40,
+)
+
+
+def laid_out(steps):
+    found, at = [], 0
+    for gap, span, gone, size, kind in steps:
+        found.append(file(at + gap, at + gap + span, size, kind, max(0, span - gone)))
+        at += gap + span
+    return found
+
+
+@given(segments, st.integers(1, 400), st.frozensets(st.integers(0, 300), max_size=3))
+def test_every_run_may_be_one_file_and_is_worth_it(steps, bytes_max, seen):
+    whole = laid_out(steps)
+    found = runs(whole, bytes_max, seen)
+    chosen = [each for run in found for each in run]
+    assert chosen == [each for each in whole if each in chosen], "disjoint, in order"
+    for run in found:
+        assert len(run) >= 2
+        assert all(left.end_offset == right.base_offset for left, right in itertools.pairwise(run))
+        assert len({each.timestamp_type for each in run}) == 1
+        assert 2 * max(each.bytes for each in run) <= sum(each.bytes for each in run) <= bytes_max
+        assert 2 * max(each.record_count for each in run) <= sum(each.record_count for each in run)
+        assert not seen & {each.base_offset for each in run[1:]}
+        assert run[-1].end_offset - run[0].base_offset <= OFFSETS_MAX
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_size=1, max_size=60),
+    st.sampled_from([1.0, 0.6, 0.1]),
+)
+def test_a_record_is_written_again_a_logarithm_of_times(appends, shrinking):
+    """Files come one by one, merging runs after each, and what it writes may take fewer bytes than its inputs."""
+    log, first_size, rewritten = [], {}, {}
+    at = 0
+    for count, size in appends:
+        log.append(file(at, at + count, size))
+        first_size[at], rewritten[at] = count, 0
+        at += count
+        while found := runs(log, 2_000):
+            for run in found:
+                small = max(1, int(sum(each.bytes for each in run) * shrinking))
+                place = log.index(run[0])
+                log[place : place + len(run)] = [file(run[0].base_offset, run[-1].end_offset, small)]
+                for base in rewritten:
+                    if run[0].base_offset <= base < run[-1].end_offset:
+                        rewritten[base] += 1
+    assert all(left.end_offset == right.base_offset for left, right in itertools.pairwise(log))
+    for each in log:
+        for base, times in rewritten.items():
+            if each.base_offset <= base < each.end_offset:
+                assert times <= math.log2(each.record_count / first_size[base])
+
+
+@given(st.integers(2, 300), st.integers(1, 5))
+def test_of_equal_small_files_one_is_left(count, size):
+    (run,) = runs(files(*[size] * count), 10_000)
+    assert len(run) == count

@@ -1,0 +1,315 @@
+"""The rules of transactions: what may follow what as a table, every history against a model, and mutations of the rules
+that the model notices.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
+from spark_log.transactions import rules
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, TRANSITIONS, Claim, Transaction
+from tests.unit.transactions.transaction_world import World
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+SAME = object()
+INVALID, ABORTABLE = InvalidTxnStateError, TransactionAbortableError
+OLDER, THIS, NEXT = 4, 5, 6
+EXPIRED = "expired"
+TABLE = {
+    # the transaction 5 is, and the claim's number: what register, commit and abort make of it
+    (EMPTY, OLDER): (INVALID, INVALID, INVALID),
+    (EMPTY, THIS): (INVALID, INVALID, INVALID),
+    (EMPTY, NEXT): (ONGOING, COMMITTED, ABORTED),
+    (ONGOING, OLDER): (INVALID, INVALID, INVALID),
+    (ONGOING, THIS): (ONGOING, COMMITTED, ABORTED),
+    (ONGOING, NEXT): (INVALID, INVALID, INVALID),
+    (EXPIRED, OLDER): (INVALID, INVALID, INVALID),
+    (EXPIRED, THIS): (ABORTABLE, ABORTABLE, ABORTED),
+    (EXPIRED, NEXT): (INVALID, INVALID, INVALID),
+    (COMMITTED, OLDER): (INVALID, INVALID, INVALID),
+    (COMMITTED, THIS): (INVALID, SAME, INVALID),
+    (COMMITTED, NEXT): (ONGOING, COMMITTED, ABORTED),
+    (ABORTED, OLDER): (INVALID, INVALID, INVALID),
+    (ABORTED, THIS): (ABORTABLE, ABORTABLE, SAME),
+    (ABORTED, NEXT): (ONGOING, COMMITTED, ABORTED),
+}
+
+
+def stored(state):
+    expired = state is EXPIRED
+    state = ONGOING if expired else state
+    return Transaction(7, 3, THIS, state, 2 if state is ONGOING else 0, expired, "bills")
+
+
+def calls(transaction, claim):
+    """Each of the calls, with the batches that are there."""
+    there = transaction.pending if claim.number == transaction.number else 0
+    yield lambda: rules.register(transaction, claim, 1)
+    yield lambda: rules.commit(transaction, claim, there)
+    yield lambda: rules.abort(transaction, claim)
+
+
+@pytest.mark.parametrize(("state", "number"), TABLE, ids=str)
+def test_what_may_follow(state, number):
+    transaction = stored(state)
+    for call, expected in zip(calls(transaction, Claim(7, 3, number)), TABLE[state, number], strict=True):
+        if expected is SAME:
+            assert call() is transaction, "it says so by the same object: nothing is to be done again"
+        elif expected in TRANSITIONS:
+            after = call()
+            assert (after.epoch, after.number, after.state, after.expired) == (3, number, expected, False)
+            assert after.pending == (0 if expected is not ONGOING else 3 if number == THIS else 1)
+            assert expected in TRANSITIONS[transaction.state]
+        else:
+            with pytest.raises(expected, match=f"transaction {number} of 'bills' .producer 7."):
+                call()
+    for epoch in (2, 4):
+        for call in calls(transaction, Claim(7, epoch, number)):
+            with pytest.raises(ProducerFencedError, match=f"'bills': epoch {epoch} of producer 7 is fenced by 3"):
+                call()
+
+
+@pytest.mark.parametrize("state", [EMPTY, ONGOING, EXPIRED, COMMITTED, ABORTED])
+def test_a_new_producer_aborts_what_is_open(state):
+    before = stored(state)
+    after = rules.initialize(before)
+    assert after == replace(before, epoch=4, state=ABORTED, pending=0, expired=False) or (
+        before.state is not ONGOING and after == replace(before, epoch=4)
+    )
+    timed_out = rules.time_out(before)
+    assert timed_out.state is ABORTED if state is EXPIRED else timed_out is before
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3])
+def test_a_commit_is_of_all_batches_or_none(batches):
+    with pytest.raises(TransactionAbortableError, match=f"{batches} batches were sent and 2 are there"):
+        rules.commit(stored(ONGOING), Claim(7, 3, THIS), batches)
+
+
+# The model ------------------------------------------------------------------------------------------------------------
+
+FATE = st.sampled_from([0, 0, 0, 1, 2])
+ANY = st.integers(0, 40)
+WHO = st.sampled_from([-1, -1, -1, 0, 1, 2])
+"""Most calls are the last producer's."""
+
+
+class Transactional(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+
+    @rule()
+    def init(self):
+        self.world.init()
+
+    @rule(who=WHO)
+    def begin(self, who):
+        self.world.begin(who)
+
+    @rule(who=WHO)
+    def ask_for_another(self, who):
+        self.world.ask_for_another(who)
+
+    @rule(who=WHO, fate=FATE)
+    def send(self, who, fate):
+        self.world.send(who, fate)
+
+    @rule(who=WHO, fate=FATE)
+    def begin_and_send(self, who, fate):
+        self.world.begin(who)
+        self.world.send(who, fate)
+
+    @rule(who=WHO, fate=FATE)
+    def commit(self, who, fate):
+        self.world.commit(who, fate)
+
+    @rule(who=WHO, fate=FATE)
+    def abort(self, who, fate):
+        self.world.abort(who, fate)
+
+    @rule(which=ANY)
+    def late(self, which):
+        self.world.late(-which)
+
+    @rule()
+    def expire(self):
+        self.world.expire()
+
+    @rule()
+    def time_out(self):
+        self.world.time_out()
+
+    @rule(lost=st.integers(1, 3))
+    def crash(self, lost):
+        self.world.crash(lost)
+
+
+Transactional.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestTransactional = Transactional.TestCase
+
+
+# What if a rule were missing? Each of these is one rule less, or wrong; the model has to notice. ----------------------
+
+
+def without(*refused):
+    """`check` and `abort` that let pass what would be refused with one of these texts."""
+
+    def mutant(patch):
+        check_claim, check = rules._check_claim, rules.check
+
+        def lenient(of):
+            def run(transaction, claim):
+                try:
+                    of(transaction, claim)
+                except Exception as error:
+                    if not any(text in str(error) for text in refused):
+                        raise
+
+            return run
+
+        patch(rules, "_check_claim", lenient(check_claim))
+        patch(rules, "check", lenient(check))
+
+    return mutant
+
+
+def a_commit_does_not_count(patch):
+    commit = rules.commit
+    patch(rules, "commit", lambda row, claim, batches: commit(replace(row, pending=batches), claim, batches))
+
+
+def a_commit_forgets_the_time(patch):
+    commit = rules.commit
+    patch(rules, "commit", lambda row, claim, batches: commit(replace(row, expired=False), claim, batches))
+
+
+def a_commit_that_is_repeated_is_done_again(patch):
+    commit = rules.commit
+    patch(rules, "commit", lambda row, claim, batches: replace(commit(row, claim, batches)))
+
+
+def a_commit_that_is_repeated_is_refused(patch):
+    patch(rules, "_is_the_last", lambda row, claim: False)
+
+
+def a_commit_leaves_it_open(patch):
+    patch(rules, "_over", lambda row, state: replace(row, pending=0))
+
+
+def a_repeated_commit_is_known_by_its_number_only(patch):
+    patch(rules, "_is_the_last", lambda row, claim: row.number == claim.number)
+
+
+def what_is_committed_can_be_aborted(patch):
+    abort = rules.abort
+
+    def lenient(row, claim):
+        if rules._is_the_last(row, claim) and row.state is COMMITTED:
+            return replace(row, state=ABORTED)
+        return abort(row, claim)
+
+    patch(rules, "abort", lenient)
+
+
+def an_abort_of_what_never_came_is_not_noted(patch):
+    abort = rules.abort
+    patch(rules, "abort", lambda row, claim: row if claim.number > row.number else abort(row, claim))
+
+
+def an_abort_keeps_what_is_pending(patch):
+    over = rules._over
+    patch(rules, "_over", lambda row, state: replace(over(row, state), pending=row.pending))
+
+
+def init_does_not_abort(patch):
+    patch(rules, "initialize", lambda row: replace(row, epoch=row.epoch + 1))
+
+
+def init_does_not_bump(patch):
+    initialize = rules.initialize
+    patch(rules, "initialize", lambda row: replace(initialize(row), epoch=max(row.epoch, 0)))
+
+
+def init_begins_to_count_anew(patch):
+    initialize = rules.initialize
+    patch(rules, "initialize", lambda row: replace(initialize(row), number=0))
+
+
+def time_out_does_not_look_at_the_time(patch):
+    time_out = rules.time_out
+    patch(rules, "time_out", lambda row: time_out(replace(row, expired=True)) if row.state is ONGOING else row)
+
+
+def nothing_times_out(patch):
+    patch(rules, "time_out", lambda row: row)
+
+
+def a_new_one_takes_what_was_pending(patch):
+    register = rules.register
+    patch(rules, "register", lambda row, claim, batches: register(replace(row, state=EMPTY), claim, batches))
+
+
+no_epochs = without("is fenced by")
+no_numbers = without("is over: the current one")
+several_at_once = without("cannot begin")
+what_is_aborted_goes_on = without("has been aborted")
+what_is_committed_goes_on = without("cannot go on")
+
+ONE_OPEN = "init; begin 0; send 0"
+NOTICED_IN = {
+    "no_epochs": (no_epochs, "init; begin 0; init; begin 1; send 1; send 0"),
+    "no_numbers, and a late send": (no_numbers, f"{ONE_OPEN}; commit 0; begin 0; send 0; late 0"),
+    "no_numbers, and a late commit of offsets": (
+        no_numbers,
+        "init; begin 0; commit 0 2; abort 0; begin 0; send 0; late 0",
+    ),
+    "no_numbers, and a late abort": (no_numbers, f"{ONE_OPEN}; abort 0; begin 0; send 0; late 1"),
+    "several_at_once": (several_at_once, f"{ONE_OPEN}; ask_for_another 0"),
+    "what_is_aborted_goes_on": (what_is_aborted_goes_on, f"{ONE_OPEN}; expire; time_out; send 0"),
+    "what_is_committed_goes_on": (what_is_committed_goes_on, f"{ONE_OPEN}; commit 0; late 0"),
+    "a_commit_does_not_count": (a_commit_does_not_count, f"{ONE_OPEN}; send 0; crash 1; commit 0"),
+    "a_commit_forgets_the_time": (a_commit_forgets_the_time, f"{ONE_OPEN}; expire; commit 0"),
+    "a_commit_that_is_repeated_is_done_again": (
+        a_commit_that_is_repeated_is_done_again,
+        f"{ONE_OPEN}; commit 0 1; commit 0",
+    ),
+    "a_commit_that_is_repeated_is_refused": (a_commit_that_is_repeated_is_refused, f"{ONE_OPEN}; commit 0 1; commit 0"),
+    "a_commit_leaves_it_open": (a_commit_leaves_it_open, f"{ONE_OPEN}; commit 0"),
+    "a_repeated_commit_is_known_by_its_number_only": (
+        a_repeated_commit_is_known_by_its_number_only,
+        f"{ONE_OPEN}; commit 0; init; late -1",
+    ),
+    "what_is_committed_can_be_aborted": (what_is_committed_can_be_aborted, f"{ONE_OPEN}; commit 0 1; abort 0"),
+    "an_abort_of_what_never_came_is_not_noted": (
+        an_abort_of_what_never_came_is_not_noted,
+        "init; begin 0; send 0 2; abort 0; late 0",
+    ),
+    "an_abort_keeps_what_is_pending": (an_abort_keeps_what_is_pending, f"{ONE_OPEN}; abort 0"),
+    "init_does_not_abort": (init_does_not_abort, f"{ONE_OPEN}; init"),
+    "init_does_not_bump": (init_does_not_bump, "init; init"),
+    "init_begins_to_count_anew": (init_begins_to_count_anew, f"{ONE_OPEN}; commit 0; init"),
+    "time_out_does_not_look_at_the_time": (time_out_does_not_look_at_the_time, f"{ONE_OPEN}; time_out"),
+    "nothing_times_out": (nothing_times_out, f"{ONE_OPEN}; expire; time_out"),
+    "a_new_one_takes_what_was_pending": (a_new_one_takes_what_was_pending, f"{ONE_OPEN}; send 0"),
+}
+
+
+def run(steps):
+    world = World()
+    for step in steps.split("; "):
+        name, *arguments = step.split()
+        getattr(world, name)(*map(int, arguments))
+
+
+@pytest.mark.parametrize(("mutant", "steps"), NOTICED_IN.values(), ids=NOTICED_IN)
+def test_the_model_notices_that(monkeypatch, mutant, steps):
+    run(steps)
+    mutant(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        run(steps)

@@ -1,0 +1,286 @@
+"""A transactional id in a store that can crash, its producers (the last one lives, the others are zombies and do not
+know it), and calls that come late or again. The rules decide; beside them stands, in sets of records, what must hold.
+
+A transaction is named by its *key*: the epoch that began it, and its number.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spark_log.errors import InvalidTxnStateError, ProducerFencedError, SparkLogError, TransactionAbortableError
+from spark_log.transactions import rules
+from spark_log.transactions.rules import EMPTY, ONGOING, Claim, Transaction
+
+Key = tuple[int, int]
+Records = frozenset[tuple[int, int]]
+"""(position, record)."""
+
+COMMITTED, ABORTED = "committed", "aborted"
+ARRIVES, ANSWER_IS_LOST, CALL_IS_LOST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    claim: Claim
+    records: Records = frozenset()
+
+    @property
+    def key(self) -> Key:
+        return self.claim.epoch, self.claim.number
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a crash may go back to: the row, what is pending, and what is known of them by no rule."""
+
+    row: Transaction
+    pending: Records = frozenset()
+    open: Key | None = None
+    last: int = 0
+
+
+@dataclass
+class Producer:
+    claim: Claim
+    open: bool = False
+    failed: bool = False
+    committing: bool = False
+    sent: set[tuple[int, int]] = field(default_factory=set)
+    doubt: tuple[int, int] | None = None
+    """A record whose registration has no answer: nothing else is sent before, and nothing committed."""
+    position: int = 0
+
+
+class World:
+    """Steps are the methods without underscore; `who` and `which` count round."""
+
+    def __init__(self) -> None:
+        self.now = Stored(Transaction(7, -1, 0, EMPTY))
+        self.unforced: list[Stored] = []
+        self.producers: list[Producer] = []
+        self.calls: list[Call] = []
+        self.visible: list[tuple[Key, Records]] = []
+        self.over: dict[Key, str] = {}
+        self.told: dict[Key, str] = {}
+        self.record = 0
+
+    # What producers do ------------------------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        before = self.now
+        row = rules.initialize(before.row)
+        assert row.epoch == before.row.epoch + 1 and row.number == before.row.number
+        self._abort_open(row)
+        self.producers.append(Producer(Claim(7, row.epoch, row.number)))
+
+    def begin(self, who: int) -> None:
+        producer = self._producer(who)
+        claim = self._next(producer)
+        if not producer.open and self._may_begin(claim):
+            vars(producer).update(vars(Producer(claim, open=True)))
+
+    def ask_for_another(self, who: int) -> None:
+        """Whether it could begin one more, whatever is open."""
+        self._may_begin(self._next(self._producer(who)))
+
+    def send(self, who: int, fate: int = ARRIVES) -> None:
+        producer = self._producer(who)
+        if not producer.open or producer.failed or producer.committing:
+            return
+        if producer.doubt is None:
+            self.record += 1
+            producer.doubt = (producer.position, self.record)
+            producer.position += 1
+        record = producer.doubt
+        error = self._call(Call("register", producer.claim, frozenset({record})), fate)
+        if fate == ARRIVES:
+            producer.doubt, producer.failed = None, error is not None
+            if error is None:
+                producer.sent.add(record)
+
+    def commit(self, who: int, fate: int = ARRIVES) -> None:
+        producer = self._producer(who)
+        if not producer.open or producer.failed or producer.doubt is not None:
+            return
+        producer.committing = True
+        call = Call("commit", producer.claim, frozenset(producer.sent))
+        error = self._call(call, fate)
+        if fate == ARRIVES:
+            producer.failed = error is not None
+            if error is None:
+                self._tell(producer, call.key, COMMITTED)
+
+    def abort(self, who: int, fate: int = ARRIVES) -> None:
+        producer = self._producer(who)
+        if not producer.open:
+            return
+        producer.failed = True
+        call = Call("abort", producer.claim)
+        error = self._call(call, fate)
+        if fate == ARRIVES and not isinstance(error, ProducerFencedError):
+            self._tell(producer, call.key, ABORTED if error is None else COMMITTED)
+
+    def late(self, which: int) -> None:
+        """A call that was made comes, or comes again."""
+        if self.calls:
+            self._deliver(self.calls[which % len(self.calls)])
+
+    # What happens besides ---------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """The time of the open transaction is over; nobody has met it yet."""
+        self.now = _expired(self.now)
+        self.unforced = [_expired(stored) for stored in self.unforced]
+
+    def time_out(self) -> None:
+        before = self.now
+        row = rules.time_out(before.row)
+        if before.open is not None and before.row.expired:
+            self._abort_open(row)
+        else:
+            assert row is before.row, "nothing to abort"
+
+    def crash(self, lost: int) -> None:
+        """The store comes back without the last `lost` of the transactions that it had not forced to disk."""
+        if self.unforced and lost:
+            first = max(0, len(self.unforced) - lost)
+            self.now = self.unforced[first]
+            del self.unforced[first:]
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _producer(self, who: int) -> Producer:
+        if not self.producers:
+            self.init()
+        return self.producers[who % len(self.producers)]
+
+    def _next(self, producer: Producer) -> Claim:
+        return replace(producer.claim, number=producer.claim.number + 1)
+
+    def _may_begin(self, claim: Claim) -> bool:
+        error = None
+        try:
+            rules.check(self.now.row, claim)
+        except SparkLogError as raised:
+            error = raised
+        self._expect(error, claim, may=self._may_go_on(claim))
+        return error is None
+
+    def _tell(self, producer: Producer, key: Key, fate: str) -> None:
+        """A producer has its answer: it must be true, now and for ever."""
+        self.told[key] = fate
+        producer.open = False
+
+    def _call(self, call: Call, fate: int) -> SparkLogError | None:
+        self.calls.append(call)
+        return self._deliver(call) if fate != CALL_IS_LOST else None
+
+    def _deliver(self, call: Call) -> SparkLogError | None:
+        error: SparkLogError | None = None
+        try:
+            getattr(self, f"_{call.name}")(call)
+        except SparkLogError as raised:
+            error = raised
+        self._check()
+        return error
+
+    def _register(self, call: Call) -> None:
+        before = self.now
+        new = call.records - before.pending
+        row = self._decide(rules.register, call, len(new), may=self._may_go_on(call.claim))
+        self.unforced.append(before)
+        self._save(row, Stored(row, before.pending | new, call.key, call.claim.number))
+
+    def _commit(self, call: Call) -> None:
+        before = self.now
+        here = call.claim.epoch == before.row.epoch and call.claim.number == before.last
+        again = here and self.over.get(call.key) == COMMITTED
+        all_there = call.records == (before.pending if before.open == call.key else frozenset())
+        may = again or (self._may_go_on(call.claim) and all_there)
+        row = self._decide(rules.commit, call, len(call.records), may=may)
+        if row is before.row:
+            assert again
+            return
+        self.visible.append((call.key, call.records))  # the append of what the producer names, in the same transaction
+        self.over[call.key] = COMMITTED
+        self._force(row, Stored(row, last=call.claim.number))
+
+    def _abort(self, call: Call) -> None:
+        before = self.now
+        here = call.claim.epoch == before.row.epoch and call.claim.number == before.last
+        again = here and self.over.get(call.key) == ABORTED
+        row = self._decide(rules.abort, call, may=again or self._may_go_on(call.claim, expired=True))
+        if row is before.row:
+            assert again
+            return
+        self.over[call.key] = ABORTED
+        self._force(row, Stored(row, last=call.claim.number))
+
+    def _may_go_on(self, claim: Claim, *, expired: bool = False) -> bool:
+        """Whether the claim's transaction is the open one, or may begin."""
+        now = self.now
+        if claim.epoch != now.row.epoch:
+            return False
+        if now.open is None:
+            return claim.number > now.last
+        return now.open == (claim.epoch, claim.number) and (expired or not now.row.expired)
+
+    def _decide(self, rule: Any, call: Call, *arguments: int, may: bool) -> Transaction:
+        error = None
+        try:
+            found: Transaction = rule(self.now.row, call.claim, *arguments)
+        except SparkLogError as raised:
+            error = raised
+        self._expect(error, call.claim, may=may)
+        if error is not None:
+            raise error
+        return found
+
+    def _expect(self, error: SparkLogError | None, claim: Claim, *, may: bool) -> None:
+        assert (error is None) == may, f"{claim} is {'' if may else 'not '}to be done in {self.now}: {error!r}"
+        if error is not None and claim.epoch != self.now.row.epoch:
+            assert isinstance(error, ProducerFencedError), "who is fenced is told so, whatever else is wrong"
+        elif error is not None:
+            assert isinstance(error, InvalidTxnStateError | TransactionAbortableError)
+
+    def _abort_open(self, row: Transaction) -> None:
+        if self.now.open is not None:
+            self.over[self.now.open] = ABORTED
+        self._force(row, Stored(row, last=self.now.last))
+        self._check()
+
+    def _force(self, row: Transaction, after: Stored) -> None:
+        self._save(row, after)
+        self.unforced.clear()
+
+    def _save(self, row: Transaction, after: Stored) -> None:
+        before = self.now.row
+        assert row.state in rules.TRANSITIONS[before.state]
+        assert row.epoch >= before.epoch and row.number >= before.number, "neither goes down"
+        if row.number == before.number:
+            assert row.state is before.state or before.state is ONGOING, "what is over stays as it is"
+        else:
+            assert before.state is not ONGOING, "one after the other"
+        self.now = after
+
+    def _check(self) -> None:
+        row, now = self.now.row, self.now
+        assert (row.state is ONGOING) == (now.open is not None)
+        assert row.pending == len(now.pending) and (now.open is not None or not now.pending)
+        assert row.number == now.last
+        assert not row.expired or row.state is ONGOING
+        assert now.open not in self.over, "what is over does not open again"
+        keys = [key for key, _ in self.visible]
+        assert len(keys) == len(set(keys)), "committed once"
+        assert set(keys) == {key for key, fate in self.over.items() if fate == COMMITTED}
+        assert all(self.over[key] == fate for key, fate in self.told.items()), "what a producer was told is so"
+        records = [record for _, batch in self.visible for record in batch]
+        assert len(records) == len(set(records)), "each record once"
+        for producer in self.producers:
+            sent = dict(self.visible).get((producer.claim.epoch, producer.claim.number))
+            assert sent is None or sent == producer.sent, "whole"
+
+
+def _expired(stored: Stored) -> Stored:
+    return replace(stored, row=replace(stored.row, expired=True)) if stored.open is not None else stored
