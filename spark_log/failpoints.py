@@ -51,7 +51,7 @@ POINTS = {
     "stream.batch-begun": "inside foreachBatch, before the first output of a micro-batch is written",
     "stream.table-noted": "inside foreachBatch, the table version of the batch is recorded, not used yet",
     "stream.output-written": "an output of a micro-batch is durable; the next one, or Spark's commit, has not begun",
-    "publish.before-commit": "a Delta commit is recorded as an intent in the metadata; the Delta log has not been written",
+    "publish.before-commit": "the intent of a Delta commit is recorded in the metadata; the Delta log is unchanged",
     "publish.committed": "the Delta commit is done; the metadata store has not recorded it",
     "publish.recorded": "the metadata store has recorded the Delta version",
 }
