@@ -1,6 +1,6 @@
 """Alembic migrations of the metadata store, run inside the caller's transaction.
 
-A new store is created with the tables of `metadata/tables.py`; a migration changes only stores of earlier releases.
+A new store is created with the tables of `metadata/tables/`; a migration changes only stores of earlier releases.
 To change a table: change `tables.py`, add `versions/v<n>_<subject>.py` with the difference, and set
 `tables.SCHEMA_REVISION`.
 """

@@ -1,0 +1,72 @@
+"""The tables of the metadata store: every small mutable fact of a cluster.
+
+Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning is in
+its comment, which PostgreSQL stores too. A module holds the tables that one folder of spark_log writes.
+
+Lock order, in every transaction: lease, broker, log dir, topic, producer or transaction, group, partition (sorted by
+topic and number), replica.
+"""
+
+from spark_log.metadata.tables.append_tables import producer, producer_batch, spark_batch, write_id
+from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, topic
+from spark_log.metadata.tables.controller_tables import reassignment
+from spark_log.metadata.tables.definition import metadata
+from spark_log.metadata.tables.delta_tables import (
+    publication,
+    publication_cursor,
+    publication_intent,
+    publication_intent_cursor,
+)
+from spark_log.metadata.tables.groups_tables import consumer_group, group_member, group_offset, group_partition
+from spark_log.metadata.tables.maintenance_tables import compaction
+from spark_log.metadata.tables.metadata_tables import cluster, commit_token
+from spark_log.metadata.tables.partitions_tables import (
+    partition,
+    replica,
+    retired_copy,
+    retired_file,
+    retired_replica,
+    truncation,
+)
+from spark_log.metadata.tables.segments_tables import blob, segment
+from spark_log.metadata.tables.streams_tables import mirror_position
+from spark_log.metadata.tables.transactions_tables import transaction, transaction_segment
+
+__all__ = [
+    "SCHEMA_REVISION",
+    "blob",
+    "broker",
+    "cluster",
+    "commit_token",
+    "compaction",
+    "consumer_group",
+    "group_member",
+    "group_offset",
+    "group_partition",
+    "lease",
+    "log_dir",
+    "metadata",
+    "mirror_position",
+    "partition",
+    "producer",
+    "producer_batch",
+    "publication",
+    "publication_cursor",
+    "publication_intent",
+    "publication_intent_cursor",
+    "reassignment",
+    "replica",
+    "retired_copy",
+    "retired_file",
+    "retired_replica",
+    "segment",
+    "spark_batch",
+    "topic",
+    "transaction",
+    "transaction_segment",
+    "truncation",
+    "write_id",
+]
+
+SCHEMA_REVISION = "v1"
+"""Alembic revision that this code reads and writes: the head of `migrations/versions`."""

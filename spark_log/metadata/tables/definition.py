@@ -1,0 +1,43 @@
+"""How tables are defined: names of constraints, column types, and the folder that writes a table."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table
+from sqlalchemy.types import TypeEngine
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+SERIAL: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite generates ids only for columns declared INTEGER; AUTOINCREMENT keeps it from using one twice."""
+
+
+def tables_of(owner: str) -> Callable[..., Table]:
+    """Returns a function that defines tables. Only `spark_log/<owner>` writes them (tests/house/test_table_owners.py)."""
+
+    def table(name: str, *columns: Any, **kwargs: Any) -> Table:
+        return Table(name, metadata, *columns, info={"owner": owner}, **kwargs)
+
+    return table
+
+
+def column(name: str, type_: Any, comment: str, *args: Any, **kwargs: Any) -> Column[Any]:
+    """A column, NOT NULL unless `nullable` says otherwise."""
+    kwargs.setdefault("nullable", False)
+    return Column(name, type_, *args, comment=comment, **kwargs)
+
+
+def topic_id(**kwargs: Any) -> Column[Any]:
+    return column("topic_id", BigInteger, "topic.topic_id", **kwargs)
+
+
+def partition_number(**kwargs: Any) -> Column[Any]:
+    return column("partition", Integer, "number of the partition in its topic, from 0", **kwargs)

@@ -1,0 +1,76 @@
+"""Tables of consumer groups: members, assignments, committed offsets."""
+
+from sqlalchemy import BigInteger, Index, Integer, String, Text, text
+
+from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
+
+_table = tables_of("groups")
+
+consumer_group = _table(
+    "consumer_group",
+    column("group_id", String(249), "name of the group", primary_key=True),
+    column("generation", BigInteger, "grows with each change of members, subscriptions or their topics' partitions"),
+    column(
+        "target_generation",
+        BigInteger,
+        "generation that the members' targets were computed for; if below generation, they are stale",
+        server_default=text("0"),
+    ),
+    column("assignor", Text, "name of the assignor that computed the targets"),
+    column(
+        "topics",
+        Text,
+        "JSON: name -> [topic_id, partition count] of the subscribed topics when the targets were computed",
+        server_default=text("'{}'"),
+    ),
+    column("empty_since_ms", BigInteger, "store clock; NULL while it has members", nullable=True),
+    comment="A consumer group.",
+)
+
+group_member = _table(
+    "group_member",
+    column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    column("member_id", String(249), "made by the member, unique", primary_key=True),
+    column("instance_id", String(249), "group.instance.id of a static member", nullable=True),
+    column("client", Text, "client id and host, for describe"),
+    column("subscription", Text, "JSON: topics, and the assignors in order of preference with their user data"),
+    column("target", Text, "JSON: partitions that the assignor assigned to it"),
+    column(
+        "generation", BigInteger, "consumer_group.target_generation of its last heartbeat response; commits carry it"
+    ),
+    column("beat", BigInteger, "number of its last heartbeat that was written; a lower one arrives too late"),
+    column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
+    column("until_ms", BigInteger, "store clock; end of its session"),
+    column("era", String(64), "boot id under which until_ms was written (SQLite)"),
+    comment="A member of a group.",
+)
+
+group_partition = _table(
+    "group_partition",
+    column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    column("topic", String(249), "topic.name, also of a deleted topic", primary_key=True),
+    partition_number(primary_key=True),
+    column("member_id", String(249), "group_member.member_id: owns the partition until it revokes it"),
+    Index(None, "group_id", "member_id"),
+    comment="The owner of each partition in a group; the primary key allows at most one.",
+)
+
+group_offset = _table(
+    "group_offset",
+    column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    topic_id(primary_key=True),
+    partition_number(primary_key=True),
+    column("committed_offset", BigInteger, "next offset that the group will read"),
+    column("leader_epoch", BigInteger, "of the last record read; -1 unknown"),
+    column("commit_metadata", Text, "free text of the consumer"),
+    column("committed_ms", BigInteger, "store clock, for offset retention"),
+    column("position", BigInteger, "offset of the commit in its partition of __consumer_offsets"),
+    column(
+        "log_partition",
+        Integer,
+        "partition of __consumer_offsets; -1: committed before that topic existed",
+        server_default=text("-1"),
+    ),
+    Index(None, "log_partition", "position"),
+    comment="Committed offsets.",
+)

@@ -1,0 +1,57 @@
+"""Tables of the store itself: its identity and settings, and commits whose answer was lost."""
+
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Integer, String, Text
+
+from spark_log.metadata.tables.definition import column, tables_of
+
+_table = tables_of("metadata")
+
+cluster = _table(
+    "cluster",
+    column(
+        "singleton",
+        Integer,
+        "always 1: there is one row",
+        CheckConstraint("singleton = 1", name="one_row"),
+        primary_key=True,
+    ),
+    column("cluster_id", String(36), "name of the cluster, a UUID; every log dir carries it"),
+    column("created_ms", BigInteger, "when the cluster was made, by the store's clock"),
+    column(
+        "system_identifier",
+        String(32),
+        "system identifier of the PostgreSQL server that holds the metadata; NULL: not known",
+        nullable=True,
+    ),
+    column(
+        "timeline",
+        BigInteger,
+        "timeline of that server's write-ahead log; a promotion or a restore raises it",
+        nullable=True,
+    ),
+    column(
+        "accepted_ms",
+        BigInteger,
+        "store clock; when an operator accepted another server or timeline",
+        nullable=True,
+    ),
+    column(
+        "settings",
+        Text,
+        "cluster settings that differ from the defaults: JSON, dotted name to text",
+        server_default="{}",
+    ),
+    comment="The cluster that this store describes.",
+)
+
+commit_token = _table(
+    "commit_token",
+    column("token", String(32), "UUID in hex, used by one transaction", primary_key=True),
+    column(
+        "committed",
+        Boolean,
+        "true: written by the transaction itself; false: written by a client that asked, so it can no longer commit",
+    ),
+    column("at_ms", BigInteger, "store clock"),
+    comment="Recent transactions on PostgreSQL, so that a client can find out whether one was committed.",
+)
