@@ -1,4 +1,4 @@
-"""Where a cluster is: a folder with a SQLite file in it, or the URL of a PostgreSQL database."""
+"""The address of a cluster: a folder with a SQLite file, or the URL of a PostgreSQL database."""
 
 import os
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Address:
     def parse(cls, text: str) -> "Address":
         """`/data/log`, `file:///data/log` or `postgresql+psycopg://user@host/database`.
 
-        `host:9092` is a folder only if there is one of this name.
+        `host:9092` is taken for a folder only if a folder of this name exists.
         """
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             raise InvalidConfigurationError(f"cluster: expected a folder or a postgresql+psycopg:// URL, got {text!r}")
@@ -37,7 +37,7 @@ class Address:
         scheme, separator, rest = text.partition("://")
         if separator and scheme in _POSTGRESQL:
             credentials, at, _ = rest.partition("?")[0].rpartition("@")
-            if at and ("@" in credentials or "/" in credentials):  # not shown: who knows which part is the password
+            if at and ("@" in credentials or "/" in credentials):  # not shown: any part may be the password
                 raise InvalidConfigurationError(
                     "cluster: the user name or password in the URL has an @ or a /; write them as %40 and %2F"
                 )
@@ -52,7 +52,7 @@ class Address:
 
     @property
     def without_password(self) -> str:
-        """For a command that a user can repeat: the password has to come from PGPASSWORD or ~/.pgpass then."""
+        """For a command that a user can repeat, who gives the password in PGPASSWORD or ~/.pgpass."""
         return str(self) if self.folder else str(self).replace(":***@", "@", 1)
 
     def __str__(self) -> str:
@@ -67,11 +67,14 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     " fuse.ceph-fuse fuse.gcsfuse fuse.geesefs fuse.glusterfs fuse.goofys fuse.juicefs fuse.mount-s3 fuse.rclone"
     " fuse.s3fs fuse.sshfs fuse.vmhgfs-fuse".split()
 )
-"""And those that share a host's folder with its virtual machines."""
+"""Includes file systems that share a host's folder with its virtual machines."""
 
 
 def refuse_network_file_system(folder: Path, mounts: str) -> None:
-    """SQLite's WAL needs shared memory and locks that network file systems do not give. `mounts` is /proc/mounts."""
+    """UnsupportedStoreError on a network file system, which lacks the shared memory and locks that SQLite's WAL needs.
+
+    `mounts` is the content of /proc/mounts.
+    """
     best, kind = "", ""
     real = os.path.realpath(folder)
     for line in mounts.splitlines():

@@ -1,13 +1,13 @@
-"""Learning promptly that the store has changed, without asking it all the time.
+"""Waits for changes of the store without polling it all the time.
 
-    look = changes.current()        a number; what is committed before this line is seen by the read below
+    version = changes.current()        a number; the read below sees everything committed before this line
     ... read the store, find nothing new ...
-    changes.wait(look, timeout_s)   returns when something was committed since `look`, or at the time-out
+    changes.wait(version, timeout_s)   returns after the next commit since `version`, or at the timeout
 
-SQLite says so itself: `PRAGMA data_version` costs microseconds and is asked the more rarely the longer nothing comes.
-PostgreSQL notifies: one connection of the process listens; whoever commits announces it afterwards, in the background
-and throttled (a NOTIFY inside the transaction would make commits wait for each other). While the listener has no
-connection, and for what somebody could not announce, waits are short: the bounded polling that remains.
+SQLite: `PRAGMA data_version` costs microseconds, and is polled less often the longer nothing changes.
+PostgreSQL: one connection of the process listens. Committing clients send NOTIFY afterwards, in the background and
+throttled (a NOTIFY inside the transaction would make commits wait for each other). While the listener is not connected,
+waits are short, which is polling with a bounded interval.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from spark_log import clock
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address
 
-_LOOK_S_MIN, _LOOK_S_MAX = 0.0005, 0.01
+_POLL_S_MIN, _POLL_S_MAX = 0.0005, 0.01
 
 
 class Changes(Protocol):
@@ -27,11 +27,11 @@ class Changes(Protocol):
     def current(self) -> int: ...
 
     def wait(self, seen: int, timeout_s: float) -> bool:
-        """Whether anything was committed since `current` gave `seen`."""
+        """Whether anything was committed since `current` returned `seen`."""
         ...
 
     def announce(self) -> None:
-        """Tell the others that something was committed."""
+        """Tell waiting processes that something was committed."""
         ...
 
     def close(self) -> None: ...
@@ -40,7 +40,7 @@ class Changes(Protocol):
 def changes_of(address: Address) -> Changes:
     if address.folder:
         return SqliteChanges(address)
-    from spark_log.metadata.postgresql_changes import PostgresqlChanges  # psycopg takes its time to import
+    from spark_log.metadata.postgresql_changes import PostgresqlChanges  # importing psycopg is slow
 
     return PostgresqlChanges(address)
 
@@ -58,7 +58,7 @@ class SqliteChanges:
         with sqlite_connections.in_use(), self._lock:
             if self._connection is None:
                 self._connection = sqlite_connections.connect(self._path, "ro", timeout_s=60)
-                self._opened += 1  # the versions that two connections see do not compare
+                self._opened += 1  # data_version is comparable only within one connection
             version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
             return (self._opened << 32) + version
 
@@ -68,17 +68,17 @@ class SqliteChanges:
             waited = clock.monotonic_s() - began
             if waited >= timeout_s:
                 return False
-            clock.sleep_s(min(max(_LOOK_S_MIN, waited / 20), _LOOK_S_MAX, timeout_s - waited))
+            clock.sleep_s(min(max(_POLL_S_MIN, waited / 20), _POLL_S_MAX, timeout_s - waited))
         return True
 
     def announce(self) -> None:
-        """SQLite's file says it."""
+        """Nothing to do: other connections see the change in data_version."""
 
     def close(self) -> None:
         self.dispose()
 
     def dispose(self, close: bool = True) -> None:
-        """Close the connection; the next look opens another one. `close=False` only forgets it, in a forked child."""
+        """Close the connection; `current` opens another one. `close=False`, in a forked child, only forgets it."""
         if not close:
             self._lock = threading.Lock()
             self._connection = None

@@ -3,27 +3,27 @@
 import threading
 
 STEP_MS_MAX = 3_600_000
-"""Two clocks that drift apart by more between two looks: one of them was set."""
+"""If the clocks drift apart by more than this between two readings, the wall clock was set."""
 
 DISTRUSTED_MS = 24 * 3_600_000
-"""How long a clock is not trusted after it was set, unless it is set back: a day to notice that it is wrong."""
+"""How long the wall clock is not trusted after it was set, unless it is set back. A day to notice an error."""
 
 
 class ClockWatch:
-    """Whether what is old by the wall clock is old. Safe to share between threads.
+    """Whether ages by the wall clock can be trusted. Safe to share between threads.
 
-    It knows of steps since its first look only: a process that starts after the step trusts the clock.
+    It detects only steps after its first reading: a process that starts after the step trusts the clock.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trusted: int | None = None
-        """Wall clock minus boot clock, while the wall clock was trusted last."""
+        """Wall clock minus boot clock, when the wall clock was last trusted."""
         self._stepped: tuple[int, int] | None = None
-        """That difference since the last step, and the boot clock then."""
+        """The difference after the last step, and the boot clock at that time."""
 
     def is_steady(self, wall_ms: int, boot_ms: int) -> bool:
-        """Look at both clocks. False while the wall clock is not trusted."""
+        """Compare new readings of both clocks. False while the wall clock is not trusted."""
         ahead = wall_ms - boot_ms
         with self._lock:
             if self._trusted is None or abs(ahead - self._trusted) <= STEP_MS_MAX:

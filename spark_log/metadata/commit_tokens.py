@@ -1,12 +1,12 @@
-"""Whether a PostgreSQL transaction was committed whose answer was lost: asked of a row that it wrote itself.
+"""Finds out whether a PostgreSQL transaction was committed when the answer to its COMMIT was lost.
 
-The last statement of a write transaction inserts a token that is used once, on the same way to the server as COMMIT.
-If the answer is lost, `was_committed` inserts the same token under another mark. The primary key decides: it makes the
-question wait for a server process that is still at that transaction, and what it finds is final. If the token is the
-transaction's, it was committed. If it is the question's, the transaction can never be committed, however late its
-COMMIT reaches the server.
+The last statement of a write transaction inserts a token that is used once, in the same message to the server as
+COMMIT. If the answer is lost, `was_committed` inserts the same token with committed = false. The primary key makes this
+insert wait while the server still runs the transaction, and its result is final: if the row is the transaction's, it
+was committed; if it is the one of `was_committed`, the transaction can never be committed, however late its COMMIT
+reaches the server.
 
-A transaction id does not tell. PostgreSQL does not flush the assignment of an id, and assigns it again after a crash.
+A transaction id would not do. PostgreSQL does not flush the assignment of an id, and assigns it again after a crash.
 
 Each connection deletes its earlier tokens, some at a time, so the table holds a few rows for each connection and one
 for each lost answer, until `expire_tokens`.
@@ -29,7 +29,7 @@ ASKED_MS_MAX = 24 * 3_600_000
 """How long after its COMMIT a client may still ask about a transaction."""
 
 KEPT_MS = 2 * ASKED_MS_MAX
-"""How long a token is kept at least."""
+"""The shortest time for which a token is kept."""
 
 _ANSWERED = "spark_log_answered_tokens"
 _ANSWERED_MAX = 16
@@ -56,7 +56,7 @@ def commit(connection: sa.Connection, token: str) -> None:
     answered: list[str] = connection.info.setdefault(_ANSWERED, [])
     full = len(answered) >= _ANSWERED_MAX
     try:
-        with driver.pipeline():  # a statement that fails keeps those after it from being run
+        with driver.pipeline():  # after a failed statement, the following ones are not run
             if full:
                 driver.execute(_FORGET, (answered,))
             inserted = driver.execute(_INSERT, (token,))
@@ -68,20 +68,20 @@ def commit(connection: sa.Connection, token: str) -> None:
 
 
 def was_committed(engine: sa.Engine, token: str) -> bool:
-    """Whether the transaction of that token was committed; if it was not, it cannot be any more."""
+    """Whether the transaction with that token was committed. If not, it can never be."""
     with engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # of a server process that is still at it
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # while the server still runs the transaction
         committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
     return committed
 
 
 def may_ask(committed_at_boot_ms: int) -> bool:
-    """Whether an answer that has come by now is about a token that was certainly kept."""
+    """Whether an answer received now can be trusted: the token has certainly not expired."""
     return clock.boot_ms() - committed_at_boot_ms < ASKED_MS_MAX
 
 
 def expire_tokens(store: "Store", guard: Callable[[sa.Connection], None] = lambda _: None) -> None:
-    """Delete the tokens that no client may ask about any more. `guard` raises if the caller may not act any more."""
+    """Delete the tokens that no client may ask about any more. `guard` raises if the caller has lost its lease."""
 
     def body(connection: sa.Connection, _attempt: object) -> None:
         guard(connection)

@@ -15,12 +15,12 @@ from spark_log.errors import (
 )
 
 READ_ONLY = "25006"
-"""Read-only transaction: a server in a failover, or one that its operator has made read only."""
+"""Read-only transaction: a server during a failover, or one that its operator made read-only."""
 
 _UNAVAILABLE = (
     "08",  # connection exceptions
     READ_ONLY,
-    "25P03",  # we were stopped inside the transaction for so long that the server has ended it
+    "25P03",  # idle in the transaction for too long: this process was stopped
     "25P04",  # transaction timeout
     "40",  # serialisation failure, deadlock
     "53",  # out of memory, too many connections
@@ -32,18 +32,18 @@ _UNAVAILABLE = (
 _STORAGE = ("53100", "58", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 """Disk full, I/O error."""
 _CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
-"""Integrity constraint violation; duplicate table, duplicate object: two creators at once."""
+"""Integrity constraint violation; duplicate table or object, when two clients create it at once."""
 
 _WRONG_ADDRESS = re.compile(
     r'FATAL: +(password authentication failed|(database|role) ".*" does not exist|no pg_hba.conf entry)'
     r"|no password supplied"
 )
-"""Refused connections, without SQLSTATE, that waiting does not change. Those in another language are retried."""
+"""Refused connections, which have no SQLSTATE. Retrying them is pointless; messages in other languages are retried."""
 
 
 def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -> SparkLogError:
-    """The error of our tree that an error of the database, or of its connection pool, stands for."""
-    if isinstance(error, sa.exc.TimeoutError):  # more threads than connections, each for long
+    """The error of our tree for an error of the database or of its connection pool."""
+    if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
     message = redact(f"metadata store at {address}: {error.orig}")
     state = state_of(error)
@@ -67,6 +67,6 @@ def state_of(error: sa.exc.DBAPIError) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether PostgreSQL has said that it does not commit. FATAL does not: it may come after the commit was done."""
+    """Whether PostgreSQL answered that it does not commit. FATAL says nothing: it may follow a completed commit."""
     diagnosis = getattr(getattr(error, "orig", None), "diag", None)
     return getattr(diagnosis, "severity_nonlocalized", None) == "ERROR"

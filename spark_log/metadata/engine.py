@@ -1,4 +1,4 @@
-"""How each database is opened: the settings that make a commit durable."""
+"""Opens the databases with the settings that make a commit durable."""
 
 import contextlib
 import os
@@ -21,16 +21,16 @@ BUSY_TIMEOUT_MS = 60_000
 _WRITES = "spark_log_writes"
 
 _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
-"""A process that was stopped in the midst of a transaction does not hold its locks for longer than 10 s."""
+"""A process that is stopped during a transaction holds its locks for 10 s at most."""
 
 
 def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
-    """An engine whose every connection is set up for `address`; `create` allows a SQLite file to come into being."""
+    """An engine for `address`; `create` allows to create the SQLite file."""
     return _sqlite_engine(address.folder, create) if address.folder else _postgresql_engine(address)
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
-    """The same connection, whose next transaction will take SQLite's write lock at its beginning."""
+    """The same connection; its next transaction takes SQLite's write lock when it begins."""
     return connection.execution_options(**{_WRITES: True})
 
 
@@ -43,9 +43,9 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
     refuse_network_file_system(folder, Path("/proc/mounts").read_text())
     path = folder / SQLITE_FILE
     if not create and not path.is_file():
-        raise ClusterNotFoundError(f"no cluster at {folder}: make one with `spark-log init {folder}`")
+        raise ClusterNotFoundError(f"no cluster at {folder}: create one with `spark-log init {folder}`")
 
-    def connect() -> sqlite3.Connection:  # not through a URL of SQLAlchemy's, which takes % and ? in a path for its own
+    def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
         return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=sqlite_connections.Pool)
@@ -53,13 +53,13 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN comes too late and cannot be IMMEDIATE
+        connection.isolation_level = None  # the driver's own BEGIN comes too late and is not IMMEDIATE
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.execute("PRAGMA cache_size=-16384")
-        cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # a log that was long once is cut when it starts again
+        cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # truncates a long log when SQLite restarts it
         cursor.close()
 
     @event.listens_for(engine, "handle_error", retval=True)
@@ -74,11 +74,11 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
 
 
 def _postgresql_engine(address: Address) -> sa.Engine:
-    import psycopg  # takes its time
+    import psycopg  # slow to import
 
     engine = sa.create_engine(
         address.url,
-        pool_pre_ping=False,  # a lost connection is met and retried where it is used, which costs no round trip
+        pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
         connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
     )
     _postgresql_engines.add(engine)
@@ -94,7 +94,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
             fsync, synchronous_commit, full_page_writes, in_recovery = cursor.fetchone()
         connection.rollback()
         if in_recovery:
-            # in a failover it will be the primary; SQLAlchemy takes this error for one of connecting
+            # it may be promoted soon; SQLAlchemy treats this error as a failure to connect
             raise psycopg.OperationalError("this PostgreSQL server is a standby in recovery; name the primary")
         if fsync != "on" or full_page_writes != "on":
             raise UnsupportedStoreError(
@@ -116,13 +116,13 @@ _postgresql_connections: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def _leave_sessions_to_parent() -> None:
-    """In a forked child: inherited sockets are cut off, so that no word of this process reaches a session of the
-    parent's, not even at the end of a transaction in which the parent has forked.
+    """In a forked child: disconnect inherited sockets, so that nothing that this process sends reaches a session of the
+    parent, not even at the end of a transaction during which the parent forked.
     """
     ours, theirs = socket.socketpair()
     theirs.close()
     for connection in list(_postgresql_connections):
-        with contextlib.suppress(Exception):  # it is closed: then it has no descriptor
+        with contextlib.suppress(Exception):  # a closed connection has no descriptor
             os.dup2(ours.fileno(), connection.fileno())
     ours.close()
     for engine in list(_postgresql_engines):

@@ -1,13 +1,13 @@
-"""Which database server the metadata is on, and whether it is still the one that the cluster was made on.
+"""Identifies the database server of the metadata, and checks that it is the one on which the cluster was created.
 
 A server that was restored from a backup, or a standby that was promoted without the last transactions, knows less than
-the log dirs: clean-up would delete files that it does not name, and publication would take their records out of the
-Delta tables. Both ask here first. PostgreSQL tells such servers apart by its system identifier, which initdb makes, and
-its timeline, which each promotion and each recovery to a point in time raises. A connection's server does not change,
-so each connection asks once, when it is opened.
+the log dirs hold: clean-up would delete files that it does not refer to, and publication would remove their records
+from the Delta tables. Both check here first. Such servers differ in PostgreSQL's system identifier, which initdb
+creates, or in the timeline, which each promotion and each point-in-time recovery raises. A connection's server does not
+change, so each connection asks once, when it is opened.
 
-SQLite has no such thing, and a PostgreSQL whose data folder was put back as it was once keeps both. What shows those is
-a Delta table that is further than the metadata (delta/publication.py).
+SQLite has no such identity, and a PostgreSQL whose data folder was replaced by an older copy keeps both values. These
+cases show in a Delta table that is ahead of the metadata (delta/publication.py).
 """
 
 import logging
@@ -30,14 +30,14 @@ _ASK = (
     "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
     " FROM pg_control_system()"
 )
-"""The timeline that is written to: pg_control_checkpoint() tells that of the last checkpoint. Every role may ask both,
+"""The timeline that is written to; pg_control_checkpoint() shows that of the last checkpoint. Every role may read both,
 unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
 """
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A PostgreSQL server: of one initdb, in one line of its history."""
+    """A PostgreSQL server: its system identifier and its timeline."""
 
     system_identifier: str
     timeline: int
@@ -47,7 +47,7 @@ class Identity:
 
 
 def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -> None:
-    """Keep the identity of a new connection's server in the connection's `info`; None if it does not tell."""
+    """Keep the identity of a new connection's server in the connection's `info`; None if the server refuses."""
     import psycopg
 
     try:
@@ -66,8 +66,8 @@ def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -
 @cache  # once a process
 def _warn(address: str, why: str) -> None:
     logger.warning(
-        "metadata store at %s does not tell its system identifier and timeline (%s): a server restored from a backup"
-        " will not be noticed. GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
+        "metadata store at %s does not show its system identifier and timeline (%s): a server restored from a"
+        " backup cannot be detected. GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
         " pg_walfile_name(pg_lsn)",
         address,
         why,
@@ -75,13 +75,13 @@ def _warn(address: str, why: str) -> None:
 
 
 def of_server(connection: sa.Connection) -> Identity | None:
-    """Of the server at the other end; None on SQLite, and where the server does not tell."""
+    """Identity of the connection's server; None on SQLite, and if the server refuses to show it."""
     found: Identity | None = connection.info.get(_INFO)
     return found
 
 
 def recorded(connection: sa.Connection) -> Identity | None:
-    """Of the server that the cluster was made on, or that was accepted; None if that was not known."""
+    """Identity of the server on which the cluster was created, or that was accepted last; None if it was not known."""
     row = connection.execute(sa.select(_C.system_identifier, _C.timeline)).one()
     return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
 
@@ -95,8 +95,9 @@ def values(identity: Identity | None) -> dict[str, Any]:
 
 
 def check_identity(connection: sa.Connection) -> None:
-    """StoreChangedError unless the metadata is on the server that was recorded. To be asked before anything is deleted
-    or taken out of a Delta table because the metadata does not name it.
+    """StoreChangedError unless the metadata is on the recorded server.
+
+    To be called before anything is deleted, or removed from a Delta table, because the metadata does not refer to it.
     """
     now = of_server(connection)
     if now is None or connection.info.get(_MATCHES):
@@ -113,13 +114,13 @@ def check_identity(connection: sa.Connection) -> None:
 
 
 def accepted_at_ms(connection: sa.Connection) -> int | None:
-    """When an operator accepted the store as it was then, by its clock; None if never."""
+    """When an operator last accepted the store, by its clock; None if never."""
     at: int | None = connection.execute(sa.select(_C.accepted_ms)).scalar_one()
     return at
 
 
 def accept(connection: sa.Connection, now_ms: int) -> Identity | None:
-    """Record the server as it is now, and when; returns what is recorded."""
+    """Record the current server and the time; returns what is recorded."""
     identity = of_server(connection)
     connection.execute(t.cluster.update().values(**values(identity), accepted_ms=now_ms))
     return identity

@@ -1,4 +1,4 @@
-"""A row that may be there already."""
+"""Inserts a row that may exist already."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 
 def insert_if_missing(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """INSERT ... ON CONFLICT DO NOTHING, which each dialect has for itself; importing another's takes its time."""
+    """INSERT ... ON CONFLICT DO NOTHING. Only the dialect in use is imported, which saves time."""
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql
 

@@ -1,4 +1,4 @@
-"""PostgreSQL says that it has changed, to those who listen."""
+"""Changes of a PostgreSQL store, by LISTEN and NOTIFY."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ from spark_log import clock
 from spark_log.metadata.address import Address
 
 _CHANNEL = "spark_log"
-_UNHEARD_S_MAX = 0.05
-"""How long to wait at most while the listener is away."""
+_DISCONNECTED_WAIT_S_MAX = 0.05
+"""The longest wait while the listener is not connected."""
 _ANNOUNCE_EVERY_S = 0.002
 _RECONNECT_S = 1.0
 
@@ -22,13 +22,13 @@ class PostgresqlChanges:
     def __init__(self, address: Address) -> None:
         url = sa.make_url(address.url).set(drivername="postgresql")
         self._conninfo = url.render_as_string(hide_password=False)
-        self._heard = 0
+        self._version = 0
         self._closed = threading.Event()
         self._begin()
         _living.add(self)
 
     def _begin(self) -> None:
-        """Without threads: they start when they are needed."""
+        """The state without threads, which start when they are needed."""
         self._condition = threading.Condition()
         self._due = threading.Event()
         self._listening = False
@@ -36,7 +36,7 @@ class PostgresqlChanges:
         self._announcer: threading.Thread | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: the threads are not here, and may have held any of the locks."""
+        """In a forked child: the threads do not exist here, and may have held any of the locks."""
         closed, self._closed = self._closed.is_set(), threading.Event()
         if closed:
             self._closed.set()
@@ -47,18 +47,18 @@ class PostgresqlChanges:
             if self._listener is None and not self._closed.is_set():
                 self._listener = threading.Thread(target=self._listen, name="spark-log-listen", daemon=True)
                 self._listener.start()
-            return self._heard
+            return self._version
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         deadline = clock.monotonic_s() + timeout_s
         with self._condition:
-            while self._heard == seen:
+            while self._version == seen:
                 left = deadline - clock.monotonic_s()
                 if left <= 0 or self._closed.is_set():
                     return False
                 if not self._listening:
-                    self._condition.wait(min(left, _UNHEARD_S_MAX))
-                    return True  # nobody can say: the caller looks for itself
+                    self._condition.wait(min(left, _DISCONNECTED_WAIT_S_MAX))
+                    return True  # unknown: the caller reads the store itself
                 self._condition.wait(left)
             return True
 
@@ -75,22 +75,22 @@ class PostgresqlChanges:
         with self._condition:
             self._condition.notify_all()
         if self._announcer is not None:
-            self._announcer.join(timeout=5)  # what is due is still announced; the listener ends by itself
+            self._announcer.join(timeout=5)  # a pending announcement is still sent; the listener ends by itself
 
     def _listen(self) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(psycopg.Error, OSError), self._connect() as connection:
                 connection.execute(f"LISTEN {_CHANNEL}")
-                self._hear(listening=True)  # what came before was not heard
+                self._advance(listening=True)  # earlier notifications were missed
                 while not self._closed.is_set():
                     for _ in connection.notifies(timeout=1.0, stop_after=1):
-                        self._hear(listening=True)
-            self._hear(listening=False)
+                        self._advance(listening=True)
+            self._advance(listening=False)
             self._closed.wait(_RECONNECT_S)
 
-    def _hear(self, *, listening: bool) -> None:
+    def _advance(self, *, listening: bool) -> None:
         with self._condition:
-            self._heard += 1
+            self._version += 1
             self._listening = listening
             self._condition.notify_all()
 
@@ -102,7 +102,7 @@ class PostgresqlChanges:
                     connection.execute(f"NOTIFY {_CHANNEL}")
                     if self._closed.wait(_ANNOUNCE_EVERY_S) and not self._due.is_set():
                         return
-            self._due.set()  # the connection is gone, and with it perhaps what was due
+            self._due.set()  # the connection was lost, perhaps before the announcement was sent
             if self._closed.wait(_RECONNECT_S):
                 return
 

@@ -1,8 +1,7 @@
-"""Statements of the append transaction, compiled once: SQLAlchemy's own work for each execution takes ten times as long
-as SQLite's. What they say is still SQLAlchemy's; only the way to the driver is short.
+"""Statements that are compiled once: SQLAlchemy's own work for each execution takes ten times as long as SQLite's.
 
-No type is converted on the way: numbers, text, bytes and booleans are what both drivers take and give (SQLite gives 0
-and 1 for booleans).
+They are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers accept and return
+numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ _Row = tuple[Any, ...]
 
 
 class Prepared:
-    """A statement with named parameters, and all of them given each time. Safe to share between threads."""
+    """A statement with named parameters, all of which each execution gives. Safe to share between threads."""
 
     def __init__(self, statement: sa.Executable) -> None:
         self._statement = statement
@@ -52,7 +51,7 @@ class Prepared:
         return cursor
 
     def _text(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> tuple[str, Sequence[str] | None]:
-        """The statement in the driver's words, and the order of its parameters where they have no names."""
+        """The statement's text for the driver, and the order of its parameters if the driver has no named ones."""
         name = connection.dialect.name
         if name not in self._compiled:
             assert isinstance(self._statement, sa.ClauseElement)
@@ -64,7 +63,7 @@ class Prepared:
 
 
 def as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:
-    """The driver's error as SQLAlchemy would raise it: `Store.transact` knows those."""
+    """The driver's error as SQLAlchemy would raise it, which is what `Store.transact` handles."""
     dialect = connection.dialect
     base = dialect.loaded_dbapi.Error
     lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)  # type: ignore[arg-type]

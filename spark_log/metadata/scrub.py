@@ -1,23 +1,23 @@
-"""Taking out of a SQLite file, and of its write-ahead log, what deleted rows have left in them."""
+"""Removes the bytes of deleted rows from a SQLite file and its write-ahead log."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 WAIT_MS = 5_000
-"""How long a scrub waits for another program's transaction. Writers wait meanwhile."""
+"""How long a scrub waits for another program's transaction. Writers wait during that time."""
 
 _FIRST_READER_LOCK, _READER_LOCKS = 123, 5
 """Bytes of the -shm file on which SQLite's readers hold locks while they see an older state of the write-ahead log."""
 
 POSTGRESQL_KEEPS = (
-    "PostgreSQL keeps what was deleted: in its data files until `VACUUM FULL blob` and the next checkpoint, in its"
+    "PostgreSQL keeps deleted data: in its data files until `VACUUM FULL blob` and the next checkpoint, in its"
     " write-ahead log until those files are removed or overwritten, and in backups"
 )
 
 
 def scrub_sqlite(driver: Any, path: Path) -> str | None:
-    """Write the file anew and empty the write-ahead log. None when that is done, else why what is where still.
+    """Rewrite the file and empty the write-ahead log. None if that succeeded, else what is left, where, and why.
 
     Raises sqlite3's errors.
     """
@@ -37,11 +37,11 @@ def scrub_sqlite(driver: Any, path: Path) -> str | None:
 
 def still_there(path: Path, why: str) -> str:
     """The report of a SQLite file that still contains deleted data. `why` ends with when to try again."""
-    return f"{path} and its write-ahead log {path.name}-wal may still hold what was deleted, since {why}, erase again"
+    return f"{path} and its write-ahead log {path.name}-wal may still hold deleted data, since {why}, erase again"
 
 
 def _readers(path: Path) -> list[int]:
-    """Ids of the processes that keep the write-ahead log, as far as the kernel tells."""
+    """Ids of the processes that keep the write-ahead log from being emptied, as far as the kernel shows."""
     try:
         inode = os.stat(f"{path}-shm").st_ino
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]

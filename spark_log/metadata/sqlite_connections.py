@@ -2,12 +2,12 @@
 
 SQLite keeps the POSIX locks that a process holds on a file in the process's memory. A fork copies that memory, but not
 the locks. A child that inherits an open connection therefore takes no locks of its own on that file, in any connection;
-when the parent closes, it is the last one that holds a lock, and deletes the write-ahead log under the child's hands.
-Hence:
+when the parent closes the file, it holds the last lock and deletes the write-ahead log that the child still uses.
+Therefore:
 
     before the fork   wait until other threads have ended their transactions, begin no new ones, close every connection
-    in the parent     connections are opened again when they are needed
-    in the child      a file of which a connection had to stay open is refused for good; so are inherited connections
+    in the parent     open connections again when they are needed
+    in the child      refuse inherited connections, and every file of which a connection stayed open
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from spark_log.errors import IllegalStateError
 
 _WAIT_S_MAX = 2.0
-"""How long a fork waits for the transactions of other threads. What takes longer is refused in the child."""
+"""How long a fork waits for the transactions of other threads. Files of longer ones are refused in the child."""
 
 
 class Owner(Protocol):
@@ -47,7 +47,7 @@ def connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
         if _identity(path) in _refused:
             raise IllegalStateError(
                 f"{path} was in use when this process was forked from its parent, and SQLite's locks do not survive"
-                " that: fork outside of transactions, or start the process with multiprocessing's method 'spawn'"
+                " a fork: fork outside of transactions, or start the process with multiprocessing's method 'spawn'"
             )
     connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, check_same_thread=False, factory=_Connection)
     _files.add(_identity(path))
@@ -56,7 +56,7 @@ def connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def close_before_fork(owner: Owner) -> None:
-    """Have the connections of `owner` closed before each fork, for as long as it lives."""
+    """Close the connections of `owner` before each fork, for as long as it lives."""
     _owners.add(owner)
 
 
@@ -74,7 +74,7 @@ def in_use() -> Iterator[None]:
 class Pool(sa.QueuePool):
     """A pool whose connections are `in_use` while they are checked out.
 
-    A pool that was disposed keeps no connection: an engine has another one by then, which is what a fork closes.
+    A disposed pool keeps no connection: its engine has a new pool by then, which is the one that a fork closes.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -94,7 +94,7 @@ class Pool(sa.QueuePool):
         except BaseException:
             gate.leave(thread)
             raise
-        if record in self._entered:  # SQLAlchemy has called this method again from within, and it has entered already
+        if record in self._entered:  # SQLAlchemy called this method recursively
             gate.leave(thread)
         else:
             self._entered[record] = (gate, thread)
@@ -113,7 +113,7 @@ class Pool(sa.QueuePool):
 
 
 class _Connection(sqlite3.Connection):
-    """In a forked child an inherited connection does nothing: its transaction is the parent's."""
+    """Refuses to work in a forked child: the transaction belongs to the parent."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -141,7 +141,7 @@ class _Connection(sqlite3.Connection):
 
 
 class _Gate:
-    """Counts the threads that use connections. Forks shut it."""
+    """Counts the threads that use connections; a fork keeps new ones out."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -149,7 +149,7 @@ class _Gate:
         self._forks = 0
 
     def enter(self) -> int:
-        """The thread that has entered. One that is inside already may enter again, so that it can come to its end."""
+        """Returns the id of the thread. One that is inside may enter again, so that it can finish its transaction."""
         thread = threading.get_ident()
         with self._changed:
             if thread not in self._inside:
@@ -158,7 +158,7 @@ class _Gate:
         return thread
 
     def leave(self, thread: int) -> None:
-        if self is not _gate:  # this is a child, and the gate is its parent's: another thread may have held its lock
+        if self is not _gate:  # in a forked child: another thread of the parent may have held the lock
             return
         with self._changed:
             self._inside[thread] -= 1
@@ -167,7 +167,7 @@ class _Gate:
                 self._changed.notify_all()
 
     def shut(self, timeout_s: float) -> None:
-        """Let no thread enter, and wait for those inside, unless this is one of them."""
+        """Let no thread enter, and wait for the threads inside, unless this is one of them."""
         with self._changed:
             self._forks += 1
             if threading.get_ident() not in self._inside:

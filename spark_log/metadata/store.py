@@ -1,4 +1,4 @@
-"""The metadata store as the rest sees it: snapshots to read, transactions to write, one place that retries."""
+"""The metadata store: snapshots for reads, transactions for writes, and the one place that retries."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ DEFAULT_TIMEOUT_MS = 120_000
 READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is away."""
 
-_ASK_THE_TIME_MS = 5_000
+_CLOCK_INTERVAL_MS = 5_000
 
 SETTINGS_AGE_S_MAX = 5.0
 """How old the cluster's settings may be in a client that is open."""
@@ -53,8 +53,9 @@ _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 class StoreClock:
     """The store's clock inside one transaction.
 
-    `wall_ms` is for timestamps. `lease_ms` judges leases, and only among rows of the same `era`: on SQLite it is the
-    host's boot clock, which nobody sets back, under the name of that boot; on PostgreSQL it is the server's now().
+    `wall_ms` is for timestamps. `lease_ms` judges leases; its values are comparable only within one `era`. On
+    SQLite it is the host's boot clock, which is never set back, and the era is the boot id; on PostgreSQL it is the
+    server's clock, and the era is empty.
     """
 
     wall_ms: int
@@ -68,14 +69,14 @@ class StoreClock:
 
 @dataclass
 class Attempt:
-    """Which try of a transaction this is. No earlier one was committed: `transact` finds out before it tries again."""
+    """The number of an attempt to commit a transaction. `transact` makes sure that no earlier one was committed."""
 
     number: int = 0
 
 
 @dataclass(frozen=True)
 class _InDoubt(Generic[T]):
-    """A transaction whose COMMIT was sent to PostgreSQL and not answered, and what its body had returned."""
+    """A transaction whose COMMIT was sent to PostgreSQL and not answered, with the result of its body."""
 
     token: str
     boot_ms: int
@@ -90,7 +91,7 @@ class Store:
         self.engine = engines.create_engine(address, create=create)
         self.sqlite = address.folder is not None
         self.changes = changes_of(address)
-        self._ahead = (-_ASK_THE_TIME_MS - 1, 0)
+        self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
         if self.sqlite:
@@ -100,7 +101,7 @@ class Store:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The cluster's settings as of SETTINGS_AGE_S_MAX ago or later; the last known while the store is away."""
+        """The cluster's settings, at most SETTINGS_AGE_S_MAX old; older ones while the store is unavailable."""
         now_s, known = clock.monotonic_s(), self._settings
         if known is None or now_s - known[0] >= SETTINGS_AGE_S_MAX:
             try:
@@ -114,7 +115,7 @@ class Store:
         return known[1]
 
     def forget_settings(self) -> None:
-        """The next one who asks for `settings` reads them; what was known stays known."""
+        """Let the next access of `settings` read them; if that fails, the known ones still apply."""
         if self._settings is not None:
             self._settings = (-math.inf, self._settings[1])
 
@@ -133,7 +134,7 @@ class Store:
             raise translate(error, self.address) from error
 
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
-        """`body` in a snapshot, tried again while the store is away."""
+        """The result of `body` in a snapshot; repeated while the store is unavailable, for `timeout_ms` at most."""
         deadline = clock.monotonic_s() + timeout_ms / 1000
         for number in range(10_000):
             try:
@@ -154,10 +155,10 @@ class Store:
         """Run `body` in one write transaction and return what it returned, once the commit is done.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`; then
-        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: where
-        the answer to a COMMIT was lost, the server is asked what became of that transaction before the next try.
-        With `durable=False` the commit is not forced to disk (flush.messages). With `announce` those who wait on
-        `changes` are told, in any process.
+        MetadataStoreUnavailableError. `body` may therefore run more than once, but is committed at most once: if the
+        answer to a COMMIT was lost, the server is asked for the outcome of that transaction before the next attempt.
+        With `durable=False` the commit is not forced to disk (flush.messages). With `announce`, waiters on `changes`
+        are notified in all processes.
         """
         attempt = Attempt()
         deadline = clock.monotonic_s() + timeout_ms / 1000
@@ -177,7 +178,7 @@ class Store:
                         if not durable and not self.sqlite:
                             connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                         result = body(connection, attempt)
-                        if not self.sqlite:  # whose commits have no connection to lose
+                        if not self.sqlite:  # a SQLite commit has no connection to lose
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
                             commit_tokens.commit(connection, committing.token)
                         transaction.commit()
@@ -205,8 +206,8 @@ class Store:
         committed = commit_tokens.was_committed(self.engine, in_doubt.token)
         if not commit_tokens.may_ask(in_doubt.boot_ms):
             raise MetadataStoreUnavailableError(
-                f"metadata store at {self.address}: this process was stopped for so long that it can not be told any"
-                " more whether its transaction was committed"
+                f"metadata store at {self.address}: this process was stopped for so long that it is no longer known"
+                " whether its transaction was committed"
             )
         return committed
 
@@ -241,38 +242,38 @@ class Store:
         return StoreClock(now_ms, now_ms, "")
 
     def now(self) -> StoreClock:
-        """The store's time, to stamp records with; leases are judged by `clock`, inside a transaction.
+        """The store's time for the timestamps of records; leases are judged by `clock`, inside a transaction.
 
-        On SQLite it is the host's. PostgreSQL is asked every few seconds, and the host's monotonic clock counts on from
-        the answer: a host whose wall clock is wrong stamps right.
+        On SQLite it is the host's. On PostgreSQL the server is asked every few seconds, and the host's monotonic clock
+        is added in between, so the timestamps are right even if the host's wall clock is wrong.
         """
         if self.sqlite:
             return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
         host_ms = int(clock.monotonic_s() * 1000)
         asked_ms, ahead_ms = self._ahead
-        if host_ms - asked_ms > _ASK_THE_TIME_MS:
+        if host_ms - asked_ms > _CLOCK_INTERVAL_MS:
             try:
                 told_ms = self.read(self.clock, timeout_ms=READ_TIMEOUT_MS if asked_ms < 0 else 1_000).wall_ms
                 ahead_ms = told_ms - int(clock.monotonic_s() * 1000)
                 self._ahead = (host_ms, ahead_ms)
             except MetadataStoreUnavailableError:
-                if asked_ms < 0:  # else the clock goes on counting: an append must outlast a store that is away
+                if asked_ms < 0:  # else the last answer still serves, so that an append survives an unavailable store
                     raise
         return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
 
     def clock_is_steady(self) -> bool:
-        """Whether the store's wall clock has not been set lately, as far as this process has seen (`ClockWatch`).
+        """Whether the store's wall clock was not set recently, as far as this process can see (`ClockWatch`).
 
-        To be asked before anything is deleted because it is old.
+        To be checked before anything is deleted because of its age.
         """
         wall_ms = clock.wall_ms() if self.sqlite else self.read(self.clock).wall_ms
         return self._clock_watch.is_steady(wall_ms, clock.boot_ms())
 
     def scrub(self) -> str | None:
-        """Take out of the store's files what deleted rows have left in them. None when that is done, else what is left
-        where, and what to do about it.
+        """Remove the bytes of deleted rows from the store's files. None if that succeeded, else what is left, where,
+        and what to do about it.
 
-        SQLite writes its file anew, and writers wait meanwhile: about a second for 100 MB.
+        SQLite rewrites its file, about a second for 100 MB; writers wait during that time.
         """
         if self.address.folder is None:
             return POSTGRESQL_KEEPS
@@ -298,7 +299,7 @@ def _driver_connection(connection: sa.Connection) -> Any:
 
 
 def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
-    """A new store with all its tables, the cluster's row and whatever `fill` adds, all in one transaction.
+    """A new store with all its tables, the cluster's row and the rows that `fill` adds, all in one transaction.
 
     Raises ClusterAlreadyExistsError.
     """
@@ -326,7 +327,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
     except BaseException as error:
         store.close()
         if isinstance(error, MetadataConflictError):
-            raise ClusterAlreadyExistsError(f"somebody else made a cluster at {address} just now") from error
+            raise ClusterAlreadyExistsError(f"another process has just created a cluster at {address}") from error
         raise
     return store
 
@@ -350,7 +351,7 @@ def open_store(address: Address) -> Store:
         revision = store.read(schema.revision_of)
         if revision is None:
             raise ClusterNotFoundError(
-                f"no cluster at {address}: make one with `spark-log init {address.without_password}`"
+                f"no cluster at {address}: create one with `spark-log init {address.without_password}`"
             )
         if revision != tables.SCHEMA_REVISION:
             schema.check_known(revision, address)
@@ -362,7 +363,7 @@ def open_store(address: Address) -> Store:
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:
-    """Wait before the next try: 1 ms doubling to 500 ms, with jitter. At the deadline, raise what is being handled."""
+    """Wait before the next attempt: 1 ms doubling to 500 ms, with jitter. At the deadline, raise `cause`."""
     if clock.monotonic_s() >= deadline:
         if cause is not None:
             raise MetadataStoreUnavailableError(str(cause)) from cause

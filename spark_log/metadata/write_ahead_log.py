@@ -1,4 +1,4 @@
-"""Keeps SQLite's write-ahead log short while there are readers all the time."""
+"""Keeps SQLite's write-ahead log short when there is always some reader."""
 
 import contextlib
 import os
@@ -8,15 +8,17 @@ from pathlib import Path
 from spark_log import clock
 
 BYTES_MAX = 32 * 1024 * 1024
-"""Above this a writer cuts the log. SQLite's own checkpoints, every 4 MB, are enough where readers leave gaps."""
+"""Above this size a writer truncates the log. SQLite's own checkpoints, every 4 MB, suffice if readers leave gaps."""
 
 _WAIT_MS = 200
 _AGAIN_AFTER_S = 5.0
 
 
 class WriteAheadLog:
-    """SQLite starts its log again only when no reader is on it, and with readers that overlap that moment never comes
-    by itself: it has to be waited for. New readers do not delay it; the longest one does, for as long as it reads.
+    """Truncates the log of one database.
+
+    SQLite restarts its log only at a moment without readers. With overlapping readers that moment never comes by
+    itself, so a writer has to wait for it. New readers do not delay it; only the longest one does.
     """
 
     def __init__(self, database: Path, busy_timeout_ms: int) -> None:
@@ -25,7 +27,7 @@ class WriteAheadLog:
         self._not_before_s = 0.0
 
     def keep_short(self, connection: sqlite3.Connection) -> None:
-        """After a commit, in the writer's turn: cut the log if it is long. A long reader is waited for another time."""
+        """After a commit, in the writer's turn: truncate the log if it is long. With a slow reader, try again later."""
         try:
             size = os.stat(self._path).st_size
         except FileNotFoundError:
@@ -33,7 +35,7 @@ class WriteAheadLog:
         if size <= BYTES_MAX or clock.monotonic_s() < self._not_before_s:
             return
         busy = True
-        with contextlib.suppress(sqlite3.Error):  # the commit is done, whatever becomes of this
+        with contextlib.suppress(sqlite3.Error):  # the commit is done, so errors here do not matter
             connection.execute(f"PRAGMA busy_timeout={_WAIT_MS}")
             try:
                 busy = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])

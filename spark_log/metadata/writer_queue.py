@@ -1,4 +1,4 @@
-"""Whose turn it is to write to a SQLite file."""
+"""The queue of the writers of a SQLite file."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ from spark_log.errors import MetadataStoreUnavailableError
 
 
 class WriterQueue:
-    """Writers of a SQLite file queue here: the kernel wakes them in turn, where SQLite's busy handler lets one starve.
+    """A fair lock: the kernel wakes waiting writers in turn, while SQLite's busy handler can let one starve.
 
-    A thread lock in front of the file lock keeps the threads of a process in turn too, and on one descriptor.
+    A thread lock in front of the file lock orders the threads of a process, which share one descriptor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +28,7 @@ class WriterQueue:
         self._waiting: _Waiting | None = None
 
     def forget_parent(self) -> None:
-        """In a forked child: what waits and works is not here, and the file's lock is the parent's alone."""
+        """In a forked child: the waiting threads do not exist here, and the file lock belongs to the parent."""
         self._forget()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -36,7 +36,7 @@ class WriterQueue:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
-        """Raises MetadataStoreUnavailableError where others do not let go of the lock for so long."""
+        """Hold the lock. MetadataStoreUnavailableError if others hold it for longer than `timeout_s`."""
         timeout_s = max(0.0, timeout_s)
         thread_lock = self._thread_lock
         if not thread_lock.acquire(timeout=timeout_s):
@@ -48,7 +48,7 @@ class WriterQueue:
             try:
                 yield
             finally:
-                if self._thread_lock is thread_lock:  # else this is a forked child, and the turn is its parent's
+                if self._thread_lock is thread_lock:  # else this is a forked child, and the parent holds the lock
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             thread_lock.release()
@@ -65,19 +65,19 @@ class WriterQueue:
         self._waiting = None
 
     def _held(self, timeout_s: float) -> str:
-        """Who it is that others wait for, as far as the kernel tells."""
+        """The message that names the process that holds the lock, as far as the kernel shows it."""
         inode = f":{self._path.stat().st_ino} "
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if inode in line]
         holders = [words[4] for words in locks if words[1] == "FLOCK"]  # "->" is the second word of one that waits
-        by = f"by process {', '.join(holders)}" if holders else "by others"
+        by = f"by process {', '.join(holders)}" if holders else "by another process"
         return (
             f"{self._path}: the lock that writers of the metadata store take in turn was held {by} for"
-            f" {timeout_s:.1f} s; if that process is stopped (SIGSTOP, a debugger, a frozen container), let it go on"
-            " or end it: nothing is lost by that"
+            f" {timeout_s:.1f} s; if that process is stopped (SIGSTOP, a debugger, a frozen container), resume"
+            " or end it: no data is lost by that"
         )
 
     def close(self) -> None:
-        """Let go of the file; a turn after that opens it again."""
+        """Close the file; a later turn opens it again."""
         with self._thread_lock:
             if self._waiting is not None and not self._waiting.is_over():
                 self._waiting.close()
@@ -87,10 +87,10 @@ class WriterQueue:
 
 
 class _Waiting:
-    """Waits for a file lock in a thread, as flock(2) has no timeout and whoever only asks now and then may starve.
+    """Waits for a file lock in a thread, since flock(2) has no timeout, and polling for the lock can starve.
 
-    Whoever has no more time leaves it waiting for the next one: while a process stands still with the lock, others have
-    one thread each. If the lock comes when nobody wants it, it is let go.
+    A caller whose time is up leaves the thread waiting for the next caller, so that a process has one such thread at
+    most while another process holds the lock. A lock that arrives when no caller waits is released.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -107,38 +107,38 @@ class _Waiting:
             if self._wanted:
                 self._changed.notify_all()
             else:
-                self._let_go()
+                self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._over = True
         if self._closed:
             os.close(self._descriptor)
 
     def is_over(self) -> bool:
-        """Whether it waits no more. If it does, it will until `has_it`, for it is wanted from now on."""
+        """Whether it no longer waits. If it does, the caller is about to call `has_it`, and the lock is kept for it."""
         with self._changed:
             self._wanted = not self._over
             return self._over
 
     def has_it(self, timeout_s: float) -> bool:
-        """Whether the lock has come: it is the caller's then. Else it is not wanted any more."""
+        """Whether the lock arrived within `timeout_s`; the caller then holds it, and else waits no longer."""
         with self._changed:
             try:
                 return self._changed.wait_for(lambda: self._locked, timeout_s)
             except BaseException:
                 if self._locked:
-                    self._let_go()
+                    self._release()
                 raise
             finally:
                 self._wanted = False
 
     def close(self) -> None:
-        """Close the descriptor when the lock has come."""
+        """Close the descriptor as soon as the lock arrives."""
         with self._changed:
             self._wanted, self._closed = False, True
             if self._locked:
-                self._let_go()
+                self._release()
 
 
 _queues: "weakref.WeakSet[WriterQueue]" = weakref.WeakSet()

@@ -21,7 +21,7 @@ SERIAL: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def tables_of(owner: str) -> Callable[..., Table]:
-    """Returns a function that defines tables. Only `spark_log/<owner>` writes them (tests/house/test_table_owners.py)."""
+    """A function that defines tables. Only `spark_log/<owner>` writes them (tests/house/test_table_owners.py)."""
 
     def table(name: str, *columns: Any, **kwargs: Any) -> Table:
         return Table(name, metadata, *columns, info={"owner": owner}, **kwargs)
