@@ -28,7 +28,7 @@ from spark_log.cluster.topics import Topic, create_topic
 from spark_log.config import ClusterSettings
 from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
-from spark_log.maintenance import Report, Work
+from spark_log.maintenance import MaintenanceContext, Report
 from spark_log.maintenance.merge import merge_segments
 from spark_log.maintenance.spark_runner import merge_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
@@ -129,7 +129,7 @@ def _action(
 def _with_threads(cluster: Cluster, topic: Topic) -> list[Report]:
     settings = ClusterSettings()
     writer = Writer(cluster.store, "benchmark", settings.producer_write_id_lease_ms)
-    reports = list(merge_segments(Work(cluster, settings, writer, topic_names=[topic.name])))
+    reports = list(merge_segments(MaintenanceContext(cluster, settings, writer, topic_names=[topic.name])))
     writer.close()
     return reports
 

@@ -102,7 +102,7 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
         raise InvalidTxnStateError(
             f"producer {spec.producer_id} has no open transaction in {partition.topic}-{partition.partition}"
         )
-    abort(cluster, transaction.claim)
+    abort(cluster, transaction.ref)
 
 
 def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any, PartitionProducerState]:

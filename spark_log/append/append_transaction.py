@@ -17,7 +17,7 @@ from spark_log.append.rules import (
     decide,
     remember,
 )
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.metadata import tables as t
@@ -230,11 +230,11 @@ def _save_producers(
         _REMEMBER.run(connection, new)
 
 
-def force(store: Store, keys: Sequence[Key], guard: Guard = nobody_forbids) -> None:
+def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
     """Force everything appended so far to disk (flush.messages): one durable commit does it for the whole store."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        guard(connection)
+        fence(connection)
         lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
         for topic_id, numbers in by_topic(keys):
             p = t.partition.c

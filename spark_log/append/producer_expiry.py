@@ -12,19 +12,19 @@ _PRODUCERS_A_TURN = 1_000
 
 
 def expire_producers(
-    store: Store, settings: ClusterSettings | None = None, guard: Callable[[sa.Connection], None] = lambda _: None
+    store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
 ) -> int:
     """Forget the sequences of producers that have not appended to any partition for so long, and those of them that are
     not transactional altogether. A sequence above 0 of theirs is refused after that.
 
-    Returns how many producers are gone; does a part at a time, with a transaction each. `guard` raises inside them if
+    Returns how many producers are gone; does a part at a time, with a transaction each. `fence` raises inside them if
     the caller may not act any more.
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
     p, b = t.producer.c, t.producer_batch.c
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
-        guard(connection)
+        fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         silent = (
             _silent(before_ms)

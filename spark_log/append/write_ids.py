@@ -12,7 +12,7 @@ import uuid
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -47,13 +47,13 @@ def release(store: Store, write_id: WriteId) -> None:
     store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id)))
 
 
-def expire(store: Store, guard: Guard = nobody_forbids) -> int:
+def expire(store: Store, fence: Fence = unfenced) -> int:
     """Take away the ids whose lease is over; how many. From now on what was written under them, and is named by no
     segment, may be deleted; an append that holds such an id comes before this, or fails.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> int:
-        guard(connection)
+        fence(connection)
         return connection.execute(t.write_id.delete().where(_is_over(store.clock(connection)))).rowcount
 
     return store.transact(delete)

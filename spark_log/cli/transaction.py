@@ -117,7 +117,7 @@ def abort(
         if not yes:
             asked = f"Abort the transaction of {transactional_id} (open for {_open_for(transaction)}, {records})?"
             typer.confirm(asked, abort=True, err=True)
-        abort_transaction(opened, transaction.claim)  # the one that was shown, and no later one
+        abort_transaction(opened, transaction.ref)  # the one that was shown, and no later one
     say(f"Aborted the transaction of {transactional_id}: {records} dropped.")
 
 

@@ -18,11 +18,11 @@ _L = t.lease.c
 COORDINATOR = "coordinator"
 """Name of the lease whose holder does the periodic duties that are not the controller's."""
 
-Guard = Callable[[sa.Connection], None]
+Fence = Callable[[sa.Connection], None]
 """Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
 
 
-def nobody_forbids(_connection: sa.Connection) -> None:
+def unfenced(_connection: sa.Connection) -> None:
     """The guard of those who act for themselves."""
 
 

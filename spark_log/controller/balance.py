@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.usage import READABLE, READABLE_RECORDS
 from spark_log.controller.controller import elect_preferred_leaders
 from spark_log.ids import TopicPartition
@@ -223,7 +223,7 @@ def to_be_elected(preferences: Sequence[Preference], threshold_percent: int) -> 
     return sorted(preference.key for preference in elsewhere if preference.preferred in above)
 
 
-def auto_rebalance(store: Store, guard: Guard, threshold_percent: int) -> list[Key]:
+def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
     """Preferred election for the brokers above leader.imbalance.per.broker.percentage; the partitions it changed.
 
     As in Kafka partitions under reassignment are left alone: their AR is not what it will be.
@@ -241,5 +241,5 @@ def auto_rebalance(store: Store, guard: Guard, threshold_percent: int) -> list[K
     keys = to_be_elected(preferences, threshold_percent)
     elected: list[Key] = []
     for first in range(0, len(keys), _ELECTED_PER_TRANSACTION):
-        elected += elect_preferred_leaders(store, guard, keys[first : first + _ELECTED_PER_TRANSACTION])
+        elected += elect_preferred_leaders(store, fence, keys[first : first + _ELECTED_PER_TRANSACTION])
     return elected

@@ -1,6 +1,6 @@
 """The controller's decisions, written to the store: who leads, who is in sync.
 
-One process acts at a time, the holder of the lease `controller`; each of its transactions calls `guard` first, which
+One process acts at a time, the holder of the lease `controller`; each of its transactions calls `fence` first, which
 refuses a term that has ended (invariant 5). It keeps nothing in memory that it could not read again: each look finds
 the partitions that need something, whatever has happened before.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
-from spark_log.cluster.lease import Guard, Lease
+from spark_log.cluster.lease import Fence, Lease
 from spark_log.cluster.topics import Topic, find_topics, topic_config
 from spark_log.config import ClusterSettings
 from spark_log.controller.lag_watch import Member
@@ -46,7 +46,7 @@ class Elections:
         return bool(self.elected or self.shrunk or self.offline)
 
 
-def elect_leaders(store: Store, guard: Guard, *, unclean: Collection[Key] = ()) -> Elections:
+def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) -> Elections:
     """Take the dead out of the ISRs and give every partition that lost its leader a new one, if there can be one.
 
     For the partitions of `unclean` a replica outside the ISR will do. A thousand partitions are one transaction.
@@ -61,7 +61,7 @@ def elect_leaders(store: Store, guard: Guard, *, unclean: Collection[Key] = ()) 
         chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
 
         def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> Elections:
-            return _elect(connection, store, guard, chosen, unclean)
+            return _elect(connection, store, fence, chosen, unclean)
 
         part = store.transact(body, announce=True)
         for name in ("elected", "shrunk", "offline", "cuts"):
@@ -69,11 +69,11 @@ def elect_leaders(store: Store, guard: Guard, *, unclean: Collection[Key] = ()) 
     return done
 
 
-def elect_preferred_leaders(store: Store, guard: Guard, keys: Collection[Key]) -> list[Key]:
+def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
     """Let the first of AR lead where it can without loss; the partitions whose leader changed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
-        guard(connection)
+        fence(connection)
         alive = alive_log_dirs(connection, store.clock(connection))
         before = lock_partitions(connection, list(keys))
         after = {key: elect_preferred(state, alive) for key, state in before.items()}
@@ -83,11 +83,11 @@ def elect_preferred_leaders(store: Store, guard: Guard, keys: Collection[Key]) -
     return store.transact(body, announce=True)
 
 
-def shrink_isrs(store: Store, guard: Guard, late: Collection[Member]) -> list[Key]:
+def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
     """Take replicas that lag too long out of their ISRs; the partitions that this changed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
-        guard(connection)
+        fence(connection)
         by_partition: dict[Key, set[int]] = {}
         for key, broker_id in late:
             by_partition.setdefault(key, set()).add(broker_id)
@@ -123,9 +123,9 @@ def _in_need(connection: sa.Connection, alive: Collection[LogDirId], unclean: Co
 
 
 def _elect(
-    connection: sa.Connection, store: Store, guard: Guard, keys: list[Key], unclean: Collection[Key]
+    connection: sa.Connection, store: Store, fence: Fence, keys: list[Key], unclean: Collection[Key]
 ) -> Elections:
-    guard(connection)
+    fence(connection)
     now = store.clock(connection)
     alive = alive_log_dirs(connection, now)
     before = lock_partitions(connection, keys)
@@ -159,7 +159,7 @@ def _elect(
 
 
 @contextmanager
-def at_hand(store: Store, settings: ClusterSettings) -> Iterator[Guard | None]:
+def fallback(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
     """For one duty: the guard of a term of our own, None while another process is the controller."""
     lease = Lease(store, LEASE, settings.controller_lease_ms)
     if not lease.take_or_renew():

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import at_hand, elect_leaders
+from spark_log.controller.controller import elect_leaders, fallback
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.errors import NotControllerError, SparkLogError, redact
 from spark_log.metadata import tables as t
@@ -24,7 +24,7 @@ def any_offline(connection: sa.Connection) -> bool:
     return connection.execute(sa.select(t.log_dir.c.log_dir_id).where(~t.log_dir.c.online).limit(1)).first() is not None
 
 
-class AtHand:
+class FallbackController:
     """Looks at the log dirs and elects leaders, not more often than needed. Safe to share between threads."""
 
     def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
@@ -50,9 +50,9 @@ class AtHand:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
     def _do(self) -> bool:
-        with at_hand(self._cluster.store, self._settings or self._cluster.store.settings) as guard:
-            if guard is None:
+        with fallback(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
+            if fence is None:
                 return False
-            inspect_log_dirs(self._cluster, guard)
-            elect_leaders(self._cluster.store, guard)
+            inspect_log_dirs(self._cluster, fence)
+            elect_leaders(self._cluster.store, fence)
             return True

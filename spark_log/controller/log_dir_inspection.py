@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
@@ -26,7 +26,7 @@ from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
-from spark_log.partitions.replication import PartitionState, fence, lose_files
+from spark_log.partitions.replication import PartitionState, fence_writers, lose_files
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def suspects(connection: sa.Connection) -> list[LogDirId]:
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
-def inspect_log_dirs(cluster: Cluster, guard: Guard) -> Verdict:
+def inspect_log_dirs(cluster: Cluster, fence: Fence) -> Verdict:
     """Look at every log dir, take out those that have failed and take back those that answer again.
 
     Elections and catching up are for those who do them next.
@@ -118,18 +118,18 @@ def inspect_log_dirs(cluster: Cluster, guard: Guard) -> Verdict:
     if not verdict.out and not verdict.back and any(look.failure is not None for look in looks.values()):
         logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if looks[k.log_dir_id].failure])
     for log_dir_id, reason in verdict.out.items():
-        _take_out(cluster.store, guard, log_dir_id, reason)
+        _take_out(cluster.store, fence, log_dir_id, reason)
     cleared = [
         log_dir.log_dir_id
         for log_dir in known
         if log_dir.suspect_bytes is not None and looks[log_dir.log_dir_id].failure is None
     ]
     if cleared:
-        _clear(cluster.store, guard, cleared)
+        _clear(cluster.store, fence, cleared)
     by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
     for log_dir_id in verdict.back:
         try:
-            _take_back(cluster, guard, by_id[log_dir_id], looks[log_dir_id])
+            _take_back(cluster, fence, by_id[log_dir_id], looks[log_dir_id])
         except (SparkLogError, OSError) as error:  # gone again: the next look tells
             logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
     return verdict
@@ -187,9 +187,9 @@ def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
     return Look(None, counter=-1 if marker is None or formerly else marker.counter)
 
 
-def _take_out(store: Store, guard: Guard, log_dir_id: LogDirId, reason: str) -> None:
+def _take_out(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        guard(connection)
+        fence(connection)
         here = t.log_dir.update().where(_D.log_dir_id == log_dir_id)
         connection.execute(here.values(online=False, failure=reason))
 
@@ -197,36 +197,36 @@ def _take_out(store: Store, guard: Guard, log_dir_id: LogDirId, reason: str) -> 
     logger.error("log dir %s is out: %s", log_dir_id, reason)
 
 
-def _clear(store: Store, guard: Guard, log_dir_ids: Collection[LogDirId]) -> None:
+def _clear(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        guard(connection)
+        fence(connection)
         here = t.log_dir.update().where(_D.log_dir_id.in_(list(log_dir_ids)))
         connection.execute(here.values(suspect_bytes=None))
 
     store.transact(body)
 
 
-def _take_back(cluster: Cluster, guard: Guard, known: Known, look: Look) -> None:
+def _take_back(cluster: Cluster, fence: Fence, known: Known, look: Look) -> None:
     """The order lets a crash at any point be followed by another look: a log dir is online only at the very end."""
     store = cluster.store
     marker_uuid = known.uuid
     if look.empty:  # the store first: a marker that it does not know would count as somebody else's
         marker_uuid = str(uuid.uuid4())
-        store.transact(lambda connection, _: _set(connection, guard, known, uuid=marker_uuid))
+        store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
     directory = LogDir(known.uri)
     topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
-    fallen = sum(_check_files(store, guard, known.log_dir_id, directory, topic) for topic in topics)
+    fallen = sum(_check_files(store, fence, known.log_dir_id, directory, topic) for topic in topics)
     counter = max(known.counter, look.counter) + 1
     directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
-    store.transact(lambda connection, _: _set(connection, guard, known, **back), announce=True)
+    store.transact(lambda connection, _: _set(connection, fence, known, **back), announce=True)
     logger.warning(
         "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * look.empty, fallen
     )
 
 
-def _set(connection: sa.Connection, guard: Guard, known: Known, **values: object) -> None:
-    guard(connection)
+def _set(connection: sa.Connection, fence: Fence, known: Known, **values: object) -> None:
+    fence(connection)
     here = (_D.log_dir_id == known.log_dir_id) & ~_D.online
     if connection.execute(t.log_dir.update().where(here).values(values)).rowcount != 1:
         raise LogDirMismatchError(f"log dir {redact(known.uri)}: somebody else has changed it meanwhile")
@@ -238,12 +238,12 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
     return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
 
 
-def _check_files(store: Store, guard: Guard, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
+def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
     """Lower the LEO of the topic's replicas here to the first segment that is missing or of another size."""
     sizes = directory.list_files(topic.folder)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
-        guard(connection)
+        fence(connection)
         here = (_R.topic_id == topic.topic_id) & (_R.log_dir_id == log_dir_id)
         rows = connection.execute(sa.select(_R.partition, _R.broker_id).where(here)).all()
         before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])
@@ -254,7 +254,7 @@ def _check_files(store: Store, guard: Guard, log_dir_id: LogDirId, directory: Lo
             state = before[topic.topic_id, row.partition]
             lowered = lose_files(state, row.broker_id, missing.get(row.partition, state.log_end_offset))
             fallen += lowered is not state
-            after[topic.topic_id, row.partition] = fence(lowered)
+            after[topic.topic_id, row.partition] = fence_writers(lowered)
         save_partitions(connection, before, after)
         if fallen:  # its Delta table lists files that are not there: compare all of it
             p = t.publication.c

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.controller.reassignment_rows import forget, maybe_ready, row_of, under_way
@@ -86,7 +86,7 @@ def begin_reassignments(
     failpoint("reassignment.begun")
 
 
-def finish_reassignments(store: Store, guard: Guard) -> list[Key]:
+def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
     """Switch every partition whose target is in sync and alive; the partitions. A few hundred are one transaction."""
     ready = store.read(maybe_ready)
     done: list[Key] = []
@@ -94,7 +94,7 @@ def finish_reassignments(store: Store, guard: Guard) -> list[Key]:
         chosen = ready[first : first + _SWITCHED_PER_TRANSACTION]
 
         def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> list[Key]:
-            guard(connection)
+            fence(connection)
             return _switch(connection, store, chosen)
 
         switched = store.transact(body, announce=True)

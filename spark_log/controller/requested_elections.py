@@ -6,10 +6,10 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import find_topics
 from spark_log.controller.controller import elect_leaders, elect_preferred_leaders
-from spark_log.controller.fallback_controller import AtHand
+from spark_log.controller.fallback_controller import FallbackController
 from spark_log.errors import (
     ElectionNotNeededError,
     EligibleLeadersNotAvailableError,
@@ -32,14 +32,14 @@ def elect(
     UnknownTopicOrPartitionError. An unclean one elects only where there is no leader, and may lose records, which are
     recorded and logged. The term of a controller is not needed: each transaction sees who is alive, and decides alone.
     """
-    AtHand(cluster).look()  # a log dir that has gone must not be elected
+    FallbackController(cluster).look()  # a log dir that has gone must not be elected
     before = cluster.store.read(lambda connection: _look(connection, cluster, partitions))
     keys = {tp: key for tp, (key, _, _) in before.items()}
     if unclean:
         offline = {key for key, state, _ in before.values() if state.leader is None}
-        changed = set(elect_leaders(cluster.store, nobody_forbids, unclean=offline).elected) if offline else set()
+        changed = set(elect_leaders(cluster.store, unfenced, unclean=offline).elected) if offline else set()
     else:
-        changed = set(elect_preferred_leaders(cluster.store, nobody_forbids, list(keys.values())))
+        changed = set(elect_preferred_leaders(cluster.store, unfenced, list(keys.values())))
     outcomes: dict[TopicPartition, SparkLogError | None] = {}
     for tp in sorted(partitions):
         if tp not in before:

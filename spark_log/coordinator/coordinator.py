@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from spark_log import clock
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import COORDINATOR, Guard, Lease, LeaseStatus, lease_status
+from spark_log.cluster.lease import COORDINATOR, Fence, Lease, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
 from spark_log.controller import controller
 from spark_log.controller.balance import auto_rebalance
@@ -30,8 +30,8 @@ from spark_log.exit_hooks import stop_at_exit
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignment import known_assignors
 from spark_log.groups.target_assignment import groups_in_need, groups_with_members, tend
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
-from spark_log.maintenance.task_context import Work
 from spark_log.maintenance.tasks import TASKS, Task
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.followers import Followers
@@ -51,13 +51,13 @@ _TRY_AGAIN_S = 1.0
 
 @dataclass(frozen=True)
 class Term:
-    """What a duty works with. `guard` is called first in each of its transactions; one that takes long asks `stopping`
+    """What a duty works with. `fence` is called first in each of its transactions; one that takes long asks `stopping`
     in between.
     """
 
     cluster: Cluster
     settings: ClusterSettings
-    guard: Guard
+    fence: Fence
     stopping: Callable[[], bool]
 
 
@@ -80,7 +80,7 @@ def _tend(term: Term, group_ids: Sequence[str]) -> None:
     failed: SparkLogError | None = None
     for group_id in group_ids:
         try:
-            tend(term.cluster.store, group_id, assignors, term.guard)
+            tend(term.cluster.store, group_id, assignors, term.fence)
         except NotCoordinatorError:
             raise
         except SparkLogError as error:  # a group whose assignor fails does not keep the others waiting
@@ -107,10 +107,10 @@ def _maintenance_duty(task: Task) -> Duty:
     def run(term: Term) -> None:
         writer = Writer(term.cluster.store, f"coordinator: {task.name}", term.settings.producer_write_id_lease_ms)
         try:
-            work = Work(
-                term.cluster, term.settings, writer, term.guard, stopping=term.stopping, growth=BACKGROUND_GROWTH
+            context = MaintenanceContext(
+                term.cluster, term.settings, writer, term.fence, stopping=term.stopping, growth=BACKGROUND_GROWTH
             )
-            for report in task.run(work):
+            for report in task.run(context):
                 logger.info("%s", report)
         finally:
             writer.close()
@@ -124,7 +124,7 @@ def coordinator_duties() -> tuple[Duty, ...]:
 
 
 def _elect(term: Term) -> None:
-    controller.elect_leaders(term.cluster.store, term.guard)
+    controller.elect_leaders(term.cluster.store, term.fence)
 
 
 class _Inspection:
@@ -137,13 +137,13 @@ class _Inspection:
         now_s = clock.monotonic_s()
         if now_s >= self._next_s or term.cluster.store.read(suspects):
             self._next_s = now_s + _INSPECT_S
-            inspect_log_dirs(term.cluster, term.guard)
+            inspect_log_dirs(term.cluster, term.fence)
 
 
 def _shrink(watch: LagWatch, term: Term) -> None:
     lag_max_s = term.settings.replica_lag_time_max_ms / 1000
     late = watch.late(clock.monotonic_s(), term.cluster.store.read(members_behind), lag_max_s)
-    controller.shrink_isrs(term.cluster.store, term.guard, late)
+    controller.shrink_isrs(term.cluster.store, term.fence, late)
 
 
 def _lag_look_ms(settings: ClusterSettings) -> int:
@@ -151,16 +151,16 @@ def _lag_look_ms(settings: ClusterSettings) -> int:
 
 
 def _finish_reassignments(term: Term) -> None:
-    switch(term.cluster, term.guard)
+    switch(term.cluster, term.fence)
 
 
 def _delete_retired_replicas(term: Term) -> None:
-    delete_retired_replicas(term.cluster, term.guard)
+    delete_retired_replicas(term.cluster, term.fence)
 
 
 def _rebalance(term: Term) -> None:
     if term.settings.auto_leader_rebalance_enable:
-        auto_rebalance(term.cluster.store, term.guard, term.settings.leader_imbalance_per_broker_percentage)
+        auto_rebalance(term.cluster.store, term.fence, term.settings.leader_imbalance_per_broker_percentage)
 
 
 def controller_duties() -> tuple[Duty, ...]:

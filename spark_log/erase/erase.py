@@ -22,7 +22,7 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import AtHand
+from spark_log.controller.fallback_controller import FallbackController
 from spark_log.delta.publication import publish, try_publish
 from spark_log.erase.erase_report import Erased
 from spark_log.erase.erase_workers import Here, Workers
@@ -80,7 +80,7 @@ def erase(
     team = workers(KeySet(wanted))
     writer = Writer(cluster.store, "erase", team.lease_ms(settings))
     try:
-        run = _Run(cluster, found, limits, team, writer, AtHand(cluster, settings))
+        run = _Run(cluster, found, limits, team, writer, FallbackController(cluster, settings))
         run.to_the_end()
     finally:
         writer.close()
@@ -93,7 +93,7 @@ def erase(
     failpoint("erase.published")
     purged = None
     if purge:
-        run.at_hand.look()  # a log dir that has come back or gone away
+        run.fallback.look()  # a log dir that has come back or gone away
         purged = purge_old_files(cluster, found, team, run.replaced)
         notes += purged.notes
     return Erased(
@@ -145,7 +145,7 @@ class _Run:
     ends: Mapping[int, int]
     workers: Workers
     writer: Writer
-    at_hand: AtHand
+    fallback: FallbackController
     clean: set[str] = field(default_factory=set)
     """Names of segments that hold none: a segment's file never changes."""
     scanned: set[str] = field(default_factory=set)
@@ -174,7 +174,7 @@ class _Run:
                     " changing; what was erased stays erased"
                 )
             if fruitless:
-                self.at_hand.look()
+                self.fallback.look()
 
     def _seal(self) -> int:
         """Seal what lies below the ends; how many tails still reach below them."""

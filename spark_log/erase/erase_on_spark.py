@@ -32,13 +32,13 @@ class OnSpark:
         self._context = spark.sparkContext
         self._keys = self._context.broadcast(keys)
 
-    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         if not items:
             return
         keys = self._keys
         enough = self._context.defaultParallelism * 4
         tasks = min(len(items), max(enough, len(items) // _ITEMS_PER_TASK))
-        yield from self._context.parallelize(items, tasks).map(lambda item: work(item, keys.value)).collect()
+        yield from self._context.parallelize(items, tasks).map(lambda item: context(item, keys.value)).collect()
 
     def lease_ms(self, settings: ClusterSettings) -> int:
         return settings.spark_write_id_lease_ms

@@ -18,7 +18,7 @@ class Workers(Protocol):
     at_once: int
     """Files that are written before they are swapped in."""
 
-    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         """The results in the order of the items."""
         ...
 
@@ -36,9 +36,9 @@ class Here:
         self._keys = keys
         self._threads = max(1, min(4, os.cpu_count() or 1))
 
-    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         with ThreadPoolExecutor(self._threads, "spark-log-erase") as pool:
-            yield from pool.map(lambda item: work(item, self._keys), items)
+            yield from pool.map(lambda item: context(item, self._keys), items)
 
     def lease_ms(self, settings: ClusterSettings) -> int:
         return settings.producer_write_id_lease_ms

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from spark_log.append import write_ids
 from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import INT64_MAX
@@ -73,7 +73,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     write_ids.expire(store)
     deleted += delete_orphans(cluster, log_dirs, topic)
     deleted += _delete_of_previous_topics(cluster, log_dirs, topic, workers)
-    replicas = delete_retired_replicas(cluster, nobody_forbids)
+    replicas = delete_retired_replicas(cluster, unfenced)
     waiting = len({*store.read(lambda connection: _retired(connection, topic))} & {*due})
     notes = [*deleted.notes, *after_purge(cluster, log_dirs, topic, workers)]
     if waiting:

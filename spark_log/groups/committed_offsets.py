@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import sqlalchemy as sa
 
 from spark_log.append.partitioner import partition_of_key
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
@@ -223,14 +223,14 @@ def delete_commits(connection: sa.Connection, group_id: str, partitions: Collect
     _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in partitions if name in topics})
 
 
-def expire_offsets(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
+def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
     """Forget groups' offsets that are older than offsets.retention.minutes, counted from the last commit and from when
     the group became empty; and groups of which nothing is left. Returns how many offsets.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
-        guard(connection)
+        fence(connection)
         before_ms = store.clock(connection).wall_ms - retention_ms
         idle, old = _expired(before_ms)
         groups = sa.select(_G.group_id).where(idle).order_by(_G.group_id).with_for_update()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assignor
@@ -32,7 +32,7 @@ def remove_members(
     return group
 
 
-def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: Guard = nobody_forbids) -> None:
+def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
     """What a group needs from a bystander: dead members go, changed topics are noticed, stale targets are computed."""
 
     def look(connection: sa.Connection) -> bool:
@@ -44,7 +44,7 @@ def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: 
         return bool(dead) or notice_topics(row.group, row.topics, facts, facts.keys() | row.topics) != row.group
 
     def change(connection: sa.Connection, _attempt: Attempt) -> None:
-        guard(connection)
+        fence(connection)
         row = rows.read_group(connection, group_id, lock=True)
         if row is None:
             return
@@ -58,7 +58,7 @@ def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: 
     if store.read(look):
         store.transact(change, announce=True)
         failpoint("group.changed")
-    refresh_targets(store, group_id, assignors, guard)
+    refresh_targets(store, group_id, assignors, fence)
 
 
 def groups_in_need(store: Store) -> list[str]:
@@ -93,9 +93,7 @@ def _read_stale(
     return row, members, facts, rows.owners(connection, group_id)
 
 
-def refresh_targets(
-    store: Store, group_id: str, assignors: Mapping[str, Assignor], guard: Guard = nobody_forbids
-) -> bool:
+def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> bool:
     """Compute the targets if they are stale, and write them unless the generation has moved meanwhile.
 
     Whether they are fresh now. False: somebody else must do it, who has the group's assignor or made the later change.
@@ -115,7 +113,7 @@ def refresh_targets(
     changed = {m.member_id: targets[m.member_id] for m in members if targets[m.member_id] != m.member.target}
 
     def write(connection: sa.Connection, _attempt: Attempt) -> bool:
-        guard(connection)
+        fence(connection)
         current = rows.read_group(connection, group_id, lock=True)
         if current is None or current.group.generation != generation:
             return False

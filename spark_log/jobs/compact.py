@@ -81,10 +81,12 @@ def check(cluster: "Cluster", arguments: CompactArguments) -> None:
     """All that can be checked without Spark: the topics are there, and compacted."""
     from spark_log.append.write_ids import Writer
     from spark_log.maintenance.compaction.passes import compacted_topics
-    from spark_log.maintenance.task_context import Work
+    from spark_log.maintenance.context import MaintenanceContext
 
-    work = Work(cluster, cluster.store.settings, Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics)
-    compacted_topics(work, arguments.topics)
+    context = MaintenanceContext(
+        cluster, cluster.store.settings, Writer(cluster.store, "compact", 60_000), topic_names=arguments.topics
+    )
+    compacted_topics(context, arguments.topics)
 
 
 def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:

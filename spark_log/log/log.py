@@ -29,7 +29,7 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import AtHand
+from spark_log.controller.fallback_controller import FallbackController
 from spark_log.controller.log_dir_inspection import report_failure
 from spark_log.delta.publication import try_publish
 from spark_log.errors import (
@@ -97,7 +97,7 @@ class Log(LogReader):
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
         self._seal_beside = seal_beside
-        self._at_hand = AtHand(cluster, settings)
+        self._at_hand = FallbackController(cluster, settings)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
         """Of what is appended here: `take` it and warn."""

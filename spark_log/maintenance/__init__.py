@@ -13,8 +13,8 @@ schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Large co
 """
 
 from spark_log.maintenance.compaction.on_spark import compact_on_spark
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.task_context import Work
 from spark_log.maintenance.tasks import TASKS, Task, run_tasks
 
-__all__ = ["TASKS", "Amount", "Report", "Task", "Work", "compact_on_spark", "run_tasks"]
+__all__ = ["TASKS", "Amount", "MaintenanceContext", "Report", "Task", "compact_on_spark", "run_tasks"]

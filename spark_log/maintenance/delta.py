@@ -4,22 +4,22 @@ from collections.abc import Iterator
 
 from spark_log.delta.checkpoints import due_for_checkpoint, publish_behind, tidy_logs
 from spark_log.errors import SparkLogError, redact
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.task_context import Work
 
 
-def tend_delta_tables(work: Work) -> Iterator[Report]:
+def tend_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
     """Of every topic. Files and bytes in a report are those of the tables' logs."""
     failed: Exception | None = None
-    for topic in work.topics():
-        if work.stopping():
+    for topic in context.topics():
+        if context.stopping():
             return
         before, after = Amount(), Amount()
         notes: list[str] = []
         try:
-            if publish_behind(work.cluster, topic):
+            if publish_behind(context.cluster, topic):
                 notes.append("published what was behind")
-            for done in tidy_logs(work.cluster, topic):
+            for done in tidy_logs(context.cluster, topic):
                 notes.append(f"checkpoint at version {done.version}")
                 before += Amount(done.files_before, done.bytes_before)
                 after += Amount(done.files_after, done.bytes_after)
@@ -32,12 +32,12 @@ def tend_delta_tables(work: Work) -> Iterator[Report]:
         raise failed
 
 
-def plan_delta_tables(work: Work) -> Iterator[Report]:
+def plan_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
     """Which tables `tend_delta_tables` would checkpoint now, after which expired files of their logs go. Changes
     nothing. What is behind is published without asking.
     """
-    for topic in work.topics():
-        versions = due_for_checkpoint(work.cluster, topic)
+    for topic in context.topics():
+        versions = due_for_checkpoint(context.cluster, topic)
         notes = [f"checkpoint at version {version}; expired files of the table's log go" for version in versions]
         if notes:
             yield Report("delta", topic.name, notes=tuple(notes))

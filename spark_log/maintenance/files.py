@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from spark_log.append import write_ids
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError
 from spark_log.failpoints import failpoint
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.clean_up import (
     CleanableLogDirs,
     CountedLogDirs,
@@ -15,34 +16,33 @@ from spark_log.maintenance.removal.clean_up import (
 )
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.task_context import Work
 from spark_log.metadata.identity import check_identity
 
 
-def clean_up_files(work: Work) -> Iterator[Report]:
-    store = work.cluster.store
+def clean_up_files(context: MaintenanceContext) -> Iterator[Report]:
+    store = context.cluster.store
     store.read(check_identity)  # before anything else: what is not named by another store is no orphan
-    write_ids.expire(store, work.guard)
+    write_ids.expire(store, context.fence)
     failpoint("clean_up.write-ids-expired")
-    yield from _clean_up(work, CleanableLogDirs.of(work.cluster))
+    yield from _clean_up(context, CleanableLogDirs.of(context.cluster))
 
 
-def plan_clean_up(work: Work) -> Iterator[Report]:
+def plan_clean_up(context: MaintenanceContext) -> Iterator[Report]:
     """The files that `clean_up_files` would delete now. Changes nothing."""
-    store = work.cluster.store
+    store = context.cluster.store
     store.read(check_identity)
-    log_dirs = CountedLogDirs.of(work.cluster)
+    log_dirs = CountedLogDirs.of(context.cluster)
     log_dirs.expired = write_ids.expired(store)
-    yield from _clean_up(work, log_dirs)
+    yield from _clean_up(context, log_dirs)
 
 
-def _clean_up(work: Work, log_dirs: CleanableLogDirs) -> Iterator[Report]:
-    cluster = work.cluster
+def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterator[Report]:
+    cluster = context.cluster
     failed: Exception | None = None
-    for topic in work.topics():
+    for topic in context.topics():
         try:
-            deleted = delete_retired_files(cluster, log_dirs, topic, work.guard)
-            deleted += delete_left_copies(cluster, log_dirs, topic, work.guard)
+            deleted = delete_retired_files(cluster, log_dirs, topic, context.fence)
+            deleted += delete_left_copies(cluster, log_dirs, topic, context.fence)
             deleted += delete_orphans(cluster, log_dirs, topic)
         except (NotCoordinatorError, NotControllerError):
             raise
@@ -51,8 +51,8 @@ def _clean_up(work: Work, log_dirs: CleanableLogDirs) -> Iterator[Report]:
             continue
         yield from _report(topic.name, deleted)
     of_nobody = Deleted()
-    if work.topic_names is None:
-        of_nobody = delete_retired_topics(cluster, log_dirs, work.guard) + delete_unknown_folders(cluster, log_dirs)
+    if context.topic_names is None:
+        of_nobody = delete_retired_topics(cluster, log_dirs, context.fence) + delete_unknown_folders(cluster, log_dirs)
     yield from _report(None, of_nobody + Deleted(notes=log_dirs.notes))
     if failed is not None:
         raise failed

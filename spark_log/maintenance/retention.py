@@ -3,26 +3,26 @@
 from collections.abc import Iterator
 
 from spark_log.cluster.topics import Topic
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.log_start import Dropped, apply_retention, plan_retention
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.task_context import Work
 from spark_log.quantities import time_of
 
 
-def retain(work: Work) -> Iterator[Report]:
+def retain(context: MaintenanceContext) -> Iterator[Report]:
     failed: Exception | None = None
-    for topic in work.topics():
-        dropped = apply_retention(work.cluster, topic, work.guard)
+    for topic in context.topics():
+        dropped = apply_retention(context.cluster, topic, context.fence)
         failed = failed or next(iter(dropped.failed.values()), None)
         yield from _report(topic, dropped)
     if failed is not None:
         raise failed
 
 
-def plan_retain(work: Work) -> Iterator[Report]:
+def plan_retain(context: MaintenanceContext) -> Iterator[Report]:
     """The segments that `retain` would drop now. Changes nothing."""
-    for topic in work.topics():
-        yield from _report(topic, plan_retention(work.cluster, topic))
+    for topic in context.topics():
+        yield from _report(topic, plan_retention(context.cluster, topic))
 
 
 def _report(topic: Topic, dropped: Dropped) -> Iterator[Report]:

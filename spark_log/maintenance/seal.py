@@ -12,29 +12,29 @@ from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import publish
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicId
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
-from spark_log.maintenance.task_context import Work
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Encoding and the disk let other threads run."""
 
 
-def seal_tails(work: Work) -> Iterator[Report]:
+def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
     """Seal what is due, or with `work.now` every tail, below the high watermark; then publish what is behind."""
-    due, behind = _due(work)
+    due, behind = _due(context)
     yield from rewrite_partitions(
-        work,
+        context,
         "seal",
         [(topic, [tail.partition for tail in found]) for topic, found in due],
-        lambda topic, partition: sealing(work.cluster, work.writer, topic, partition, work.guard),
+        lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
         _THREADS,
     )
     failed: Exception | None = None
     for topic in behind:
         try:
-            publish(work.cluster, topic)
+            publish(context.cluster, topic)
             yield Report("seal", topic.name, notes=("published what was behind",))
         except (SparkLogError, OSError) as error:
             failed = failed or error
@@ -42,9 +42,9 @@ def seal_tails(work: Work) -> Iterator[Report]:
         raise failed
 
 
-def plan_seal(work: Work) -> Iterator[Report]:
+def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
     """Reports of the work that `seal_tails` would do now. Changes nothing."""
-    due, behind = _due(work)
+    due, behind = _due(context)
     for topic, found in due:
         notes = (f"{sum(tail.bytes for tail in found):,} bytes of inline tails become files", "deletes nothing")
         yield Report("seal", topic.name, len(found), notes=notes)
@@ -52,23 +52,23 @@ def plan_seal(work: Work) -> Iterator[Report]:
         yield Report("seal", topic.name, notes=("publishes what is behind", "deletes nothing"))
 
 
-def _due(work: Work) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
+def _due(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
     """Topics with tails to seal, which are published after it; and others whose Delta tables are behind.
 
     A file that was just appended is about to be published by its writer, so half of delta.max.lag.ms is left to it.
     """
-    store = work.cluster.store
+    store = context.cluster.store
     now_ms = store.now().wall_ms
     waiting, unpublished = store.read(lambda connection: (tails(connection), _unpublished(connection)))
     due: list[tuple[Topic, list[Tail]]] = []
     behind: list[Topic] = []
     if not waiting and not unpublished:
         return due, behind
-    for topic in work.topics():
+    for topic in context.topics():
         found = waiting.get(topic.topic_id, [])
-        if not work.now:
-            found = due_tails(found, topic.config, now_ms, work.settings.log_seal_interval_ms)
-        late_ms = 0 if work.now else topic.config.delta_max_lag_ms // 2
+        if not context.now:
+            found = due_tails(found, topic.config, now_ms, context.settings.log_seal_interval_ms)
+        late_ms = 0 if context.now else topic.config.delta_max_lag_ms // 2
         if found:
             due.append((topic, found))
         elif 0 <= late_ms <= now_ms - unpublished.get(topic.topic_id, now_ms + 1):

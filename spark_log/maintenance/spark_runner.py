@@ -12,11 +12,11 @@ from spark_log.cluster.log_dir import open_log_dir
 from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.merge import merge_segments
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite.segment_merge import Write
-from spark_log.maintenance.task_context import Work
 from spark_log.segments.slices import LogDirs
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def merge_on_spark(
     # long: nothing renews it while the driver is busy, and a task may wait for a core
     writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
     try:
-        work = Work(opened, settings, writer, topic_names=topics)
+        context = MaintenanceContext(opened, settings, writer, topic_names=topics)
         threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
-        yield from merge_segments(work, _write_in_tasks(spark), threads)
+        yield from merge_segments(context, _write_in_tasks(spark), threads)
     finally:
         writer.close()
         if opened is not cluster:

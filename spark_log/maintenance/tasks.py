@@ -8,10 +8,11 @@ from spark_log.append.producer_expiry import count_silent_producers, expire_prod
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import AtHand, any_offline
+from spark_log.controller.fallback_controller import FallbackController, any_offline
 from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
 from spark_log.maintenance.compaction.task import compact, plan_compaction
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.delta import plan_delta_tables, tend_delta_tables
 from spark_log.maintenance.files import clean_up_files, plan_clean_up
 from spark_log.maintenance.flush import flush_topics, plan_flush
@@ -19,7 +20,6 @@ from spark_log.maintenance.merge import merge_segments, plan_merge
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.retention import plan_retain, retain
 from spark_log.maintenance.seal import plan_seal, seal_tails
-from spark_log.maintenance.task_context import Work
 from spark_log.metadata.commit_tokens import expire_tokens
 from spark_log.quantities import count_of
 from spark_log.transactions.transaction_store import abort_timed_out, count_expired_ids, expire_ids, timed_out
@@ -30,19 +30,21 @@ class Task:
     name: str
     summary: str
     every_ms: Callable[[ClusterSettings], int]
-    run: Callable[[Work], Iterable[Report]]
+    run: Callable[[MaintenanceContext], Iterable[Report]]
     """Reports come as the work goes on, one for each topic that was changed. A failure of one topic keeps the others
     from nothing: it is raised at the end."""
-    plan: Callable[[Work], Iterable[Report]]
+    plan: Callable[[MaintenanceContext], Iterable[Report]]
     """Reports of the work that `run` would do now. Changes nothing."""
 
 
-def _only_with_a_steady_clock(name: str, run: Callable[[Work], Iterable[Report]]) -> Callable[[Work], Iterable[Report]]:
+def _only_with_a_steady_clock(
+    name: str, run: Callable[[MaintenanceContext], Iterable[Report]]
+) -> Callable[[MaintenanceContext], Iterable[Report]]:
     """`run`, put off while the store's clock is not trusted: what it deletes because of its age cannot be had again."""
 
-    def run_or_wait(work: Work) -> Iterator[Report]:
-        if work.cluster.store.clock_is_steady():
-            yield from run(work)
+    def run_or_wait(context: MaintenanceContext) -> Iterator[Report]:
+        if context.cluster.store.clock_is_steady():
+            yield from run(context)
         else:
             yield Report(name, notes=(_CLOCK_WAS_SET,))
 
@@ -55,19 +57,19 @@ _CLOCK_WAS_SET = (
 )
 
 
-def _expire(work: Work) -> Iterator[Report]:
-    store, settings = work.cluster.store, work.settings
-    if work.topic_names is None:  # none belongs to a topic
-        offsets = expire_offsets(store, settings, work.guard)
-        producers = expire_producers(store, settings, work.guard)
-        ids = expire_ids(store, settings, work.guard)
-        expire_tokens(store, work.guard)
+def _expire(context: MaintenanceContext) -> Iterator[Report]:
+    store, settings = context.cluster.store, context.settings
+    if context.topic_names is None:  # none belongs to a topic
+        offsets = expire_offsets(store, settings, context.fence)
+        producers = expire_producers(store, settings, context.fence)
+        ids = expire_ids(store, settings, context.fence)
+        expire_tokens(store, context.fence)
         yield from _expired(offsets, producers, ids)
 
 
-def _plan_expire(work: Work) -> Iterator[Report]:
-    store, settings = work.cluster.store, work.settings
-    if work.topic_names is None:
+def _plan_expire(context: MaintenanceContext) -> Iterator[Report]:
+    store, settings = context.cluster.store, context.settings
+    if context.topic_names is None:
         counts = (count_expired_offsets, count_silent_producers, count_expired_ids)
         yield from _expired(*(count(store, settings) for count in counts))
 
@@ -79,15 +81,15 @@ def _expired(offsets: int, producers: int, ids: int) -> Iterator[Report]:
         yield Report("expire", notes=(f"expired: {shown}",))
 
 
-def _abort_transactions(work: Work) -> Iterator[Report]:
-    if work.topic_names is None:
-        for transactional_id in abort_timed_out(work.cluster, work.guard):
+def _abort_transactions(context: MaintenanceContext) -> Iterator[Report]:
+    if context.topic_names is None:
+        for transactional_id in abort_timed_out(context.cluster, context.fence):
             yield Report("transactions", notes=(f"aborted {transactional_id}: its time was over",))
 
 
-def _plan_transactions(work: Work) -> Iterator[Report]:
-    if work.topic_names is None:
-        for _, transactional_id in timed_out(work.cluster.store):
+def _plan_transactions(context: MaintenanceContext) -> Iterator[Report]:
+    if context.topic_names is None:
+        for _, transactional_id in timed_out(context.cluster.store):
             yield Report("transactions", notes=(f"aborts {transactional_id}: its time is over",))
 
 
@@ -186,18 +188,18 @@ def run_tasks(
         settings = settings or opened.store.settings
         writer = Writer(opened.store, "maintenance", settings.producer_write_id_lease_ms)
         stack.callback(writer.close)
-        work = Work(opened, settings, writer, topic_names=topics, now=now)
-        list(work.topics())  # unknown ones are refused before anything is done
+        context = MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)
+        list(context.topics())  # unknown ones are refused before anything is done
         if not dry_run and opened.store.read(any_offline):  # it may be back
-            AtHand(opened, settings).look()
+            FallbackController(opened, settings).look()
         failed: Exception | None = None
         for task in TASKS:
             if wanted is None or task.name in wanted:
                 try:
                     if dry_run:
-                        yield from (replace(report, dry_run=True) for report in task.plan(work))
+                        yield from (replace(report, dry_run=True) for report in task.plan(context))
                     else:
-                        yield from task.run(work)
+                        yield from task.run(context)
                 except (SparkLogError, OSError) as error:
                     failed = failed or error
         if failed is not None:

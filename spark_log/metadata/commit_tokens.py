@@ -80,11 +80,11 @@ def may_ask(committed_at_boot_ms: int) -> bool:
     return clock.boot_ms() - committed_at_boot_ms < ASKED_MS_MAX
 
 
-def expire_tokens(store: "Store", guard: Callable[[sa.Connection], None] = lambda _: None) -> None:
-    """Delete the tokens that no client may ask about any more. `guard` raises if the caller has lost its lease."""
+def expire_tokens(store: "Store", fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
+    """Delete the tokens that no client may ask about any more. `fence` raises if the caller has lost its lease."""
 
     def body(connection: sa.Connection, _attempt: object) -> None:
-        guard(connection)
+        fence(connection)
         before_ms = store.clock(connection).wall_ms - KEPT_MS
         connection.execute(t.commit_token.delete().where(t.commit_token.c.at_ms < before_ms))
 

@@ -240,7 +240,7 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
     return after
 
 
-def fence(state: PartitionState) -> PartitionState:
+def fence_writers(state: PartitionState) -> PartitionState:
     """Refuse what was written or copied before: a log dir has come back, and may be another than writers wrote to."""
     return replace(state, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, topic_config
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
@@ -64,12 +64,12 @@ def note_moves(
         connection.execute(t.retired_replica.insert(), went)
 
 
-def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
+def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
     """Delete the files of replicas retired longer than the topic's file.delete.delay.ms; how many replicas.
 
     A log dir that fails keeps its rows, and the others are gone on with.
     """
-    claimed = _claim(cluster, guard)
+    claimed = _claim(cluster, fence)
     if not claimed:
         return 0
     infos = cluster.log_dirs()
@@ -78,7 +78,7 @@ def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
         if log_dir_id not in infos:  # its broker was removed just now
             continue
         try:
-            _delete_files(cluster, guard, infos[log_dir_id], key, f"{folder}/_segments/{key[1]}")
+            _delete_files(cluster, fence, infos[log_dir_id], key, f"{folder}/_segments/{key[1]}")
         except (NotControllerError, NotCoordinatorError):
             raise
         except (SparkLogError, OSError) as error:
@@ -89,7 +89,7 @@ def delete_retired_replicas(cluster: Cluster, guard: Guard) -> int:
     return deleted
 
 
-def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
+def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     """Those that are due, and those that somebody has begun to delete."""
     store = cluster.store
     store.read(check_identity)
@@ -108,7 +108,7 @@ def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
     unclaimed = [row for row in rows if not row.deleting]
 
     def claim(connection: sa.Connection, _attempt: Attempt) -> set[tuple[int, int, int]]:
-        guard(connection)
+        fence(connection)
         states = lock_partitions(connection, [(row.topic_id, row.partition) for row in unclaimed])
         mine = set()
         for row in unclaimed:
@@ -128,13 +128,13 @@ def _claim(cluster: Cluster, guard: Guard) -> list[tuple[LogDirId, Key, str]]:
     ]
 
 
-def _delete_files(cluster: Cluster, guard: Guard, info: LogDirInfo, key: Key, folder: str) -> None:
+def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, folder: str) -> None:
     log_dir = cluster.log_dir(info)
     log_dir.verify(info.uuid)  # one that has gone since we opened it looks as if everything were deleted
     this = _parameters(info.log_dir_id, key)
 
     def still_ours(connection: sa.Connection, _attempt: Attempt) -> bool:
-        guard(connection)
+        fence(connection)
         return connection.execute(sa.select(_K.deleting).where(_THIS), this).scalar() is not None
 
     for path in sorted(log_dir.list_files(folder)):
@@ -146,7 +146,7 @@ def _delete_files(cluster: Cluster, guard: Guard, info: LogDirInfo, key: Key, fo
     log_dir.delete_empty_folder(folder)
 
     def forget(connection: sa.Connection, _attempt: Attempt) -> None:
-        guard(connection)
+        fence(connection)
         connection.execute(t.retired_replica.delete().where(_THIS, _K.deleting), this)
 
     cluster.store.transact(forget)

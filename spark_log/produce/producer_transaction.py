@@ -47,7 +47,7 @@ from spark_log.produce.future import Written
 from spark_log.produce.producer_batch import Piece
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import Claim
+from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_store import Stored
 
 
@@ -111,7 +111,7 @@ class ProducerTransaction:
         self._lock = threading.RLock()
         self._state = State.UNINITIALIZED
         self._error: Exception | None = None
-        self._claim = Claim(-1, -1, 0)
+        self._ref = TransactionRef(-1, -1, 0)
         self._positions = itertools.count()
         """Not from 0 in each transaction: a piece that was tried in one may come again in the next."""
         self._forget()
@@ -137,7 +137,7 @@ class ProducerTransaction:
             if self._state is State.READY:
                 return
             timeout_ms = self._settings.transaction_timeout_ms
-            self._claim = transaction_store.init_producer(
+            self._ref = transaction_store.init_producer(
                 self._cluster.store, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
             )
             self._state = State.READY
@@ -145,10 +145,10 @@ class ProducerTransaction:
     def begin(self) -> None:
         with self._lock:
             self.check("begin_transaction")
-            claim = Claim(self._claim.producer_id, self._claim.epoch, self._claim.number + 1)
+            ref = TransactionRef(self._ref.producer_id, self._ref.epoch, self._ref.number + 1)
             with self.erring():
-                self._look(claim)
-            self._claim, self._state = claim, State.IN_TRANSACTION
+                self._look(ref)
+            self._ref, self._state = ref, State.IN_TRANSACTION
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
         """Offsets to commit with the transaction; whether they could be now is checked at once."""
@@ -156,7 +156,7 @@ class ProducerTransaction:
             self.check("send_offsets_to_transaction")
             with self.erring():
                 store = self._cluster.store
-                found = self._look(self._claim, lambda connection: check_offsets(store, connection, who, commits))
+                found = self._look(self._ref, lambda connection: check_offsets(store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(found)
 
     def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
@@ -192,7 +192,7 @@ class ProducerTransaction:
                 self._reached = True
                 stored = [Stored(position, batch) for position, batch in zip(groups, batches, strict=True)]
                 batches = transaction_store.register(
-                    self._cluster.store, self._claim, stored, written.blobs,
+                    self._cluster.store, self._ref, stored, written.blobs,
                     write_id=written.write_id, again=again, timeout_ms=timeout_ms,
                 )  # fmt: skip
                 self._pending += len(batches)
@@ -225,7 +225,7 @@ class ProducerTransaction:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
                 self._state = State.COMMITTING
-            return self._claim.number
+            return self._ref.number
 
     def commit(self, log: Log, number: int) -> list[Written]:
         """Commit, and say where the records are."""
@@ -238,7 +238,7 @@ class ProducerTransaction:
                     self._reached = True
                     offsets = self._commit(log, sent)
                 else:
-                    self._look(self._claim)
+                    self._look(self._ref)
                     offsets = []
             except SparkLogError as error:
                 if not may_commit_again(error):
@@ -252,7 +252,7 @@ class ProducerTransaction:
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
         batches = [each.batch for each in sent]
-        parts = [transaction_store.ends(self._claim, self._pending)]
+        parts = [transaction_store.ends(self._ref, self._pending)]
         if self._offsets:
             parts.append(commits_offsets(self._cluster.store, self._offsets))
         topics: dict[int, Topic] = {topic.topic_id: topic for topic in (each.pieces[0].topic for each in sent)}
@@ -273,7 +273,7 @@ class ProducerTransaction:
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
-            return self._claim.number
+            return self._ref.number
 
     def abort(self, number: int | None = None) -> None:
         """Abort; the transaction of that number if it is given."""
@@ -281,7 +281,7 @@ class ProducerTransaction:
             self._check_number("abort_transaction", number)
             try:
                 if self._reached:
-                    transaction_store.abort(self._cluster, self._claim, timeout_ms=self._timeout_ms)
+                    transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
                 raise
@@ -305,15 +305,15 @@ class ProducerTransaction:
     def _check_number(self, call: str, number: int | None) -> None:
         """Another thread may have ended the transaction meanwhile, and begun the next one."""
         self.check(call)
-        if number is not None and number != self._claim.number:
+        if number is not None and number != self._ref.number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
 
-    def _look(self, claim: Claim, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
+    def _look(self, ref: TransactionRef, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
         """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""
         store = self._cluster.store
 
         def look(connection: sa.Connection) -> Commits:
-            transaction_store.check(store, connection, claim)
+            transaction_store.check(store, connection, ref)
             return more(connection)
 
         return store.read(look)

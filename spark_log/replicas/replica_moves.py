@@ -6,10 +6,10 @@ A controller and served brokers do this by themselves; where there are none, who
 from collections.abc import Callable, Collection, Mapping
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, lease_status
+from spark_log.cluster.lease import Fence, lease_status
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import LEASE, at_hand
+from spark_log.controller.controller import LEASE, fallback
 from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reassignments, maybe_ready
 from spark_log.controller.reassignments import finish_reassignments
 from spark_log.delta.publication import try_publish
@@ -23,9 +23,9 @@ _LOOK_S = 0.5
 UnderWay = Mapping[TopicPartition, ReassignmentStatus]
 
 
-def switch(cluster: Cluster, guard: Guard) -> list[TopicPartition]:
+def switch(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
     """Finish the reassignments whose target is in sync, and take what has left out of the Delta tables."""
-    done = finish_reassignments(cluster.store, guard)
+    done = finish_reassignments(cluster.store, fence)
     if not done:
         return []
     topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
@@ -66,9 +66,9 @@ def _switch_at_hand(cluster: Cluster, settings: ClusterSettings) -> None:
     if not cluster.store.read(maybe_ready):
         return
     try:
-        with at_hand(cluster.store, settings) as guard:
-            if guard is not None:
-                switch(cluster, guard)
-                delete_retired_replicas(cluster, guard)
+        with fallback(cluster.store, settings) as fence:
+            if fence is not None:
+                switch(cluster, fence)
+                delete_retired_replicas(cluster, fence)
     except NotControllerError:  # the store was away for longer than our term: the next look goes on
         pass

@@ -19,7 +19,7 @@ from spark_log.append.rules import Acks, Appended, Batch, Rejected, check_enough
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic
-from spark_log.controller.fallback_controller import AtHand
+from spark_log.controller.fallback_controller import FallbackController
 from spark_log.controller.log_dir_inspection import report_failure
 from spark_log.errors import (
     CorruptRecordError,
@@ -45,7 +45,7 @@ _WITHIN_REACH = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughRe
 
 
 def append_reaching(
-    cluster: Cluster, at_hand: AtHand, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
+    cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
 ) -> AppendResult:
     """The append transaction, again for what was refused for want of replicas while something can be done about it."""
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
@@ -61,7 +61,7 @@ def append_reaching(
         brought = False
         for number in refused:
             try:
-                batches[number] = _bring(cluster, at_hand, topics, batches[number], request.acks)
+                batches[number] = _bring(cluster, fallback, topics, batches[number], request.acks)
                 brought = True
             except SparkLogError as error:  # why, as things are now
                 outcomes[number] = Rejected(error)
@@ -80,9 +80,11 @@ def _within_reach(outcome: Appended | Rejected) -> bool:
     return isinstance(outcome, Rejected) and isinstance(outcome.error, _WITHIN_REACH)
 
 
-def _bring(cluster: Cluster, at_hand: AtHand, topics: Mapping[int, Topic], batch: Batch, acks: Acks) -> Batch:
+def _bring(
+    cluster: Cluster, fallback: FallbackController, topics: Mapping[int, Topic], batch: Batch, acks: Acks
+) -> Batch:
     """The batch as it may be tried again; the error that refuses it where only others can help."""
-    state = _look(cluster, at_hand, batch, acks)
+    state = _look(cluster, fallback, batch, acks)
     wanted = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
     failed = False
@@ -99,12 +101,12 @@ def _bring(cluster: Cluster, at_hand: AtHand, topics: Mapping[int, Topic], batch
             except SparkLogError as error:  # it has changed meanwhile, or nobody has a good copy: the next try tells
                 _note(topic, batch, replica, error)
     if failed:
-        at_hand.look()
+        fallback.look()
     leader_epoch = None if batch.inline else state.leader_epoch
     return replace(batch, written_to=written_to, leader_epoch=leader_epoch)
 
 
-def _look(cluster: Cluster, at_hand: AtHand, batch: Batch, acks: Acks) -> PartitionState:
+def _look(cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks) -> PartitionState:
     """The partition as it is, once the controller has had a look if it lacks replicas; raises if it still does."""
     for attempt in range(2):
         state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
@@ -123,7 +125,7 @@ def _look(cluster: Cluster, at_hand: AtHand, batch: Batch, acks: Acks) -> Partit
         except _WITHIN_REACH:
             if attempt:
                 raise
-        at_hand.look()
+        fallback.look()
     raise AssertionError("unreachable")
 
 

@@ -42,7 +42,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commits_offsets
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 from spark_log.transactions import transaction_store
-from spark_log.transactions.rules import Claim
+from spark_log.transactions.rules import TransactionRef
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Producer:
     """Of one run of a query in one cluster: who has claimed its transactional id keeps it until another run does."""
 
     run_id: str
-    claim: Claim
+    ref: TransactionRef
     committed: int = -1
     """The last batch that this run has committed."""
 
@@ -98,7 +98,7 @@ class BatchTransaction:
         if self.done:
             return
         after_topic_id = 0 if self._last is None else self._last.newest_topic_id
-        pending = PendingWrite(self._producer.claim, next(self._orders), after_topic_id)
+        pending = PendingWrite(self._producer.ref, next(self._orders), after_topic_id)
         options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
         given = {name: value for name, value in options.items() if value is not None}
         self._unfinished.append(pending.order)
@@ -142,22 +142,22 @@ class BatchTransaction:
             self._commits[who] = commits
         if known is None or known.run_id != self._run_id or not self._began(known):
             known = _producers[key] = _Producer(self._run_id, self._initialized())
-        known.claim = Claim(known.claim.producer_id, known.claim.epoch, known.claim.number + 1)
+        known.ref = TransactionRef(known.ref.producer_id, known.ref.epoch, known.ref.number + 1)
         self._producer = known
 
     def _began(self, known: _Producer) -> bool:
         """False if there is to be a new epoch: the transactional id was forgotten, since the query had nothing to do,
         or a transaction could not be aborted.
         """
-        claim = known.claim
+        ref = known.ref
         try:
-            following, store = replace(claim, number=claim.number + 1), self._cluster.store
+            following, store = replace(ref, number=ref.number + 1), self._cluster.store
             store.read(lambda connection: transaction_store.check(store, connection, following))
         except (InvalidProducerIdMappingError, InvalidTxnStateError):
             return False
         return True
 
-    def _initialized(self) -> Claim:
+    def _initialized(self) -> TransactionRef:
         store = self._cluster.store
         timeout_ms = self._timeout_ms or store.settings.transaction_max_timeout_ms
         return transaction_store.init_producer(store, self._transactional_id, timeout_ms)
@@ -171,27 +171,27 @@ class BatchTransaction:
         finally:
             if not committed:
                 with suppress(SparkLogError):  # fenced, or over; what is left open is aborted by time-out
-                    transaction_store.abort(self._cluster, self._producer.claim)
+                    transaction_store.abort(self._cluster, self._producer.ref)
 
     def _commit(self) -> None:
         if self._unfinished:
             raise TransactionAbortableError(
                 f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
             )
-        store, claim = self._cluster.store, self._producer.claim
-        batches = [each.batch for each in store.read(lambda c: transaction_store.read_pending(c, claim.producer_id))]
+        store, ref = self._cluster.store, self._producer.ref
+        batches = [each.batch for each in store.read(lambda c: transaction_store.read_pending(c, ref.producer_id))]
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
         parts = [
             once(new, {batch.topic_id for batch in batches}),
-            transaction_store.ends(claim, len(batches)),
+            transaction_store.ends(ref, len(batches)),
             commits_offsets(store, self._commits),
         ]
         result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts), micro_batch=True)
         failpoint("transaction.committed")
         if result.replayed:  # by another driver, meanwhile: nothing of ours was appended
             with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost
-                transaction_store.abort(self._cluster, claim)
+                transaction_store.abort(self._cluster, ref)
         self._producer.committed = self._batch_id
 
     def _remembered(self, record_count: int) -> SparkBatch:

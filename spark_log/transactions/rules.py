@@ -34,7 +34,7 @@ over when it begins); the state of one number changes from ONGOING only."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class TransactionRef:
     """What a producer says of itself in each call."""
 
     producer_id: int
@@ -64,43 +64,43 @@ def initialize(transaction: Transaction) -> Transaction:
     return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
 
 
-def register(transaction: Transaction, claim: Claim, batches: int) -> Transaction:
+def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
     """So many batches more; the first ones begin the transaction. Raises what `check` does."""
-    check(transaction, claim)
-    if claim.number > transaction.number:
-        return replace(transaction, number=claim.number, state=ONGOING, pending=batches)
+    check(transaction, ref)
+    if ref.number > transaction.number:
+        return replace(transaction, number=ref.number, state=ONGOING, pending=batches)
     return replace(transaction, pending=transaction.pending + batches)
 
 
-def commit(transaction: Transaction, claim: Claim, batches: int) -> Transaction:
+def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
     """Over, with all of its `batches`. The same transaction if it was committed before: the answer had been lost.
 
     Raises what `check` does, and TransactionAbortableError if not all batches are there: their topic was deleted, or
     the store has lost what it had not forced to disk.
     """
-    if _is_the_last(transaction, claim) and transaction.state is COMMITTED:
+    if _is_the_last(transaction, ref) and transaction.state is COMMITTED:
         return transaction
-    check(transaction, claim)
-    there = transaction.pending if claim.number == transaction.number else 0
+    check(transaction, ref)
+    there = transaction.pending if ref.number == transaction.number else 0
     if there != batches:
         raise TransactionAbortableError(
-            f"{_name(transaction, claim)}: {batches} batches were sent and {there} are there: a topic was deleted"
+            f"{_name(transaction, ref)}: {batches} batches were sent and {there} are there: a topic was deleted"
             " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
-    return _over(replace(transaction, number=claim.number), COMMITTED)
+    return _over(replace(transaction, number=ref.number), COMMITTED)
 
 
-def abort(transaction: Transaction, claim: Claim) -> Transaction:
+def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
     """Over, with nothing of it. The same transaction if it was aborted before.
 
     Raises ProducerFencedError, and InvalidTxnStateError if it was committed or is an older one.
     """
-    if _is_the_last(transaction, claim) and transaction.state is ABORTED:
+    if _is_the_last(transaction, ref) and transaction.state is ABORTED:
         return transaction
-    _check_claim(transaction, claim)
-    if claim.number == transaction.number and transaction.state is not ONGOING:
-        raise InvalidTxnStateError(f"{_name(transaction, claim)} cannot be aborted: it is {transaction.state}")
-    return _over(replace(transaction, number=claim.number), ABORTED)
+    _check_claim(transaction, ref)
+    if ref.number == transaction.number and transaction.state is not ONGOING:
+        raise InvalidTxnStateError(f"{_name(transaction, ref)} cannot be aborted: it is {transaction.state}")
+    return _over(replace(transaction, number=ref.number), ABORTED)
 
 
 def time_out(transaction: Transaction) -> Transaction:
@@ -108,16 +108,16 @@ def time_out(transaction: Transaction) -> Transaction:
     return _over(transaction, ABORTED) if transaction.state is ONGOING and transaction.expired else transaction
 
 
-def check(transaction: Transaction, claim: Claim) -> None:
+def check(transaction: Transaction, ref: TransactionRef) -> None:
     """Whether the claim's transaction can go on, or begin.
 
     Raises ProducerFencedError for a lower epoch, TransactionAbortableError where it has been aborted (its time was
     over, or an operator did it), InvalidTxnStateError for an older transaction, one that is committed, and a new one
     while another is open.
     """
-    _check_claim(transaction, claim)
-    name = _name(transaction, claim)
-    if claim.number == transaction.number:
+    _check_claim(transaction, ref)
+    name = _name(transaction, ref)
+    if ref.number == transaction.number:
         if transaction.state is ABORTED or transaction.expired:
             raise TransactionAbortableError(
                 f"{name} has been aborted: transaction_timeout_ms was over, or an operator did it"
@@ -126,21 +126,21 @@ def check(transaction: Transaction, claim: Claim) -> None:
             raise InvalidTxnStateError(f"{name} cannot go on: its state is {transaction.state}")
 
 
-def _check_claim(transaction: Transaction, claim: Claim) -> None:
-    if claim.epoch != transaction.epoch:
+def _check_claim(transaction: Transaction, ref: TransactionRef) -> None:
+    if ref.epoch != transaction.epoch:
         raise ProducerFencedError(
-            f"transactional_id {transaction.transactional_id!r}: epoch {claim.epoch} of producer {claim.producer_id} is"
+            f"transactional_id {transaction.transactional_id!r}: epoch {ref.epoch} of producer {ref.producer_id} is"
             f" fenced by {transaction.epoch}: another producer has the same transactional_id"
         )
-    name = _name(transaction, claim)
-    if claim.number < transaction.number:
+    name = _name(transaction, ref)
+    if ref.number < transaction.number:
         raise InvalidTxnStateError(f"{name} is over: the current one is {transaction.number}")
-    if claim.number > transaction.number and transaction.state is ONGOING:
+    if ref.number > transaction.number and transaction.state is ONGOING:
         raise InvalidTxnStateError(f"{name} cannot begin: {transaction.number} is {transaction.state}")
 
 
-def _is_the_last(transaction: Transaction, claim: Claim) -> bool:
-    return (claim.epoch, claim.number) == (transaction.epoch, transaction.number)
+def _is_the_last(transaction: Transaction, ref: TransactionRef) -> bool:
+    return (ref.epoch, ref.number) == (transaction.epoch, transaction.number)
 
 
 def _over(transaction: Transaction, state: TransactionState) -> Transaction:
@@ -148,5 +148,5 @@ def _over(transaction: Transaction, state: TransactionState) -> Transaction:
     return replace(transaction, state=state, pending=0, expired=False)
 
 
-def _name(transaction: Transaction, claim: Claim) -> str:
-    return f"transaction {claim.number} of {transaction.transactional_id!r} (producer {claim.producer_id})"
+def _name(transaction: Transaction, ref: TransactionRef) -> str:
+    return f"transaction {ref.number} of {transaction.transactional_id!r} (producer {ref.producer_id})"

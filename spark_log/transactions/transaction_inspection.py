@@ -16,7 +16,7 @@ from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFo
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store, StoreClock
-from spark_log.transactions.rules import EMPTY, ONGOING, Claim, TransactionState
+from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, TransactionState
 from spark_log.transactions.transaction_store import read_pending
 
 GRACE_MS = 5 * 60 * 1000
@@ -46,9 +46,9 @@ class TransactionListing:
     """That are pending."""
 
     @property
-    def claim(self) -> Claim:
+    def ref(self) -> TransactionRef:
         """Names this very transaction: what aborts it cannot touch a later one."""
-        return Claim(self.producer_id, self.producer_epoch, self.number)
+        return TransactionRef(self.producer_id, self.producer_epoch, self.number)
 
 
 @dataclass(frozen=True)

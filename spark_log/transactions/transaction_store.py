@@ -24,7 +24,7 @@ from spark_log.append.append_transaction import Part, check_write_id
 from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
@@ -39,7 +39,7 @@ from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.transactions import rules
-from spark_log.transactions.rules import ONGOING, Claim, Transaction, TransactionState
+from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, TransactionState
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def init_producer(
     *,
     settings: ClusterSettings | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
-) -> Claim:
+) -> TransactionRef:
     """A producer id and a new epoch for the transactional id, with the number of its last transaction.
 
     Producers that had the id before are fenced, and the transaction that one had open is aborted.
@@ -101,7 +101,7 @@ def init_producer(
             f"transaction_timeout_ms={transaction_timeout_ms} is above transaction.max.timeout.ms ({limit})"
         )
 
-    def initialize(connection: sa.Connection, _attempt: Attempt) -> Claim:
+    def initialize(connection: sa.Connection, _attempt: Attempt) -> TransactionRef:
         now = store.clock(connection)
         values = {"last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
         query = sa.select(_P.producer_id).where(_P.transactional_id == transactional_id).with_for_update()
@@ -114,21 +114,21 @@ def init_producer(
         after = rules.initialize(before.transaction)
         connection.execute(t.producer.update().where(_P.producer_id == producer_id).values(**values, epoch=after.epoch))
         _save(connection, now, before, after)
-        return Claim(producer_id, after.epoch, after.number)
+        return TransactionRef(producer_id, after.epoch, after.number)
 
     found = store.transact(initialize, timeout_ms=timeout_ms)
     failpoint("transaction.initialized")
     return found
 
 
-def check(store: Store, connection: sa.Connection, claim: Claim) -> None:
+def check(store: Store, connection: sa.Connection, ref: TransactionRef) -> None:
     """Whether the claim's transaction can go on or begin; the errors of `transactions.check`."""
-    rules.check(_read(connection, store.clock(connection), claim.producer_id).transaction, claim)
+    rules.check(_read(connection, store.clock(connection), ref.producer_id).transaction, ref)
 
 
 def register(
     store: Store,
-    claim: Claim,
+    ref: TransactionRef,
     batches: Sequence[Stored],
     blobs: Mapping[str, bytes],
     *,
@@ -149,12 +149,12 @@ def register(
         if write_id is not None:
             check_write_id(connection, write_id, release=release_write_id)
         now = store.clock(connection)
-        before = _lock(connection, now, claim.producer_id)
-        there = {each.position: each.batch for each in read_pending(connection, claim.producer_id)} if again else {}
+        before = _lock(connection, now, ref.producer_id)
+        there = {each.position: each.batch for each in read_pending(connection, ref.producer_id)} if again else {}
         new = [each for each in batches if each.position not in there]
-        _save(connection, now, before, rules.register(before.transaction, claim, len(new)))
+        _save(connection, now, before, rules.register(before.transaction, ref, len(new)))
         if new:
-            _NEW_PENDING.run(connection, [_pending_row(claim, each) for each in new])
+            _NEW_PENDING.run(connection, [_pending_row(ref, each) for each in new])
             data = [{"name": each.batch.name, "data": blobs[each.batch.name]} for each in new if each.batch.inline]
             if data:
                 _NEW_BLOBS.run(connection, data)
@@ -165,26 +165,26 @@ def register(
     return registered
 
 
-def ends(claim: Claim, batches: int) -> Part:
+def ends(ref: TransactionRef, batches: int) -> Part:
     """The part of an append that commits the claim's transaction; it appends all the `batches` that are pending."""
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
-        before = _lock(connection, now, claim.producer_id)
-        after = rules.commit(before.transaction, claim, batches)
+        before = _lock(connection, now, ref.producer_id)
+        after = rules.commit(before.transaction, ref, batches)
         _save(connection, now, before, after, keep_blobs=True)
         return after is not before.transaction
 
     return end
 
 
-def abort(cluster: Cluster, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+def abort(cluster: Cluster, ref: TransactionRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
     """Drop what is pending, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Stored]:
         now = cluster.store.clock(connection)
-        before = _lock(connection, now, claim.producer_id)
-        after = rules.abort(before.transaction, claim)
-        dropped = read_pending(connection, claim.producer_id)
+        before = _lock(connection, now, ref.producer_id)
+        after = rules.abort(before.transaction, ref)
+        dropped = read_pending(connection, ref.producer_id)
         _save(connection, now, before, after)
         return dropped
 
@@ -193,11 +193,11 @@ def abort(cluster: Cluster, claim: Claim, *, timeout_ms: int = DEFAULT_TIMEOUT_M
     _delete_files(cluster, dropped)
 
 
-def abort_timed_out(cluster: Cluster, guard: Guard = nobody_forbids) -> Iterator[str]:
+def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
     """Abort the transactions that have been open for longer than their transaction.timeout.ms; transactional ids."""
     store = cluster.store
     for producer_id, transactional_id in timed_out(store):
-        dropped = store.transact(partial(_time_out, store, guard, producer_id))
+        dropped = store.transact(partial(_time_out, store, fence, producer_id))
         if dropped is not None:
             _delete_files(cluster, dropped)
             yield transactional_id
@@ -220,10 +220,10 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
 
 
 def _time_out(
-    store: Store, guard: Guard, producer_id: int, connection: sa.Connection, _attempt: Attempt
+    store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
 ) -> list[Stored] | None:
     """What was pending; None if its time is not over after all."""
-    guard(connection)
+    fence(connection)
     now = store.clock(connection)
     try:
         before = _lock(connection, now, producer_id)
@@ -237,12 +237,12 @@ def _time_out(
     return dropped
 
 
-def expire_ids(store: Store, settings: ClusterSettings | None = None, guard: Guard = nobody_forbids) -> int:
+def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
     """Forget the transactional ids that have had no transaction for transactional.id.expiration.ms; how many."""
     expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
-        guard(connection)
+        fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         idle = _idle_ids(before_ms).order_by(_P.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
         # looked at again under the lock: a transaction may have begun while this waited for it
@@ -338,11 +338,11 @@ def _save(
         _NOT_PENDING.run(connection, [{"key": after.producer_id}])
 
 
-def _pending_row(claim: Claim, stored: Stored) -> dict[str, Any]:
+def _pending_row(ref: TransactionRef, stored: Stored) -> dict[str, Any]:
     batch = stored.batch
     facts = {**vars(batch), "written_to": sorted(batch.written_to)}
     return {
-        "producer_id": claim.producer_id,
+        "producer_id": ref.producer_id,
         "position": stored.position,
         "topic_id": batch.topic_id,
         "partition": batch.partition,

@@ -188,11 +188,11 @@ def test_what_was_shown_is_aborted_and_no_later_one(admin, begin, cluster, log):
     [shown] = describe_transactions(cluster.store, ["mine"])
     producer.commit_transaction()
     with pytest.raises(spark_log.errors.InvalidTxnStateError):
-        transaction_store.abort(cluster, shown.transaction.claim)
+        transaction_store.abort(cluster, shown.transaction.ref)
     producer.begin_transaction()
     send(producer, "a", b"second")
     with pytest.raises(spark_log.errors.InvalidTxnStateError):
-        transaction_store.abort(cluster, shown.transaction.claim)
+        transaction_store.abort(cluster, shown.transaction.ref)
     producer.commit_transaction()
     assert stored(log, "a") == {0: [b"first", b"second"]}
 

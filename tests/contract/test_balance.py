@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.usage import usage
 from spark_log.controller.balance import auto_rebalance, load_balance, load_replicas
 from spark_log.controller.reassignments import begin_reassignments
@@ -49,11 +49,11 @@ def leaders(cluster, topic):
 def test_leaders_go_back_above_the_threshold(brokers):
     topic = topic_on(brokers, "t", [[1, 2]] * 10)
     change(brokers, t.partition.update().where(t.partition.c.partition == 0).values(leader=2))
-    assert auto_rebalance(brokers.store, nobody_forbids, 10) == []
+    assert auto_rebalance(brokers.store, unfenced, 10) == []
     change(brokers, t.partition.update().where(t.partition.c.partition < 2).values(leader=2))
-    assert auto_rebalance(brokers.store, nobody_forbids, 10) == [(topic.topic_id, 0), (topic.topic_id, 1)]
+    assert auto_rebalance(brokers.store, unfenced, 10) == [(topic.topic_id, 0), (topic.topic_id, 1)]
     assert leaders(brokers, topic) == [1] * 10
-    assert auto_rebalance(brokers.store, nobody_forbids, 0) == []
+    assert auto_rebalance(brokers.store, unfenced, 0) == []
 
 
 def test_who_cannot_lead_or_is_moving_is_left_alone(brokers):
@@ -63,7 +63,7 @@ def test_who_cannot_lead_or_is_moving_is_left_alone(brokers):
         brokers, t.replica.update().where(t.replica.c.partition == 1, t.replica.c.broker_id == 1).values(in_sync=False)
     )
     begin_reassignments(brokers, {TopicPartition("t", 2): [1, 3]})
-    assert auto_rebalance(brokers.store, nobody_forbids, 10) == [(topic.topic_id, 0)]
+    assert auto_rebalance(brokers.store, unfenced, 10) == [(topic.topic_id, 0)]
     assert leaders(brokers, topic) == [1, 2, 2]
 
 

@@ -13,7 +13,7 @@ from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.controller.controller import elect_leaders
@@ -307,7 +307,7 @@ def test_an_election_in_between_moves_nothing(replicated):
     step = replicated.copying(3)
     run = copied(step)
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
-    elections = elect_leaders(replicated.cluster.store, nobody_forbids)
+    elections = elect_leaders(replicated.cluster.store, unfenced)
     assert [cut.start for _, cut in elections.cuts] == [0], "broker 2 leads, and has nothing"
     overtaken(step, *run)
     assert replicated.ends() == {1: 0, 2: 0, 3: 0}
@@ -324,7 +324,7 @@ def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
     step = replicated.copying(3)
     run = copied(step)
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
-    elections = elect_leaders(replicated.cluster.store, nobody_forbids)
+    elections = elect_leaders(replicated.cluster.store, unfenced)
     assert elections.elected and not elections.cuts
     overtaken(step, *run)
     done = replicated.catch_up(3)

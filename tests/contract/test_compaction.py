@@ -9,7 +9,7 @@ from spark_log import Consumer
 from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import alter_configs
 from spark_log.config import ClusterSettings
 from spark_log.controller.controller import elect_leaders
@@ -20,9 +20,9 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import last_offsets, task
 from spark_log.maintenance.compaction.passes import look, plan_pass, read_passes
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.maintenance.rewrite.rewrite import segments
-from spark_log.maintenance.task_context import Work
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA
 from spark_log.replicas.followers import Followers
@@ -66,7 +66,7 @@ def read(log, topic, partition=0):
 
 
 def work_on(cluster, **settings):
-    return Work(cluster, ClusterSettings(**settings), Writer(cluster.store, "test", 60_000))
+    return MaintenanceContext(cluster, ClusterSettings(**settings), Writer(cluster.store, "test", 60_000))
 
 
 def compact(cluster, *, force=True, **settings):
@@ -168,7 +168,7 @@ def test_what_an_unclean_election_cuts_off_no_pass_has_been_over(three_brokers):
     assert [each.end_offset for each in passes(cluster, topic)] == [4]
     take_away(cluster, 2)
     bring_back(cluster, 3)
-    elect_leaders(cluster.store, nobody_forbids)
+    elect_leaders(cluster.store, unfenced)
     assert passes(cluster, topic) == []
     start = log.positions(topic)[OurPartition("t", 0)].high_watermark
     append(log, topic, "c1 -c")
@@ -344,11 +344,11 @@ def test_two_passes_at_once_leave_what_one_does(local, local_log):
     """The second was planned before the first one's swaps, and gives way."""
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 b1", "a2 b2")
-    work = work_on(local)
-    late = plan_pass(work, look(work, topic, 0))
+    context = work_on(local)
+    late = plan_pass(context, look(context, topic, 0))
     compact(local)
-    compacting = task.Compacting(work, topic)
-    task._run(work, late, compacting)
+    compacting = task.Compacting(context, topic)
+    task._run(context, late, compacting)
     assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
     assert read(local_log, topic) == "2:a2 3:b2"
     every_replica_is_whole(local)

@@ -7,7 +7,7 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.controller.controller import elect_leaders
 from spark_log.datasource.options.options import WriteOptions
 from spark_log.datasource.write.task_writer import TaskWriter
@@ -61,7 +61,7 @@ class Calls:
         list(run_tasks(cluster, ["transactions", "retention", "expire"]))
 
     def elections(self, cluster, log, topic):
-        assert elect_leaders(cluster.store, nobody_forbids).elected == []
+        assert elect_leaders(cluster.store, unfenced).elected == []
 
     def table_version(self, cluster, log, topic):
         _, version = look(log, "t")

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
@@ -270,7 +270,7 @@ def test_after_a_cut_the_table_has_no_record_that_is_lost(tables):
     tables.publish()
     assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "a", "a"]
     tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
-    [cut] = elect_leaders(tables.cluster.store, nobody_forbids, unclean=[(tables.topic.topic_id, 0)]).cuts
+    [cut] = elect_leaders(tables.cluster.store, unfenced, unclean=[(tables.topic.topic_id, 0)]).cuts
     assert (cut[1].start, cut[1].end) == (1, 3)
     tables.append("B")
     tables.append("C")
@@ -353,11 +353,11 @@ def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):
     tables.append("b")
     home = tables.folder / "broker-2"
     away = home.rename(tables.folder / "away")
-    inspect_log_dirs(tables.cluster, nobody_forbids)
-    elect_leaders(tables.cluster.store, nobody_forbids)
+    inspect_log_dirs(tables.cluster, unfenced)
+    elect_leaders(tables.cluster.store, unfenced)
     tables.append("c")
     home.mkdir()
-    inspect_log_dirs(tables.cluster, nobody_forbids)
+    inspect_log_dirs(tables.cluster, unfenced)
     try_publish(tables.cluster, [tables.topic])
     assert tables.values(2) == ""
     tables.catch_up(2)
@@ -374,8 +374,8 @@ def test_a_log_dir_that_comes_back_without_some_files_goes_on_with_its_table(tab
     version = tables.delta(2).version()
     home = tables.folder / "broker-2"
     away = home.rename(tables.folder / "away")
-    inspect_log_dirs(tables.cluster, nobody_forbids)
-    elect_leaders(tables.cluster.store, nobody_forbids)
+    inspect_log_dirs(tables.cluster, unfenced)
+    elect_leaders(tables.cluster.store, unfenced)
     tables.append("d")
     s = t.segment.c
     [name] = tables.cluster.store.read(
@@ -383,7 +383,7 @@ def test_a_log_dir_that_comes_back_without_some_files_goes_on_with_its_table(tab
     )
     next(away.rglob(name)).unlink()
     away.rename(home)
-    inspect_log_dirs(tables.cluster, nobody_forbids)
+    inspect_log_dirs(tables.cluster, unfenced)
     tables.publish()
     assert tables.values(2) == "a"
     done = tables.catch_up(2)

@@ -15,7 +15,7 @@ from kafka import TopicPartition
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.delta.publication import delta_tables, publish
@@ -159,7 +159,7 @@ def test_every_replica_and_one_that_is_away(three_brokers, log_of, tmp_path):
     assert erased.records == 1, "what was above the high watermark then"
 
     (tmp_path / "away").rename(tmp_path / f"d{gone}")
-    inspect_log_dirs(cluster, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
     catch_up(cluster, topic, 0, gone)
     log.close()  # gives its write id back: what a writer is at work on is not clean-up's
     reports = list(run_tasks(cluster, ["files"], topics=["t"]))

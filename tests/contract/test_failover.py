@@ -11,10 +11,10 @@ from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import at_hand, elect_leaders
+from spark_log.controller.controller import elect_leaders, fallback
 from spark_log.controller.log_dir_inspection import inspect_log_dirs, report_failure
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import (
@@ -45,8 +45,8 @@ def partition(cluster, topic, number=0):
 
 
 def look(cluster):
-    inspect_log_dirs(cluster, nobody_forbids)
-    return elect_leaders(cluster.store, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
+    return elect_leaders(cluster.store, unfenced)
 
 
 def append(log, topic, *values, acks="all"):
@@ -336,9 +336,9 @@ def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log)
     topic = create_topic(cluster, "t", 6, replication_factor=3, configs=FILES)
     session = BrokerSession(cluster.store, 2, 3_600_000)
     session.register()
-    assert not elect_leaders(cluster.store, nobody_forbids)
+    assert not elect_leaders(cluster.store, unfenced)
     session.end()
-    done = elect_leaders(cluster.store, nobody_forbids)
+    done = elect_leaders(cluster.store, unfenced)
     assert len(done.elected) == 2 and len(done.shrunk) == 4
     assert all(part.leader != 2 and 2 not in part.isr for part in describe_topics(cluster, ["t"])[0].partitions)
     assert isinstance(append(log, topic, "a"), Appended)
@@ -374,7 +374,7 @@ def test_a_new_topic_is_placed_on_brokers_that_are_alive(cluster, tmp_path):
 def test_a_controller_whose_term_has_ended_changes_nothing(cluster, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3)
     settings = ClusterSettings()
-    with at_hand(cluster.store, settings) as stale:
+    with fallback(cluster.store, settings) as stale:
         assert stale is not None
         cluster.store.transact(lambda c, _: c.execute(t.lease.update().values(epoch=t.lease.c.epoch + 1, holder="new")))
         lose(cluster, 1, tmp_path)

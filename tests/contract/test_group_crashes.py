@@ -260,7 +260,7 @@ def test_exactly_one_coordinator_acts(cluster):
         def run(term):
             assert running.acquire(blocking=False), "another one is acting"
             try:
-                cluster.store.transact(lambda connection, _: term.guard(connection))
+                cluster.store.transact(lambda connection, _: term.fence(connection))
                 acted.append(name)
             finally:
                 running.release()

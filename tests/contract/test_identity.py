@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import StoreChangedError
@@ -64,7 +64,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         with pytest.raises(StoreChangedError, match=r"timeline 1.*is .*timeline 2.*spark-log store accept"):
             publish(cluster, topic)
         with pytest.raises(StoreChangedError):
-            delete_retired_replicas(cluster, nobody_forbids)
+            delete_retired_replicas(cluster, unfenced)
         with caplog.at_level(logging.WARNING):
             assert append(cluster, topic, "new") == Appended(1, 2), "appends go on"
         assert "spark-log store accept" in caplog.text, "and say what has stopped"
@@ -84,7 +84,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         assert code == 0 and "timeline 2" in status["recorded"] and status["accepted"] and not status["problem"]
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["before the backup", "new"]
-        delete_retired_replicas(cluster, nobody_forbids)
+        delete_retired_replicas(cluster, unfenced)
 
 
 def test_another_server_is_told_from_another_timeline(postgres_url, tmp_path):

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
@@ -37,8 +37,8 @@ def cluster(three_brokers):
 
 
 def look(cluster):
-    inspect_log_dirs(cluster, nobody_forbids)
-    elect_leaders(cluster.store, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
+    elect_leaders(cluster.store, unfenced)
 
 
 def partition(cluster):

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import alter_configs, create_topic, delete_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.reassignment_rows import list_reassignments
@@ -54,7 +54,7 @@ def copy(cluster, topic, *broker_ids, partition=0):
 
 
 def finish(cluster):
-    return finish_reassignments(cluster.store, nobody_forbids)
+    return finish_reassignments(cluster.store, unfenced)
 
 
 def rows(cluster, table_):
@@ -195,7 +195,7 @@ def test_a_broker_that_dies_in_the_midst(brokers, log):
     dies = t.log_dir.update().where(t.log_dir.c.broker_id == 3)
     change(brokers, dies.values(online=False))
     assert finish(brokers) == [], "in sync by the rows, but dead"
-    elect_leaders(brokers.store, nobody_forbids)
+    elect_leaders(brokers.store, unfenced)
     write(log, topic, "b")
     change(brokers, dies.values(online=True))
     assert finish(brokers) == []
@@ -210,7 +210,7 @@ def test_the_leader_that_leaves_dies_in_the_midst(brokers, log):
     write(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
     change(brokers, t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
-    elect_leaders(brokers.store, nobody_forbids)
+    elect_leaders(brokers.store, unfenced)
     write(log, topic, "b")
     copy(brokers, topic, 3)
     finish(brokers)
@@ -252,14 +252,14 @@ def moved(brokers, log):
 
 def test_files_stay_for_readers_and_are_deleted_later(brokers, moved, tmp_path):
     assert len(files(tmp_path, 3)) == 2
-    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+    assert delete_retired_replicas(brokers, unfenced) == 0
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
-    assert delete_retired_replicas(brokers, nobody_forbids) == 1
+    assert delete_retired_replicas(brokers, unfenced) == 1
     assert rows(brokers, t.retired_replica) == []
     [kept] = (tmp_path / "broker-3").rglob("_segments/*/*.parquet")
     assert kept.parent.name == "1", "the other partition's"
     assert not (kept.parents[1] / "0").exists()
-    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+    assert delete_retired_replicas(brokers, unfenced) == 0
 
 
 def test_the_delta_table_loses_what_has_left(brokers, log):
@@ -269,11 +269,11 @@ def test_the_delta_table_loses_what_has_left(brokers, log):
     begin_reassignments(brokers, {T0: [4]})
     copy(brokers, topic, 4)
     assert_delta_is_the_log(brokers)
-    assert switch(brokers, nobody_forbids) == [T0]
+    assert switch(brokers, unfenced) == [T0]
     assert_delta_is_the_log(brokers)
     begin_reassignments(brokers, {T0: [3]})
     copy(brokers, topic, 3)
-    switch(brokers, nobody_forbids)
+    switch(brokers, unfenced)
     assert_delta_is_the_log(brokers)
 
 
@@ -281,7 +281,7 @@ def test_a_replica_that_comes_back_takes_its_files_over(brokers, moved, log, tmp
     begin_reassignments(brokers, {T0: [3]})
     assert rows(brokers, t.retired_replica) == []
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
-    assert delete_retired_replicas(brokers, nobody_forbids) == 0
+    assert delete_retired_replicas(brokers, unfenced) == 0
     copied = catch_up(brokers, moved, 0, 3)
     assert copied.in_sync
     finish(brokers)
@@ -296,7 +296,7 @@ def test_none_is_placed_where_files_are_being_deleted(brokers, moved, tmp_path):
     brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
     begin_reassignments(brokers, {T0: [3]})
     assert len(rows(brokers, t.retired_replica)) == 1
-    assert delete_retired_replicas(brokers, nobody_forbids) == 1, "whoever claimed it died: the next one goes on"
+    assert delete_retired_replicas(brokers, unfenced) == 1, "whoever claimed it died: the next one goes on"
     assert len(files(tmp_path, 3)) == 1
 
 
@@ -307,10 +307,10 @@ def test_a_log_dir_that_is_away_keeps_no_other_from_being_cleaned(brokers, moved
     assert len(finish(brokers)) == 2
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
     (tmp_path / "broker-3").rename(tmp_path / "away")
-    assert delete_retired_replicas(brokers, nobody_forbids) == 1
+    assert delete_retired_replicas(brokers, unfenced) == 1
     assert "broker-3" in caplog.text
     (tmp_path / "away").rename(tmp_path / "broker-3")
-    assert delete_retired_replicas(brokers, nobody_forbids) == 2
+    assert delete_retired_replicas(brokers, unfenced) == 2
     assert files(tmp_path, 3) == []
 
 

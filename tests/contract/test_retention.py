@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.append.rules import Appended
 from spark_log.append.write_ids import Writer
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import alter_configs, create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
@@ -311,8 +311,8 @@ def test_a_leader_that_lacks_what_is_gone_begins_at_the_log_start(three_brokers)
     bring_back(cluster, late)
     for broker_id in others:  # at once, before the late one has copied anything
         take_away(cluster, broker_id)
-    inspect_log_dirs(cluster, nobody_forbids)
-    elect_leaders(cluster.store, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
+    elect_leaders(cluster.store, unfenced)
     state = state_of(cluster, topic)
     assert (state.leader, state.log_start_offset, state.log_end_offset) == (late, 5, 5)
     assert rows_of(cluster, t.segment) == []

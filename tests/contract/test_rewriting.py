@@ -36,8 +36,8 @@ class Case:
     def write(self, keep=None):
         self.written = write(self.rewriting, self.name, self.cluster.log_dirs(), self.cluster.log_dir, keep)
 
-    def swap(self, **guard):
-        return swap(self.cluster, self.write_id, self.rewriting, self.written, **guard)
+    def swap(self, **fence):
+        return swap(self.cluster, self.write_id, self.rewriting, self.written, **fence)
 
     def files(self):
         """Of the topic, in any log dir that answers, the one that was written."""
@@ -135,7 +135,7 @@ def test_a_guard_that_forbids(case):
     case.write()
     before = case.rows()
     with pytest.raises(NotCoordinatorError):
-        case.swap(guard=gone)
+        case.swap(fence=gone)
     assert case.rows() == before
 
 

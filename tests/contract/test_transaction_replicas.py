@@ -8,7 +8,7 @@ import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.controller.reassignments import begin_reassignments
@@ -55,8 +55,8 @@ def committed_up_to(cluster, log, number):
 
 
 def look(cluster):
-    inspect_log_dirs(cluster, nobody_forbids)
-    elect_leaders(cluster.store, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
+    elect_leaders(cluster.store, unfenced)
 
 
 def isr(cluster):
@@ -102,7 +102,7 @@ def test_a_partition_is_reassigned_in_between(cluster, log, producer, tmp_path):
         for broker in (4, 3, 1):
             if broker in assigned_to(cluster, name):
                 catch_up(cluster, log.find_topic(name), 0, broker)
-    switch(cluster, nobody_forbids)
+    switch(cluster, unfenced)
     assert (assigned_to(cluster, FILE), assigned_to(cluster, BLOB)) == ({4, 3}, {4, 1})
     producer.commit_transaction()
     committed_up_to(cluster, log, 2)

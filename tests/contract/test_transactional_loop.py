@@ -106,7 +106,7 @@ def test_an_aborted_transaction_is_done_again(cluster, filled, consume, produce)
         producer.flush()
         seen.append([record.value.decode() for record in records])
         if len(seen) == 1:
-            transaction_store.abort(cluster, producer._transaction._claim)
+            transaction_store.abort(cluster, producer._transaction._ref)
 
     assert TransactionalLoop(consume(), producer).run(copy_and_be_aborted_once) == Totals(7, 1, aborted=1)
     assert seen == [ALL, ALL]

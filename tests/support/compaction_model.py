@@ -21,9 +21,9 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.compaction import passes, task
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.maintenance.rewrite.rewrite import discard, plan_rewriting, segments, swap, write
-from spark_log.maintenance.task_context import Work
 from spark_log.records.schema import RECORD_SCHEMA
 
 RETENTION_MS = 100
@@ -132,7 +132,7 @@ class Model:
 
     def run(self, steps: Sequence[Step]) -> None:
         self._log = Log(self.cluster)
-        self._work = Work(
+        self._context = MaintenanceContext(
             self.cluster, ClusterSettings(), Writer(self.cluster.store, "model", 60_000), topic_names=[self.topic.name]
         )
         for step in steps:
@@ -192,7 +192,7 @@ class Model:
             with store.snapshot() as connection:
                 rewriting = plan_rewriting(connection, self.topic, 0, run)
             assert rewriting is not None
-            write_id, name = self._work.writer.file_name()
+            write_id, name = self._context.writer.file_name()
             written = write(rewriting, name, self.cluster.log_dirs(), self.cluster.log_dir)
             assert swap(self.cluster, write_id, rewriting, written)
 
@@ -252,7 +252,7 @@ class Model:
             self.patch(passes, "swap", swap_or_lose)
             self.patch(passes, "failpoint", pass_or_die)
             with contextlib.suppress(Killed):
-                return tuple(note for report in task.compact(self._work, force=step.force) for note in report.notes)
+                return tuple(note for report in task.compact(self._context, force=step.force) for note in report.notes)
             return None
         finally:
             self.patch(passes, "swap", swap)
@@ -274,7 +274,7 @@ class Model:
         assert len(self.there) == len(visible)
         self.now_ms += 10_000
         self._alter_policy("compact")
-        assert passes.look(self._work, self.topic, 0) is None, "nothing is due"
+        assert passes.look(self._context, self.topic, 0) is None, "nothing is due"
         with self.cluster.store.snapshot() as connection:
             assert len(passes.read_passes(connection, (self.topic.topic_id, 0))) <= 20
 

@@ -13,7 +13,7 @@ from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import PartitionInfo, describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import delete_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
@@ -117,8 +117,8 @@ class TaggedLog:
         assert len(self._partition().isr) == 2
 
     def _look(self) -> None:
-        inspect_log_dirs(self.cluster, nobody_forbids)
-        elect_leaders(self.cluster.store, nobody_forbids)
+        inspect_log_dirs(self.cluster, unfenced)
+        elect_leaders(self.cluster.store, unfenced)
 
 
 class LineageReader:

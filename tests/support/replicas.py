@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.lease import nobody_forbids
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic, find_topics, insert_topic
 from spark_log.controller.controller import elect_leaders
@@ -53,15 +53,15 @@ def take_away(cluster: Cluster, broker_id: int) -> None:
     """Its log dir goes away; the controller notices, and elects."""
     folder = folder_of(cluster, broker_id)
     folder.rename(folder.with_name(f"{folder.name}-away"))
-    inspect_log_dirs(cluster, nobody_forbids)
-    elect_leaders(cluster.store, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
+    elect_leaders(cluster.store, unfenced)
 
 
 def bring_back(cluster: Cluster, broker_id: int) -> None:
     """It comes back with all its files; the controller notices."""
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
-    inspect_log_dirs(cluster, nobody_forbids)
+    inspect_log_dirs(cluster, unfenced)
 
 
 def every_replica_is_whole(cluster: Cluster) -> None:

@@ -4,15 +4,15 @@ from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.maintenance.compaction.task import compact
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.task_context import Work
 
 
 def compact_now(cluster: Cluster, topic: str) -> Report:
     """Compact whatever of the topic can be; it must be something."""
     writer = Writer(cluster.store, "compaction of a test", 60_000)
     try:
-        [report] = compact(Work(cluster, ClusterSettings(), writer, topic_names=[topic]), force=True)
+        [report] = compact(MaintenanceContext(cluster, ClusterSettings(), writer, topic_names=[topic]), force=True)
         return report
     finally:
         writer.close()

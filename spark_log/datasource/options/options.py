@@ -29,7 +29,7 @@ from spark_log.datasource.options.positions import (
 from spark_log.datasource.options.topic_choice import Subscription, parse_subscription
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.names import check_group_id
-from spark_log.transactions.rules import Claim
+from spark_log.transactions.rules import TransactionRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
@@ -155,15 +155,15 @@ class SinkGroup:
 class PendingWrite:
     """A batch write whose rows become pending in an open transaction, for its owner to commit."""
 
-    claim: Claim
+    ref: TransactionRef
     order: int
     """Of the writes of the transaction: those of a lower one come first in the log."""
     after_topic_id: int = 0
     """Rows of topics up to this id are left out: a batch that comes again is in them."""
 
     def __str__(self) -> str:
-        claim = self.claim
-        return f"{claim.producer_id}:{claim.epoch}:{claim.number}:{self.order}:{self.after_topic_id}"
+        ref = self.ref
+        return f"{ref.producer_id}:{ref.epoch}:{ref.number}:{self.order}:{self.after_topic_id}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -319,7 +319,7 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
             f"Option 'transaction' ({text!r}) is set by spark_log.streams.batch_transaction, for its batch writes"
         )
     producer_id, epoch, number, order, after_topic_id = map(int, numbers)
-    return PendingWrite(Claim(producer_id, epoch, number), order, after_topic_id)
+    return PendingWrite(TransactionRef(producer_id, epoch, number), order, after_topic_id)
 
 
 def _group(given: OptionText, streaming: bool) -> SinkGroup | None:

@@ -113,7 +113,7 @@ def register_write(
     stored = [Stored(first + position, batch) for position, batch in enumerate(batches)]
     with Cluster.open(cluster_address) as cluster:
         register(
-            cluster.store, pending.claim, stored, blobs, write_id=write_id, release_write_id=True, durable=True
+            cluster.store, pending.ref, stored, blobs, write_id=write_id, release_write_id=True, durable=True
         )  # fmt: skip
         _delete(cluster, [each for each in written if each.topic_id <= pending.after_topic_id])
 

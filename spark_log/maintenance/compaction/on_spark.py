@@ -34,9 +34,9 @@ from spark_log.maintenance.compaction.passes import (
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite import Written
-from spark_log.maintenance.task_context import Work
 from spark_log.partitions.partition_rows import Key
 from spark_log.quantities import count_of
 from spark_log.records.segment_file import SegmentFacts
@@ -74,23 +74,25 @@ def compact_on_spark(
     settings = settings or opened.store.settings
     writer = Writer(opened.store, "compact_on_spark", settings.spark_write_id_lease_ms)
     try:
-        return _compact(spark, Work(opened, settings, writer, topic_names=topics), force, progress)
+        return _compact(spark, MaintenanceContext(opened, settings, writer, topic_names=topics), force, progress)
     finally:
         writer.close()
         if opened is not cluster:
             opened.close()
 
 
-def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[[str], None]) -> list[Report]:
+def _compact(
+    spark: "SparkSession", context: MaintenanceContext, force: bool, progress: Callable[[str], None]
+) -> list[Report]:
     passes: list[CompactionPass] = []
     under_way: dict[int, Compacting] = {}
     failed: list[str] = []
-    for topic in compacted_topics(work, work.topic_names):
-        under_way[topic.topic_id] = Compacting(work, topic)
-        for partition in candidates(work, topic, force=force):
+    for topic in compacted_topics(context, context.topic_names):
+        under_way[topic.topic_id] = Compacting(context, topic)
+        for partition in candidates(context, topic, force=force):
             try:
-                due = look(work, topic, partition, force=force)
-                planned = None if due is None else plan_pass(work, due)
+                due = look(context, topic, partition, force=force)
+                planned = None if due is None else plan_pass(context, due)
             except (SparkLogError, OSError) as error:  # its tail could not be sealed
                 failed.append(redact(str(error)))
                 continue
@@ -105,8 +107,8 @@ def _compact(spark: "SparkSession", work: Work, force: bool, progress: Callable[
             for count, what in ((len(passes), "partition"), (records, "record"), (len(units), "unit"))
         )
         progress(f"due: {partitions}, {read}, {size:,} bytes, {files}")
-        write_id, _ = work.writer.file_name()
-        outcomes = _compact_units(spark, passes, write_id, work.cluster.log_dirs())
+        write_id, _ = context.writer.file_name()
+        outcomes = _compact_units(spark, passes, write_id, context.cluster.log_dirs())
         written = sum(o.compacted is not None and o.compacted.written is not None for o in outcomes)
         progress(f"{count_of(written, 'file')} written")
         rest = iter(outcomes)

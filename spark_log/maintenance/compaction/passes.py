@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import sqlalchemy as sa
 
-from spark_log.cluster.lease import Guard
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.topics import Topic
 from spark_log.delta.publication import publish, try_publish
 from spark_log.delta.publication_state import seen_offsets
@@ -25,10 +25,10 @@ from spark_log.maintenance.compaction.rules import (
     tombstone_horizon,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.rewrite import Segment, discard, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
-from spark_log.maintenance.task_context import Work
 from spark_log.metadata import tables as t
 from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
 from spark_log.quantities import count_of
@@ -72,9 +72,9 @@ class CompactionPass:
         return f"{self.topic.name}-{self.partition}"
 
 
-def compacted_topics(work: Work, names: Collection[str] | None = None) -> list[Topic]:
+def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
     """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another."""
-    found = list(work.topics())
+    found = list(context.topics())
     for topic in found:
         if names is not None and not topic.config.compacts:
             policy = ",".join(sorted(topic.config.cleanup_policy))
@@ -84,7 +84,7 @@ def compacted_topics(work: Work, names: Collection[str] | None = None) -> list[T
     return [topic for topic in found if topic.config.compacts]
 
 
-def candidates(work: Work, topic: Topic, *, force: bool = False) -> Sequence[int]:
+def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:
     """The partitions of the topic to `look` at: something came since the last pass, or tombstones wait."""
     if force:
         return range(topic.partition_count)
@@ -103,13 +103,13 @@ def candidates(work: Work, topic: Topic, *, force: bool = False) -> Sequence[int
         .where((_P.high_watermark > sa.func.coalesce(passed.c.end_offset, 0)) | (passed.c.left > 0))
         .order_by(_P.partition)
     )
-    return work.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+    return context.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
 
 
-def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
+def look(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Whether a pass over the partition is due; with `force` whenever it could change anything."""
-    now_ms = work.cluster.store.now().wall_ms
-    found, first_dirty, passes = work.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
+    now_ms = context.cluster.store.now().wall_ms
+    found, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
     if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in found)
@@ -119,11 +119,11 @@ def look(work: Work, topic: Topic, partition: int, *, force: bool = False) -> Du
     return Due(topic, partition, found[-1].end_offset, size, any(inline), now_ms, below, dirty)
 
 
-def plan_pass(work: Work, due: Due) -> CompactionPass | None:
+def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
     """Seal what of the tail the pass is to be over, and plan it. None if there is nothing to do any more."""
-    cluster, topic, partition = work.cluster, due.topic, due.partition
+    cluster, topic, partition = context.cluster, due.topic, due.partition
     if due.inline:
-        for _ in sealing(cluster, work.writer, topic, partition, work.guard, due.end_offset):
+        for _ in sealing(cluster, context.writer, topic, partition, context.fence, due.end_offset):
             pass
     if due.tail_below_files:  # or a file could get records that a Delta table has shown and others that are new to it
         publish(cluster, topic)
@@ -187,8 +187,8 @@ def _here(key: Key) -> sa.ColumnElement[bool]:
 class Compacting:
     """The passes over a topic that are under way: what they changed so far, told at the end in one report."""
 
-    def __init__(self, work: Work, topic: Topic) -> None:
-        self._work = work
+    def __init__(self, context: MaintenanceContext, topic: Topic) -> None:
+        self._context = context
         self._topic = topic
         self._changed: set[int] = set()
         self._completed = False
@@ -208,9 +208,9 @@ class Compacting:
             return True
         failpoint("compact.file-written")
         if written.facts.record_count == unit.record_count:
-            discard(self._work.cluster, rewriting, written)
+            discard(self._context.cluster, rewriting, written)
             return True
-        if not swap(self._work.cluster, write_id, rewriting, written, self._work.guard):
+        if not swap(self._context.cluster, write_id, rewriting, written, self._context.fence):
             return False
         failpoint("compact.swapped")
         self._changed.add(planned.partition)
@@ -226,11 +226,11 @@ class Compacting:
             each.written is None and not unit.dirty for each, unit in zip(compacted, planned.units, strict=True)
         )
         tombstones = sum(each.tombstones_left for each in compacted) + (planned.carried if unread else 0)
-        store, guard = self._work.cluster.store, self._work.guard
+        store, fence = self._context.cluster.store, self._context.fence
 
         def note(connection: sa.Connection, _attempt: object) -> bool:
             now_ms = store.clock(connection).wall_ms
-            return _note(connection, planned, tombstones, now_ms, guard)
+            return _note(connection, planned, tombstones, now_ms, fence)
 
         self._completed = True
         if not store.transact(note):
@@ -243,7 +243,7 @@ class Compacting:
     def report(self) -> Report | None:
         """What was done, once it is published; None if there is nothing to tell."""
         if self._changed or self._completed:  # a pass that was killed may have left it to this one
-            try_publish(self._work.cluster, [self._topic])
+            try_publish(self._context.cluster, [self._topic])
         if not self._changed and not self._notes:
             return None
         dropped = [f"{count_of(self._tombstones, 'tombstone')} dropped"] if self._tombstones else []
@@ -251,8 +251,8 @@ class Compacting:
         return Report("compact", self._topic.name, len(self._changed), self._before, self._after, notes)
 
 
-def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, now_ms: int, guard: Guard) -> bool:
-    guard(connection)
+def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, now_ms: int, fence: Fence) -> bool:
+    fence(connection)
     state = lock_partitions(connection, [planned.key]).get(planned.key)
     # an election may have cut the log, and other records have the offsets
     if state is None or state.partition_epoch != planned.partition_epoch:

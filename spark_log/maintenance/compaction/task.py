@@ -16,33 +16,33 @@ from spark_log.maintenance.compaction.passes import (
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, compact_unit
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.task_context import Work
 from spark_log.quantities import count_of
 
 
-def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
+def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Report]:
     """Compact what is due (with `force` whatever can be), partition by partition; a report for each topic.
 
     Memory is bounded, whatever the number of keys: see `find_last_offsets`. A partition that fails keeps no other from
     it; then the first error is raised.
     """
     failed: Exception | None = None
-    for topic in compacted_topics(work):
-        compacting = Compacting(work, topic)
-        for partition in candidates(work, topic, force=force):
-            if work.stopping():
+    for topic in compacted_topics(context):
+        compacting = Compacting(context, topic)
+        for partition in candidates(context, topic, force=force):
+            if context.stopping():
                 break
             try:
-                due = look(work, topic, partition, force=force)
+                due = look(context, topic, partition, force=force)
                 if due is None:
                     continue
-                if _is_too_large(work, due):
+                if _is_too_large(context, due):
                     compacting.say(_too_large(due))
                     continue
-                planned = plan_pass(work, due)
+                planned = plan_pass(context, due)
                 if planned is not None:
-                    _run(work, planned, compacting)
+                    _run(context, planned, compacting)
             except NotCoordinatorError:
                 raise
             except (SparkLogError, OSError) as error:
@@ -54,12 +54,12 @@ def compact(work: Work, *, force: bool = False) -> Iterator[Report]:
         raise failed
 
 
-def plan_compaction(work: Work) -> Iterator[Report]:
+def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
     """Over which partitions `compact` would go now. Changes nothing, and reads no keys."""
-    for topic in compacted_topics(work):
-        found = [look(work, topic, partition) for partition in candidates(work, topic)]
-        due = [each for each in found if each is not None and not _is_too_large(work, each)]
-        notes = [_too_large(each) for each in found if each is not None and _is_too_large(work, each)]
+    for topic in compacted_topics(context):
+        found = [look(context, topic, partition) for partition in candidates(context, topic)]
+        due = [each for each in found if each is not None and not _is_too_large(context, each)]
+        notes = [_too_large(each) for each in found if each is not None and _is_too_large(context, each)]
         if due:
             dirty, size = sum(each.dirty_records for each in due), sum(each.bytes for each in due)
             notes.append(
@@ -70,8 +70,8 @@ def plan_compaction(work: Work) -> Iterator[Report]:
             yield Report("compact", topic.name, len(due), notes=tuple(notes))
 
 
-def _is_too_large(work: Work, due: Due) -> bool:
-    return due.bytes > work.settings.log_cleaner_local_bytes_max
+def _is_too_large(context: MaintenanceContext, due: Due) -> bool:
+    return due.bytes > context.settings.log_cleaner_local_bytes_max
 
 
 def _too_large(due: Due) -> str:
@@ -81,14 +81,14 @@ def _too_large(due: Due) -> str:
     )
 
 
-def _run(work: Work, planned: CompactionPass, compacting: Compacting) -> None:
+def _run(context: MaintenanceContext, planned: CompactionPass, compacting: Compacting) -> None:
     """The pass; each unit is swapped in as soon as it is written."""
-    log_dirs = work.cluster.log_dirs()
+    log_dirs = context.cluster.log_dirs()
     done: list[Compacted] = []
     swapped = True
     for unit, last_offsets in zip(planned.units, find_last_offsets(planned.units, log_dirs), strict=True):
-        write_id, name = work.writer.file_name()
-        done.append(compact_unit(unit, last_offsets, name, log_dirs, work.cluster.log_dir))
+        write_id, name = context.writer.file_name()
+        done.append(compact_unit(unit, last_offsets, name, log_dirs, context.cluster.log_dir))
         swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each does good by itself
     if swapped:
         compacting.complete(planned, done)

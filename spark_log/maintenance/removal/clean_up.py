@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
@@ -180,7 +180,7 @@ _LISTED = (
 
 
 def delete_retired_files(
-    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
+    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, fence: Fence = unfenced
 ) -> Deleted:
     """Delete the topic's retired files that have had their time, and then their rows."""
     store, kept_ms = cluster.store, topic.config.file_delete_delay_ms
@@ -208,7 +208,7 @@ def delete_retired_files(
         return paths, where
 
     def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
-        guard(connection)
+        fence(connection)
         p = t.publication.c
         # a table that cannot be reached still lists them: compare all of it when it is back
         listed = sa.exists().where(
@@ -249,9 +249,7 @@ def delete_retired_files(
     return deleted
 
 
-def delete_left_copies(
-    cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, guard: Guard = nobody_forbids
-) -> Deleted:
+def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, fence: Fence = unfenced) -> Deleted:
     """Delete the topic's retired files in log dirs that were away when they were deleted elsewhere, and are back."""
     store = cluster.store
 
@@ -265,7 +263,7 @@ def delete_left_copies(
         return list(connection.execute(query).scalars())
 
     def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
-        guard(connection)
+        fence(connection)
         here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & _K.path.in_(paths)
         connection.execute(t.retired_copy.delete().where(here))
 
@@ -291,7 +289,7 @@ def delete_left_copies(
 # Deleted topics -----------------------------------------------------------------------------------------------------
 
 
-def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: Guard = nobody_forbids) -> Deleted:
+def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: Fence = unfenced) -> Deleted:
     """Delete the folders of topics that were deleted as long ago as file.delete.delay.ms is by default."""
     store = cluster.store
 
@@ -301,7 +299,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, guard: G
         return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
 
     def forget(connection: sa.Connection, folder: str) -> None:
-        guard(connection)
+        fence(connection)
         inside = _F.path.startswith(f"{folder}/", autoescape=True)
         connection.execute(t.retired_file.delete().where((_F.path == folder) | inside))
 

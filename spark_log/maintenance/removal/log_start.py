@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.delta.publication import try_publish
 from spark_log.errors import (
@@ -125,7 +125,7 @@ def next_to_leave(
         start, total_bytes = gone[-1][0].end_offset, total_bytes - sum(segment.bytes for segment, _ in gone)
 
 
-def apply_retention(cluster: Cluster, topic: Topic, guard: Guard = nobody_forbids) -> Dropped:
+def apply_retention(cluster: Cluster, topic: Topic, fence: Fence = unfenced) -> Dropped:
     """Drop what retention.ms and retention.bytes do not keep, and what lies below the log start; then publish.
 
     In short transactions. What the metadata of a partition makes impossible is in `failed`, and keeps no other from it.
@@ -133,22 +133,22 @@ def apply_retention(cluster: Cluster, topic: Topic, guard: Guard = nobody_forbid
     dropped = Dropped()
     due = cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection)))
     for first in range(0, len(due), _PARTITIONS_MAX):
-        dropped += _drop(cluster, topic, due[first : first + _PARTITIONS_MAX], guard)
+        dropped += _drop(cluster, topic, due[first : first + _PARTITIONS_MAX], fence)
     if dropped.partitions:
         try_publish(cluster, [topic])
     return dropped
 
 
-def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard) -> Dropped:
+def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence) -> Dropped:
     dropped = Dropped()
     while numbers:
         try:
-            more, numbers = cluster.store.transact(lambda c, _, n=numbers: _drop_some(c, cluster, topic, n, guard))  # type: ignore[misc]
+            more, numbers = cluster.store.transact(lambda c, _, n=numbers: _drop_some(c, cluster, topic, n, fence))  # type: ignore[misc]
         except (UnsafePathError, CorruptRecordError, MetadataConflictError) as error:
             if len(numbers) == 1:
                 return dropped + Dropped(failed={numbers[0]: error})
             for number in numbers:
-                dropped += _drop(cluster, topic, [number], guard)
+                dropped += _drop(cluster, topic, [number], fence)
             return dropped
         failpoint("retention.committed")
         dropped += more
@@ -156,10 +156,10 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard) 
 
 
 def _drop_some(
-    connection: sa.Connection, cluster: Cluster, topic: Topic, numbers: Sequence[int], guard: Guard
+    connection: sa.Connection, cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence
 ) -> tuple[Dropped, list[int]]:
     """What went, and the partitions of which more may have to go."""
-    guard(connection)
+    fence(connection)
     now = cluster.store.clock(connection)
     before = lock_partitions(connection, [(topic.topic_id, number) for number in numbers])
     known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from spark_log.append.append_transaction import check_write_id
 from spark_log.append.encoding import Encoding, SegmentFiles
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.controller.log_dir_inspection import report_failure
@@ -221,9 +221,7 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
             yield records.append_column(_READ_SCHEMA.field("offset"), offsets).select(_READ_SCHEMA.names)
 
 
-def swap(
-    cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, guard: Guard = nobody_forbids
-) -> bool:
+def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:
     """Put the file in place of its inputs. False if that may not be any more: then the file is removed again.
 
     Refused: the inputs are not the log any more, the ISR has changed, too few of it have the file, or the write id has
@@ -232,7 +230,7 @@ def swap(
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
     try:
-        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, guard))
+        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, fence))
     except WriteIdExpiredError:
         swapped = False
     if not swapped:
@@ -255,9 +253,9 @@ def _swap(
     write_id: str,
     rewriting: Rewriting,
     written: Written,
-    guard: Guard,
+    fence: Fence,
 ) -> bool:
-    guard(connection)
+    fence(connection)
     topic, inputs = rewriting.topic, rewriting.inputs
     key = topic.topic_id, rewriting.partition
     before = lock_partitions(connection, [key])

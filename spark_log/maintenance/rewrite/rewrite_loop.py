@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from spark_log.cluster.topics import Topic
 from spark_log.delta.publication import try_publish
 from spark_log.errors import NotCoordinatorError, SparkLogError, redact
+from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.rewrite import Rewriting, Written
-from spark_log.maintenance.task_context import Work
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
 """Does the work of one partition, and says of each swap when it is done."""
@@ -27,7 +27,11 @@ class _Done:
 
 
 def rewrite_partitions(
-    work: Work, task: str, wanted: Sequence[tuple[Topic, Sequence[int]]], rewrites: Rewrites, threads: int
+    context: MaintenanceContext,
+    task: str,
+    wanted: Sequence[tuple[Topic, Sequence[int]]],
+    rewrites: Rewrites,
+    threads: int,
 ) -> Iterator[Report]:
     """Do the work of these partitions; a report for each topic with something in it, once its table is published.
 
@@ -38,17 +42,17 @@ def rewrite_partitions(
     pool = ThreadPoolExecutor(threads, f"spark-log-{task}")
     try:
         jobs = [
-            (topic, {number: pool.submit(_rewrite, work, rewrites, topic, number) for number in numbers})
+            (topic, {number: pool.submit(_rewrite, context, rewrites, topic, number) for number in numbers})
             for topic, numbers in wanted
         ]
         for topic, futures in jobs:
-            _wait(work, list(futures.values()))
+            _wait(context, list(futures.values()))
             done = {number: future.result() for number, future in futures.items()}
             errors = {number: each.error for number, each in done.items() if each.error is not None}
             failed = failed or next(iter(errors.values()), None)
             changed = [each for each in done.values() if each.before]
             if changed:
-                try_publish(work.cluster, [topic])
+                try_publish(context.cluster, [topic])
             if changed or errors:
                 before = sum((each.before for each in changed), Amount())
                 after = sum((each.after for each in changed), Amount())
@@ -60,10 +64,10 @@ def rewrite_partitions(
         raise failed
 
 
-def _rewrite(work: Work, rewrites: Rewrites, topic: Topic, partition: int) -> _Done:
+def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, partition: int) -> _Done:
     done = _Done()
     try:
-        if work.stopping():
+        if context.stopping():
             return done
         for rewriting, written in rewrites(topic, partition):
             inputs = rewriting.inputs
@@ -71,7 +75,7 @@ def _rewrite(work: Work, rewrites: Rewrites, topic: Topic, partition: int) -> _D
                 len(inputs), sum(each.bytes for each in inputs), sum(each.record_count for each in inputs)
             )
             done.after += Amount(1, written.facts.bytes, written.facts.record_count)
-            if work.stopping():
+            if context.stopping():
                 break
     except NotCoordinatorError:
         raise
@@ -80,7 +84,7 @@ def _rewrite(work: Work, rewrites: Rewrites, topic: Topic, partition: int) -> _D
     return done
 
 
-def _wait(work: Work, futures: Sequence[Future[_Done]]) -> None:
+def _wait(context: MaintenanceContext, futures: Sequence[Future[_Done]]) -> None:
     """Until all are done; a file that takes long to write keeps its write id."""
     while wait(futures, timeout=_KEEP_S).not_done:
-        work.writer.keep()
+        context.writer.keep()

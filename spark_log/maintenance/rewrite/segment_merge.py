@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.delta import publication_state
 from spark_log.failpoints import failpoint
@@ -91,7 +91,7 @@ def merge(
     writer: Writer,
     topic: Topic,
     partition: int,
-    guard: Guard = nobody_forbids,
+    fence: Fence = unfenced,
     write_file: Write | None = None,
     growth: int = GROWTH,
     bytes_max: int | None = None,
@@ -115,7 +115,7 @@ def merge(
             else:
                 written = write_file(rewriting, name, cluster.log_dirs())
             failpoint("merge.file-written")
-            if not swap(cluster, write_id, rewriting, written, guard):
+            if not swap(cluster, write_id, rewriting, written, fence):
                 return
             failpoint("merge.committed")
             yield rewriting, written

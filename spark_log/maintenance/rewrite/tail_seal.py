@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
@@ -46,9 +46,9 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
     return found
 
 
-def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, guard: Guard = nobody_forbids) -> int:
+def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, fence: Fence = unfenced) -> int:
     """Write the partition's tail below the high watermark into segment files; returns how many."""
-    return sum(1 for _ in sealing(cluster, writer, topic, partition, guard))
+    return sum(1 for _ in sealing(cluster, writer, topic, partition, fence))
 
 
 def sealing(
@@ -56,7 +56,7 @@ def sealing(
     writer: Writer,
     topic: Topic,
     partition: int,
-    guard: Guard = nobody_forbids,
+    fence: Fence = unfenced,
     end_offset: int | None = None,
 ) -> Iterator[tuple[Rewriting, Written]]:
     """The same, each file when it has been swapped in; only what ends at or below `end_offset`, if that is given.
@@ -73,7 +73,7 @@ def sealing(
         write_id, name = writer.file_name()
         written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
         failpoint("seal.file-written")
-        if swap(cluster, write_id, rewriting, written, guard):
+        if swap(cluster, write_id, rewriting, written, fence):
             failpoint("seal.committed")
             yield rewriting, written
 

@@ -26,7 +26,7 @@ from spark_log.datasource.options.positions import (
 from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
 from spark_log.ids import TopicPartition
-from spark_log.transactions.rules import Claim
+from spark_log.transactions.rules import TransactionRef
 
 BASE = {"cluster": "/c", "subscribe": "t"}
 T0 = TopicPartition("t", 0)
@@ -459,7 +459,7 @@ def test_transaction_versions_are_for_batches() -> None:
 
 
 def test_pending_writes() -> None:
-    pending = PendingWrite(Claim(7, 0, 12), 3, 5)
+    pending = PendingWrite(TransactionRef(7, 0, 12), 3, 5)
     assert write(transaction=str(pending)).pending == pending
     with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
         WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})

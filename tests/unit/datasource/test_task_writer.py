@@ -30,7 +30,7 @@ from spark_log.errors import (
 )
 from spark_log.log.log import Log
 from spark_log.records.schema import HEADERS
-from spark_log.transactions.rules import Claim
+from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_store import ends, init_producer, read_pending
 from tests.support.records import ranges_of, read_all
 
@@ -420,15 +420,15 @@ def test_writes_of_a_transaction_come_in_its_order(cluster: Cluster, log: Log) -
     """The later write is done first; the rows of the earlier one come first all the same."""
     topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
     first = init_producer(cluster.store, "t", 60_000)
-    claim = Claim(first.producer_id, first.epoch, first.number + 1)
+    ref = TransactionRef(first.producer_id, first.epoch, first.number + 1)
     for order in (1, 0):
         this = plan(cluster)
         outputs = [write(this, rows([f"{order}/{task} " + "x" * 2_000 * task]), attempt=task) for task in range(2)]
-        register_write(str(cluster.store.address), outputs, this.write_id, PendingWrite(claim, order))
+        register_write(str(cluster.store.address), outputs, this.write_id, PendingWrite(ref, order))
         abort_write(str(cluster.store.address), outputs, this.write_id)  # after an answer that was lost
     assert by_partition(log, topic) == {}
     assert len(files(cluster)) == 2
-    stored = cluster.store.read(lambda connection: read_pending(connection, claim.producer_id))
+    stored = cluster.store.read(lambda connection: read_pending(connection, ref.producer_id))
     batches = [each.batch for each in stored]
-    append_whole(cluster, AppendRequest(batches, atomic=True, parts=[ends(claim, len(batches))]))
+    append_whole(cluster, AppendRequest(batches, atomic=True, parts=[ends(ref, len(batches))]))
     assert [value.split(" ")[0] for value in by_partition(log, topic)[0]] == ["0/0", "0/1", "1/0", "1/1"]

@@ -14,7 +14,7 @@ from spark_log.partitions.replication import (
     caught_up,
     elect_preferred,
     fail_over,
-    fence,
+    fence_writers,
     lag_out,
     lose_files,
     rewrite,
@@ -272,7 +272,7 @@ def test_files_that_no_end_covers_are_not_missed(broker, first_missing):
 
 
 def test_a_fence_begins_both_epochs_and_changes_nothing_else():
-    assert fence(FULL) == replace(FULL, leader_epoch=5, partition_epoch=8)
+    assert fence_writers(FULL) == replace(FULL, leader_epoch=5, partition_epoch=8)
 
 
 # Rewriting

@@ -270,7 +270,7 @@ class ReplicatedPartition(Invariants):
             here = self.world.files[log_dir]
             missing = [row.base for row in self.world.rows if not row.inline and row.name not in here]
             lowered = replication.lose_files(state, broker, min(missing, default=state.log_end_offset))
-            self.state = replication.fence(lowered)
+            self.state = replication.fence_writers(lowered)
             self.isr_lost |= bool(state.isr) and not self.state.isr
         self.lost.discard(log_dir)
         self.alive.add(log_dir)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, TransactionAbortableError
 from spark_log.transactions import rules
-from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, TRANSITIONS, Claim, Transaction
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, TRANSITIONS, Transaction, TransactionRef
 from tests.unit.transactions.transaction_world import World
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -46,18 +46,18 @@ def stored(state):
     return Transaction(7, 3, THIS, state, 2 if state is ONGOING else 0, expired, "bills")
 
 
-def calls(transaction, claim):
+def calls(transaction, ref):
     """Each of the calls, with the batches that are there."""
-    there = transaction.pending if claim.number == transaction.number else 0
-    yield lambda: rules.register(transaction, claim, 1)
-    yield lambda: rules.commit(transaction, claim, there)
-    yield lambda: rules.abort(transaction, claim)
+    there = transaction.pending if ref.number == transaction.number else 0
+    yield lambda: rules.register(transaction, ref, 1)
+    yield lambda: rules.commit(transaction, ref, there)
+    yield lambda: rules.abort(transaction, ref)
 
 
 @pytest.mark.parametrize(("state", "number"), TABLE, ids=str)
 def test_what_may_follow(state, number):
     transaction = stored(state)
-    for call, expected in zip(calls(transaction, Claim(7, 3, number)), TABLE[state, number], strict=True):
+    for call, expected in zip(calls(transaction, TransactionRef(7, 3, number)), TABLE[state, number], strict=True):
         if expected is SAME:
             assert call() is transaction, "it says so by the same object: nothing is to be done again"
         elif expected in TRANSITIONS:
@@ -69,7 +69,7 @@ def test_what_may_follow(state, number):
             with pytest.raises(expected, match=f"transaction {number} of 'bills' .producer 7."):
                 call()
     for epoch in (2, 4):
-        for call in calls(transaction, Claim(7, epoch, number)):
+        for call in calls(transaction, TransactionRef(7, epoch, number)):
             with pytest.raises(ProducerFencedError, match=f"'bills': epoch {epoch} of producer 7 is fenced by 3"):
                 call()
 
@@ -88,7 +88,7 @@ def test_a_new_producer_aborts_what_is_open(state):
 @pytest.mark.parametrize("batches", [0, 1, 3])
 def test_a_commit_is_of_all_batches_or_none(batches):
     with pytest.raises(TransactionAbortableError, match=f"{batches} batches were sent and 2 are there"):
-        rules.commit(stored(ONGOING), Claim(7, 3, THIS), batches)
+        rules.commit(stored(ONGOING), TransactionRef(7, 3, THIS), batches)
 
 
 # The model ------------------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def without(*refused):
         check_claim, check = rules._check_claim, rules.check
 
         def lenient(of):
-            def run(transaction, claim):
+            def run(transaction, ref):
                 try:
-                    of(transaction, claim)
+                    of(transaction, ref)
                 except Exception as error:
                     if not any(text in str(error) for text in refused):
                         raise
@@ -181,21 +181,21 @@ def without(*refused):
 
 def a_commit_does_not_count(patch):
     commit = rules.commit
-    patch(rules, "commit", lambda row, claim, batches: commit(replace(row, pending=batches), claim, batches))
+    patch(rules, "commit", lambda row, ref, batches: commit(replace(row, pending=batches), ref, batches))
 
 
 def a_commit_forgets_the_time(patch):
     commit = rules.commit
-    patch(rules, "commit", lambda row, claim, batches: commit(replace(row, expired=False), claim, batches))
+    patch(rules, "commit", lambda row, ref, batches: commit(replace(row, expired=False), ref, batches))
 
 
 def a_commit_that_is_repeated_is_done_again(patch):
     commit = rules.commit
-    patch(rules, "commit", lambda row, claim, batches: replace(commit(row, claim, batches)))
+    patch(rules, "commit", lambda row, ref, batches: replace(commit(row, ref, batches)))
 
 
 def a_commit_that_is_repeated_is_refused(patch):
-    patch(rules, "_is_the_last", lambda row, claim: False)
+    patch(rules, "_is_the_last", lambda row, ref: False)
 
 
 def a_commit_leaves_it_open(patch):
@@ -203,23 +203,23 @@ def a_commit_leaves_it_open(patch):
 
 
 def a_repeated_commit_is_known_by_its_number_only(patch):
-    patch(rules, "_is_the_last", lambda row, claim: row.number == claim.number)
+    patch(rules, "_is_the_last", lambda row, ref: row.number == ref.number)
 
 
 def what_is_committed_can_be_aborted(patch):
     abort = rules.abort
 
-    def lenient(row, claim):
-        if rules._is_the_last(row, claim) and row.state is COMMITTED:
+    def lenient(row, ref):
+        if rules._is_the_last(row, ref) and row.state is COMMITTED:
             return replace(row, state=ABORTED)
-        return abort(row, claim)
+        return abort(row, ref)
 
     patch(rules, "abort", lenient)
 
 
 def an_abort_of_what_never_came_is_not_noted(patch):
     abort = rules.abort
-    patch(rules, "abort", lambda row, claim: row if claim.number > row.number else abort(row, claim))
+    patch(rules, "abort", lambda row, ref: row if ref.number > row.number else abort(row, ref))
 
 
 def an_abort_keeps_what_is_pending(patch):
@@ -252,7 +252,7 @@ def nothing_times_out(patch):
 
 def a_new_one_takes_what_was_pending(patch):
     register = rules.register
-    patch(rules, "register", lambda row, claim, batches: register(replace(row, state=EMPTY), claim, batches))
+    patch(rules, "register", lambda row, ref, batches: register(replace(row, state=EMPTY), ref, batches))
 
 
 no_epochs = without("is fenced by")

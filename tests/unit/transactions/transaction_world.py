@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, SparkLogError, TransactionAbortableError
 from spark_log.transactions import rules
-from spark_log.transactions.rules import EMPTY, ONGOING, Claim, Transaction
+from spark_log.transactions.rules import EMPTY, ONGOING, Transaction, TransactionRef
 
 Key = tuple[int, int]
 Records = frozenset[tuple[int, int]]
@@ -22,12 +22,12 @@ ARRIVES, ANSWER_IS_LOST, CALL_IS_LOST = 0, 1, 2
 @dataclass(frozen=True)
 class Call:
     name: str
-    claim: Claim
+    ref: TransactionRef
     records: Records = frozenset()
 
     @property
     def key(self) -> Key:
-        return self.claim.epoch, self.claim.number
+        return self.ref.epoch, self.ref.number
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass
 class Producer:
-    claim: Claim
+    ref: TransactionRef
     open: bool = False
     failed: bool = False
     committing: bool = False
@@ -72,13 +72,13 @@ class World:
         row = rules.initialize(before.row)
         assert row.epoch == before.row.epoch + 1 and row.number == before.row.number
         self._abort_open(row)
-        self.producers.append(Producer(Claim(7, row.epoch, row.number)))
+        self.producers.append(Producer(TransactionRef(7, row.epoch, row.number)))
 
     def begin(self, who: int) -> None:
         producer = self._producer(who)
-        claim = self._next(producer)
-        if not producer.open and self._may_begin(claim):
-            vars(producer).update(vars(Producer(claim, open=True)))
+        ref = self._next(producer)
+        if not producer.open and self._may_begin(ref):
+            vars(producer).update(vars(Producer(ref, open=True)))
 
     def ask_for_another(self, who: int) -> None:
         """Whether it could begin one more, whatever is open."""
@@ -93,7 +93,7 @@ class World:
             producer.doubt = (producer.position, self.record)
             producer.position += 1
         record = producer.doubt
-        error = self._call(Call("register", producer.claim, frozenset({record})), fate)
+        error = self._call(Call("register", producer.ref, frozenset({record})), fate)
         if fate == ARRIVES:
             producer.doubt, producer.failed = None, error is not None
             if error is None:
@@ -104,7 +104,7 @@ class World:
         if not producer.open or producer.failed or producer.doubt is not None:
             return
         producer.committing = True
-        call = Call("commit", producer.claim, frozenset(producer.sent))
+        call = Call("commit", producer.ref, frozenset(producer.sent))
         error = self._call(call, fate)
         if fate == ARRIVES:
             producer.failed = error is not None
@@ -116,7 +116,7 @@ class World:
         if not producer.open:
             return
         producer.failed = True
-        call = Call("abort", producer.claim)
+        call = Call("abort", producer.ref)
         error = self._call(call, fate)
         if fate == ARRIVES and not isinstance(error, ProducerFencedError):
             self._tell(producer, call.key, ABORTED if error is None else COMMITTED)
@@ -155,16 +155,16 @@ class World:
             self.init()
         return self.producers[who % len(self.producers)]
 
-    def _next(self, producer: Producer) -> Claim:
-        return replace(producer.claim, number=producer.claim.number + 1)
+    def _next(self, producer: Producer) -> TransactionRef:
+        return replace(producer.ref, number=producer.ref.number + 1)
 
-    def _may_begin(self, claim: Claim) -> bool:
+    def _may_begin(self, ref: TransactionRef) -> bool:
         error = None
         try:
-            rules.check(self.now.row, claim)
+            rules.check(self.now.row, ref)
         except SparkLogError as raised:
             error = raised
-        self._expect(error, claim, may=self._may_go_on(claim))
+        self._expect(error, ref, may=self._may_go_on(ref))
         return error is None
 
     def _tell(self, producer: Producer, key: Key, fate: str) -> None:
@@ -188,58 +188,58 @@ class World:
     def _register(self, call: Call) -> None:
         before = self.now
         new = call.records - before.pending
-        row = self._decide(rules.register, call, len(new), may=self._may_go_on(call.claim))
+        row = self._decide(rules.register, call, len(new), may=self._may_go_on(call.ref))
         self.unforced.append(before)
-        self._save(row, Stored(row, before.pending | new, call.key, call.claim.number))
+        self._save(row, Stored(row, before.pending | new, call.key, call.ref.number))
 
     def _commit(self, call: Call) -> None:
         before = self.now
-        here = call.claim.epoch == before.row.epoch and call.claim.number == before.last
+        here = call.ref.epoch == before.row.epoch and call.ref.number == before.last
         again = here and self.over.get(call.key) == COMMITTED
         all_there = call.records == (before.pending if before.open == call.key else frozenset())
-        may = again or (self._may_go_on(call.claim) and all_there)
+        may = again or (self._may_go_on(call.ref) and all_there)
         row = self._decide(rules.commit, call, len(call.records), may=may)
         if row is before.row:
             assert again
             return
         self.visible.append((call.key, call.records))  # the append of what the producer names, in the same transaction
         self.over[call.key] = COMMITTED
-        self._force(row, Stored(row, last=call.claim.number))
+        self._force(row, Stored(row, last=call.ref.number))
 
     def _abort(self, call: Call) -> None:
         before = self.now
-        here = call.claim.epoch == before.row.epoch and call.claim.number == before.last
+        here = call.ref.epoch == before.row.epoch and call.ref.number == before.last
         again = here and self.over.get(call.key) == ABORTED
-        row = self._decide(rules.abort, call, may=again or self._may_go_on(call.claim, expired=True))
+        row = self._decide(rules.abort, call, may=again or self._may_go_on(call.ref, expired=True))
         if row is before.row:
             assert again
             return
         self.over[call.key] = ABORTED
-        self._force(row, Stored(row, last=call.claim.number))
+        self._force(row, Stored(row, last=call.ref.number))
 
-    def _may_go_on(self, claim: Claim, *, expired: bool = False) -> bool:
+    def _may_go_on(self, ref: TransactionRef, *, expired: bool = False) -> bool:
         """Whether the claim's transaction is the open one, or may begin."""
         now = self.now
-        if claim.epoch != now.row.epoch:
+        if ref.epoch != now.row.epoch:
             return False
         if now.open is None:
-            return claim.number > now.last
-        return now.open == (claim.epoch, claim.number) and (expired or not now.row.expired)
+            return ref.number > now.last
+        return now.open == (ref.epoch, ref.number) and (expired or not now.row.expired)
 
     def _decide(self, rule: Any, call: Call, *arguments: int, may: bool) -> Transaction:
         error = None
         try:
-            found: Transaction = rule(self.now.row, call.claim, *arguments)
+            found: Transaction = rule(self.now.row, call.ref, *arguments)
         except SparkLogError as raised:
             error = raised
-        self._expect(error, call.claim, may=may)
+        self._expect(error, call.ref, may=may)
         if error is not None:
             raise error
         return found
 
-    def _expect(self, error: SparkLogError | None, claim: Claim, *, may: bool) -> None:
-        assert (error is None) == may, f"{claim} is {'' if may else 'not '}to be done in {self.now}: {error!r}"
-        if error is not None and claim.epoch != self.now.row.epoch:
+    def _expect(self, error: SparkLogError | None, ref: TransactionRef, *, may: bool) -> None:
+        assert (error is None) == may, f"{ref} is {'' if may else 'not '}to be done in {self.now}: {error!r}"
+        if error is not None and ref.epoch != self.now.row.epoch:
             assert isinstance(error, ProducerFencedError), "who is fenced is told so, whatever else is wrong"
         elif error is not None:
             assert isinstance(error, InvalidTxnStateError | TransactionAbortableError)
@@ -278,7 +278,7 @@ class World:
         records = [record for _, batch in self.visible for record in batch]
         assert len(records) == len(set(records)), "each record once"
         for producer in self.producers:
-            sent = dict(self.visible).get((producer.claim.epoch, producer.claim.number))
+            sent = dict(self.visible).get((producer.ref.epoch, producer.ref.number))
             assert sent is None or sent == producer.sent, "whole"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import Guard, nobody_forbids
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
@@ -14,13 +14,13 @@ from spark_log.maintenance.rewrite.segment_merge import GROWTH
 
 
 @dataclass(frozen=True)
-class Work:
-    """`guard` is called first in each transaction of a task; `writer` names the files that it makes."""
+class MaintenanceContext:
+    """`fence` is called first in each transaction of a task; `writer` names the files that it makes."""
 
     cluster: Cluster
     settings: ClusterSettings
     writer: Writer
-    guard: Guard = nobody_forbids
+    fence: Fence = unfenced
     topic_names: Collection[str] | None = None
     """Only these; None for all."""
     now: bool = False
