@@ -21,7 +21,7 @@ from spark_log.cluster.names import is_internal
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal import log_start
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.segments.plan import TimeLookup, look_up_times, positions
 from spark_log.segments.timed_offsets import first_records
 
@@ -236,7 +236,8 @@ _SPECS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetSpec.MAX_TIMESTAMP)
 
 def _newest_timestamp_ms(connection: sa.Connection, topic: engine.Topic, partition: int) -> int:
     """-1 without a record."""
-    s = t.segment.c
-    query = sa.select(sa.func.max(s.max_timestamp_ms)).where(s.topic_id == topic.topic_id, s.partition == partition)
+    query = sa.select(sa.func.max(SEGMENT.max_timestamp_ms)).where(
+        SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
+    )
     newest = connection.execute(query).scalar()
     return -1 if newest is None else int(newest)

@@ -21,6 +21,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, WRITE_ID
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.partitions.partition_rows import Key, by_topic, lock_partitions, save_partitions
@@ -127,18 +128,25 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
     return AppendResult(outcomes, states)
 
 
-_B = t.producer_batch.c
 _KEY = ("producer_id", "topic_id", "partition")
 _BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
 _PRODUCER = Prepared(
-    sa.select(t.producer.c.epoch).where(t.producer.c.producer_id == bindparam("producer_id")).with_for_update()
+    sa.select(PRODUCER.epoch).where(PRODUCER.producer_id == bindparam("producer_id")).with_for_update()
 )
 _REMEMBERED = Prepared(
-    sa.select(_B.producer_epoch, _B.first_sequence, _B.last_sequence, _B.base_offset, _B.end_offset)
-    .where(*(_B[name] == bindparam(name) for name in _KEY))
-    .order_by(_B.producer_epoch, _B.first_sequence)
+    sa.select(
+        PRODUCER_BATCH.producer_epoch,
+        PRODUCER_BATCH.first_sequence,
+        PRODUCER_BATCH.last_sequence,
+        PRODUCER_BATCH.base_offset,
+        PRODUCER_BATCH.end_offset,
+    )
+    .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
+    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
 )
-_FORGET = Prepared(t.producer_batch.delete().where(*(_B[name] == bindparam(f"key_{name}") for name in _BATCH_KEY)))
+_FORGET = Prepared(
+    t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
+)
 _REMEMBER = Prepared(t.producer_batch.insert())
 _NEW_SEGMENTS = Prepared(t.segment.insert())
 _NEW_BLOBS = Prepared(t.blob.insert())
@@ -164,11 +172,11 @@ def _lock(
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
     """WriteIdExpiredError unless the write id is registered; with `release` it is given back by this transaction."""
     # the row's lock makes clean-up, which deletes the row before it deletes files, wait for this append, and us for it
-    here = t.write_id.c.write_id == write_id
+    here = WRITE_ID.write_id == write_id
     if release:
         found = connection.execute(t.write_id.delete().where(here)).rowcount == 1
     else:
-        query = sa.select(t.write_id.c.write_id).where(here).with_for_update(read=True)
+        query = sa.select(WRITE_ID.write_id).where(here).with_for_update(read=True)
         found = connection.execute(query).first() is not None
     if not found:
         raise WriteIdExpiredError(
@@ -223,7 +231,7 @@ def _save_producers(
             {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
         ]
         if state.epoch != known.epoch:
-            connection.execute(t.producer.update().where(t.producer.c.producer_id == key[0]).values(epoch=state.epoch))
+            connection.execute(t.producer.update().where(PRODUCER.producer_id == key[0]).values(epoch=state.epoch))
     if gone:  # first away with the old: an epoch's sequences begin at 0 again
         _FORGET.run(connection, gone)
     if new:
@@ -237,8 +245,7 @@ def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
         fence(connection)
         lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
         for topic_id, numbers in by_topic(keys):
-            p = t.partition.c
-            here = (p.topic_id == topic_id) & p.partition.in_(numbers)
-            connection.execute(t.partition.update().where(here).values(recovery_point=p.log_end_offset))
+            here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
+            connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
 
     store.transact(body)

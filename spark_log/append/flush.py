@@ -9,23 +9,26 @@ import sqlalchemy as sa
 from spark_log.cluster.topics import topic_config
 from spark_log.config import TopicConfig
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import Key
 
-_P, _S = t.partition.c, t.segment.c
-
 _OLDEST = (
-    sa.select(_S.appended_ms)
-    .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.base_offset >= _P.recovery_point)
-    .order_by(_S.base_offset)
+    sa.select(SEGMENT.appended_ms)
+    .where(
+        SEGMENT.topic_id == PARTITION.topic_id,
+        SEGMENT.partition == PARTITION.partition,
+        SEGMENT.base_offset >= PARTITION.recovery_point,
+    )
+    .order_by(SEGMENT.base_offset)
     .limit(1)
     .scalar_subquery()
 )
 _UNFORCED = (
-    sa.select(_P.topic_id, _P.partition, t.topic.c.configs, sa.func.coalesce(_OLDEST, 0))
-    .join(t.topic, t.topic.c.topic_id == _P.topic_id)
-    .where(t.topic.c.configs.contains("flush.m", autoescape=True), _P.recovery_point < _P.log_end_offset)
-    .order_by(_P.topic_id, _P.partition)
+    sa.select(PARTITION.topic_id, PARTITION.partition, TOPIC.configs, sa.func.coalesce(_OLDEST, 0))
+    .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+    .where(TOPIC.configs.contains("flush.m", autoescape=True), PARTITION.recovery_point < PARTITION.log_end_offset)
+    .order_by(PARTITION.topic_id, PARTITION.partition)
 )
 
 

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from spark_log.config import ClusterSettings
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH
 from spark_log.metadata.store import Attempt, Store
 
 _PRODUCERS_A_TURN = 1_000
@@ -21,14 +22,13 @@ def expire_producers(
     the caller may not act any more.
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
-    p, b = t.producer.c, t.producer_batch.c
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         silent = (
             _silent(before_ms)
-            .order_by(p.producer_id)
+            .order_by(PRODUCER.producer_id)
             .limit(_PRODUCERS_A_TURN)
             .with_for_update()  # an append locks its producer first: it comes before this, or finds no state
         )
@@ -37,13 +37,15 @@ def expire_producers(
         # looked at again under the lock: a statement sees the rows as they were when it began to wait for the locks
         alive = set(
             connection.execute(
-                sa.select(b.producer_id).where(b.producer_id.in_(ids), b.appended_ms > before_ms)
+                sa.select(PRODUCER_BATCH.producer_id).where(
+                    PRODUCER_BATCH.producer_id.in_(ids), PRODUCER_BATCH.appended_ms > before_ms
+                )
             ).scalars()
         )
         gone = [row.producer_id for row in found if row.producer_id not in alive]
         without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
-        connection.execute(t.producer_batch.delete().where(b.producer_id.in_(gone)))
-        connection.execute(t.producer.delete().where(p.producer_id.in_(without_a_name)))
+        connection.execute(t.producer_batch.delete().where(PRODUCER_BATCH.producer_id.in_(gone)))
+        connection.execute(t.producer.delete().where(PRODUCER.producer_id.in_(without_a_name)))
         return len(found), len(without_a_name)
 
     total = 0
@@ -60,7 +62,7 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
-        silent = _silent(before_ms).where(t.producer.c.transactional_id.is_(None)).subquery()
+        silent = _silent(before_ms).where(PRODUCER.transactional_id.is_(None)).subquery()
         return connection.execute(sa.select(sa.func.count()).select_from(silent)).scalar_one()
 
     return store.read(count)
@@ -68,9 +70,10 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
 def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
     """The producers that have not appended since, and of which something would be forgotten."""
-    p, b = t.producer.c, t.producer_batch.c
-    recent = sa.exists().where(b.producer_id == p.producer_id, b.appended_ms > before_ms)
-    has_any = sa.exists().where(b.producer_id == p.producer_id)
-    return sa.select(p.producer_id, p.transactional_id).where(
-        p.last_used_ms <= before_ms, ~recent, has_any | p.transactional_id.is_(None)
+    recent = sa.exists().where(
+        PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms
+    )
+    has_any = sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
+    return sa.select(PRODUCER.producer_id, PRODUCER.transactional_id).where(
+        PRODUCER.last_used_ms <= before_ms, ~recent, has_any | PRODUCER.transactional_id.is_(None)
     )

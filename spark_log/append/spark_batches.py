@@ -14,9 +14,8 @@ from spark_log.append.append_transaction import Part
 from spark_log.append.rules import Batch, SparkBatch, decide_spark_batch
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SPARK_BATCH, TOPIC
 from spark_log.metadata.store import Store, StoreClock
-
-_S = t.spark_batch.c
 
 
 class Remembered(NamedTuple):
@@ -52,8 +51,15 @@ def not_appended(last: Remembered | None, new: SparkBatch, batches: Sequence[Bat
 
 
 def _last(connection: sa.Connection, application: str, target: str, *, lock: bool) -> Remembered | None:
-    query = sa.select(_S.application, _S.target, _S.version, _S.record_count, _S.fingerprint, _S.newest_topic_id)
-    query = query.where(_S.application == application, _S.target == target)
+    query = sa.select(
+        SPARK_BATCH.application,
+        SPARK_BATCH.target,
+        SPARK_BATCH.version,
+        SPARK_BATCH.record_count,
+        SPARK_BATCH.fingerprint,
+        SPARK_BATCH.newest_topic_id,
+    )
+    query = query.where(SPARK_BATCH.application == application, SPARK_BATCH.target == target)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         return None
@@ -62,7 +68,7 @@ def _last(connection: sa.Connection, application: str, target: str, *, lock: boo
 
 
 def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:
-    here = (_S.application == new.application) & (_S.target == new.target)
+    here = (SPARK_BATCH.application == new.application) & (SPARK_BATCH.target == new.target)
     last = _last(connection, new.application, new.target, lock=True)
     if last is None and connection.dialect.name == "postgresql":
         # two first batches at once: no row to lock yet, so one waits here for the other
@@ -73,7 +79,7 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
     if decide_spark_batch(last.batch if last else None, new, recreated=recreated) == "replay":
         return False
     # any topic made from now on has a higher id: those that the batch goes to cannot be made again before it is there
-    newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(t.topic.c.topic_id), 0))).scalar_one()
+    newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(TOPIC.topic_id), 0))).scalar_one()
     values = {"newest_topic_id": newest, "committed_ms": now.wall_ms}
     if last is None or new.target or new.version >= last.batch.version:  # else other topics have a later batch
         values |= {"version": new.version, "record_count": new.record_count, "fingerprint": new.fingerprint}

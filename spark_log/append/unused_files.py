@@ -18,6 +18,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK, read_partition
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
     """Delete the files of an append that failed, unless it was done after all. Raises what the store does."""
 
     def release(connection: sa.Connection) -> None:
-        connection.execute(t.write_id.delete().where(t.write_id.c.write_id == doubt.write_id))
+        connection.execute(t.write_id.delete().where(WRITE_ID.write_id == doubt.write_id))
 
     cluster.store.transact(lambda connection, _attempt: release(connection), timeout_ms=timeout_ms)
     named = cluster.store.read(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
@@ -57,14 +58,14 @@ def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
     """Those that were appended or registered, also if they have been replaced by other files since."""
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
     found: set[str] = set()
-    for column in (t.segment.c.name, t.transaction_segment.c.name):
+    for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
         names = list(paths.values())
         for first in range(0, len(names), CHUNK):
             query = sa.select(column).where(column.in_(names[first : first + CHUNK]))
             found.update(connection.execute(query).scalars())
     every = list(paths)
     for first in range(0, len(every), CHUNK):
-        retired = sa.select(t.retired_file.c.path).where(t.retired_file.c.path.in_(every[first : first + CHUNK]))
+        retired = sa.select(RETIRED_FILE.path).where(RETIRED_FILE.path.in_(every[first : first + CHUNK]))
         found.update(paths[path] for path in connection.execute(retired).scalars())
     return found
 

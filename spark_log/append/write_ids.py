@@ -15,6 +15,7 @@ from spark_log import clock
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import WRITE_ID
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
@@ -36,7 +37,7 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
     def update(connection: sa.Connection, _attempt: Attempt) -> bool:
         now = store.clock(connection)
-        change = t.write_id.update().where(t.write_id.c.write_id == write_id)
+        change = t.write_id.update().where(WRITE_ID.write_id == write_id)
         return bool(connection.execute(change.values(until_ms=now.lease_ms + lease_ms, era=now.era)).rowcount)
 
     return store.transact(update)
@@ -44,7 +45,7 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
 def release(store: Store, write_id: WriteId) -> None:
     """Give the id back. What was written under it and is named by no segment may be deleted from now on."""
-    store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id)))
+    store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(WRITE_ID.write_id == write_id)))
 
 
 def expire(store: Store, fence: Fence = unfenced) -> int:
@@ -63,14 +64,14 @@ def expired(store: Store) -> set[str]:
     """The ids that `expire` would take away now."""
 
     def read(connection: sa.Connection) -> set[str]:
-        query = sa.select(t.write_id.c.write_id).where(_is_over(store.clock(connection)))
+        query = sa.select(WRITE_ID.write_id).where(_is_over(store.clock(connection)))
         return set(connection.execute(query).scalars())
 
     return store.read(read)
 
 
 def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
-    return (t.write_id.c.era != now.era) | (t.write_id.c.until_ms <= now.lease_ms)
+    return (WRITE_ID.era != now.era) | (WRITE_ID.until_ms <= now.lease_ms)
 
 
 class Writer:

@@ -19,9 +19,8 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA
 from spark_log.metadata.store import Attempt, Store, StoreClock
-
-_B, _D, _R = t.broker.c, t.log_dir.c, t.replica.c
 
 RACK_CHARACTERS_MAX = 249
 
@@ -72,7 +71,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
         raise InvalidConfigurationError(f"log_dirs: the same one twice among {', '.join(log_dirs)}")
 
     def add(connection: sa.Connection, _attempt: Attempt) -> None:
-        known = connection.execute(sa.select(_B.broker_id).where(_B.broker_id == broker_id)).first()
+        known = connection.execute(sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)).first()
         if known is not None:
             raise DuplicateBrokerRegistrationError(f"broker_id: there is a broker {broker_id} already")
         values = {"broker_id": broker_id, "rack": rack, "served": False, "holder": None, "epoch": 0}
@@ -94,20 +93,20 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         row = _lock(connection, broker_id)
         if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
-        replicas = connection.execute(sa.select(sa.func.count()).where(_R.broker_id == broker_id)).scalar_one()
+        replicas = connection.execute(sa.select(sa.func.count()).where(REPLICA.broker_id == broker_id)).scalar_one()
         if replicas:
             raise InvalidConfigurationError(
                 f"broker {broker_id} has {replicas} replica(s): move them first (spark-log partition reassign)"
             )
-        others = connection.execute(sa.select(sa.func.count()).where(_B.broker_id != broker_id)).scalar_one()
+        others = connection.execute(sa.select(sa.func.count()).where(BROKER.broker_id != broker_id)).scalar_one()
         if not others:
             raise InvalidConfigurationError(f"broker {broker_id} is the only one of the cluster")
-        mine = sa.select(_D.log_dir_id).where(_D.broker_id == broker_id)
+        mine = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.broker_id == broker_id)
         published = (t.publication, t.publication_cursor, t.publication_intent, t.publication_intent_cursor)
         for table in (t.retired_replica, t.retired_copy, *published):
             connection.execute(table.delete().where(table.c.log_dir_id.in_(mine)))
-        connection.execute(t.log_dir.delete().where(_D.broker_id == broker_id))
-        connection.execute(t.broker.delete().where(_B.broker_id == broker_id))
+        connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
+        connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
     cluster.store.transact(remove)
 
@@ -120,7 +119,7 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
         if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         values = {"served": False, "holder": None, "lease_until_ms": None, "lease_era": None}
-        connection.execute(t.broker.update().where(_B.broker_id == broker_id).values(values))
+        connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
 
     cluster.store.transact(embed, announce=True)
 
@@ -130,10 +129,10 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
 
     def read(connection: sa.Connection) -> list[BrokerStatus]:
         now = cluster.store.clock(connection)
-        replicas = _counts(connection, _R.log_dir_id)
-        leaders = _counts(connection, t.partition.c.leader)
+        replicas = _counts(connection, REPLICA.log_dir_id)
+        leaders = _counts(connection, PARTITION.leader)
         dirs: dict[int, list[LogDirStatus]] = {}
-        for row in connection.execute(sa.select(t.log_dir).order_by(_D.log_dir_id)):
+        for row in connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)):
             uri, count = cluster.absolute(row.uri), replicas.get(row.log_dir_id, 0)
             status = LogDirStatus(row.log_dir_id, uri, row.online, row.failure, count)
             dirs.setdefault(row.broker_id, []).append(status)
@@ -142,7 +141,7 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
                 row.broker_id, row.rack, row.served, row.holder, row.epoch, _left_ms(row, now),
                 tuple(dirs.get(row.broker_id, ())), leaders.get(row.broker_id, 0),
             )
-            for row in connection.execute(sa.select(t.broker).order_by(_B.broker_id))
+            for row in connection.execute(sa.select(t.broker).order_by(BROKER.broker_id))
         ]  # fmt: skip
 
     return cluster.store.read(read)
@@ -150,8 +149,8 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
 
 def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogDirId]:
     """Log dirs that are online, of brokers that are alive: replicas there may lead and be in sync."""
-    query = sa.select(_D.log_dir_id, _B.served, _B.lease_until_ms, _B.lease_era)
-    rows = connection.execute(query.join(t.broker, _B.broker_id == _D.broker_id).where(_D.online))
+    query = sa.select(LOG_DIR.log_dir_id, BROKER.served, BROKER.lease_until_ms, BROKER.lease_era)
+    rows = connection.execute(query.join(t.broker, BROKER.broker_id == LOG_DIR.broker_id).where(LOG_DIR.online))
     return frozenset(LogDirId(row.log_dir_id) for row in rows if not row.served or _left_ms(row, now))
 
 
@@ -170,9 +169,9 @@ def _left_ms(row: Any, now: StoreClock) -> int | None:
 
 
 def _lock(connection: sa.Connection, broker_id: int) -> Any:
-    row = connection.execute(sa.select(t.broker).where(_B.broker_id == broker_id).with_for_update()).one_or_none()
+    row = connection.execute(sa.select(t.broker).where(BROKER.broker_id == broker_id).with_for_update()).one_or_none()
     if row is None:
-        known = connection.execute(sa.select(_B.broker_id).order_by(_B.broker_id)).scalars()
+        known = connection.execute(sa.select(BROKER.broker_id).order_by(BROKER.broker_id)).scalars()
         raise BrokerIdNotRegisteredError(
             f"broker_id: there is no broker {broker_id!r} in this cluster; there are {', '.join(map(str, known))}"
         )
@@ -208,7 +207,7 @@ class BrokerSession:
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
             lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
-            connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values({**values, **lease}))
+            connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values({**values, **lease}))
             return epoch
 
         self.epoch = self._store.transact(body, announce=True)
@@ -224,13 +223,13 @@ class BrokerSession:
             ):
                 return False
             lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
-            connection.execute(t.broker.update().where(_B.broker_id == self.broker_id).values(lease))
+            connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values(lease))
             return True
 
         return self._store.transact(body)
 
     def end(self) -> None:
         """Count as dead at once, rather than when the lease has run out."""
-        ours = (_B.broker_id == self.broker_id) & (_B.holder == self.holder) & (_B.epoch == self.epoch)
+        ours = (BROKER.broker_id == self.broker_id) & (BROKER.holder == self.holder) & (BROKER.epoch == self.epoch)
         over = t.broker.update().where(ours).values(lease_until_ms=0)
         self._store.transact(lambda connection, _: connection.execute(over), announce=True)

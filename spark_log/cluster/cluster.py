@@ -21,6 +21,7 @@ from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, red
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
+from spark_log.metadata.columns import BROKER, CLUSTER, LOG_DIR
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store, create_store, open_store
 
 FIRST_BROKER = BrokerId(1)
@@ -110,7 +111,7 @@ class Cluster:
 
     @cached_property
     def cluster_id(self) -> str:
-        return str(self.store.read(lambda c: c.execute(sa.select(tables.cluster.c.cluster_id)).scalar_one()))
+        return str(self.store.read(lambda c: c.execute(sa.select(CLUSTER.cluster_id)).scalar_one()))
 
     def log_dirs(self, *, timeout_ms: int = READ_TIMEOUT_MS) -> dict[LogDirId, LogDirInfo]:
         """Every log dir of the cluster."""
@@ -133,7 +134,7 @@ class Cluster:
         """Give a broker one more log dir. Duplicate, nested, aliased or used ones are refused."""
         uri = normalise_uri(location)
         refuse_percent_sign(uri)
-        known = sa.select(tables.broker.c.broker_id).where(tables.broker.c.broker_id == broker_id)
+        known = sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)
         if self.store.read(lambda c: c.execute(known).first()) is None:
             raise InvalidConfigurationError(f"broker_id: there is no broker {broker_id!r} in this cluster")
         refuse_overlap(uri, [info.uri for info in self.log_dirs().values()])
@@ -145,7 +146,7 @@ class Cluster:
 
         def add(connection: sa.Connection, _attempt: Attempt) -> LogDirId:
             values = {"broker_id": broker_id, "uri": uri, "uuid": marker.uuid, "counter": 0, "online": True}
-            inserted = connection.execute(tables.log_dir.insert().returning(tables.log_dir.c.log_dir_id), values)
+            inserted = connection.execute(tables.log_dir.insert().returning(LOG_DIR.log_dir_id), values)
             return LogDirId(inserted.scalar_one())
 
         return self.store.transact(add)

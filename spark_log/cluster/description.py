@@ -11,6 +11,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, REPLICA
 from spark_log.metadata.store import StoreClock
 
 
@@ -93,20 +94,33 @@ def describe(connection: sa.Connection, topics: Sequence[Topic], now: StoreClock
 
 
 def _partitions(connection: sa.Connection, topic_id: TopicId, alive: Collection[int]) -> tuple[PartitionInfo, ...]:
-    p, r = t.partition.c, t.replica.c
     replicas: dict[int, list[ReplicaInfo]] = {}
     query = (
-        sa.select(r.partition, r.broker_id, r.log_dir_id, r.log_end_offset, r.in_sync, p.log_end_offset.label("end"))
-        .join(t.partition, (p.topic_id == r.topic_id) & (p.partition == r.partition))
-        .where(r.topic_id == topic_id)
-        .order_by(r.partition, r.preference)
+        sa.select(
+            REPLICA.partition,
+            REPLICA.broker_id,
+            REPLICA.log_dir_id,
+            REPLICA.log_end_offset,
+            REPLICA.in_sync,
+            PARTITION.log_end_offset.label("end"),
+        )
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .where(REPLICA.topic_id == topic_id)
+        .order_by(REPLICA.partition, REPLICA.preference)
     )
     for partition, broker_id, log_dir_id, log_end_offset, in_sync, end in connection.execute(query):
         facts = ReplicaInfo(broker_id, log_dir_id, log_end_offset, in_sync, log_dir_id in alive, end - log_end_offset)
         replicas.setdefault(partition, []).append(facts)
     rows = connection.execute(
-        sa.select(p.partition, p.leader, p.leader_epoch, p.log_start_offset, p.high_watermark, p.log_end_offset)
-        .where(p.topic_id == topic_id)
-        .order_by(p.partition)
+        sa.select(
+            PARTITION.partition,
+            PARTITION.leader,
+            PARTITION.leader_epoch,
+            PARTITION.log_start_offset,
+            PARTITION.high_watermark,
+            PARTITION.log_end_offset,
+        )
+        .where(PARTITION.topic_id == topic_id)
+        .order_by(PARTITION.partition)
     )
     return tuple(PartitionInfo(*row, replicas=tuple(replicas.get(row.partition, ()))) for row in rows)

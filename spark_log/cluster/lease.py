@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LEASE
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import Attempt, Store
-
-_L = t.lease.c
 
 COORDINATOR = "coordinator"
 """Name of the lease whose holder does the periodic duties that are not the controller's."""
@@ -54,7 +53,7 @@ class Lease:
         """Hold the lease for another duration, if it is ours or free. Whether it is ours now."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> int | None:
-            here = _L.name == self._name
+            here = LEASE.name == self._name
             row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one_or_none()
             if row is None:
                 new = {"name": self._name, "holder": None, "epoch": 0, "until_ms": 0, "era": ""}
@@ -77,7 +76,7 @@ class Lease:
     def give_back(self) -> None:
         """Let the next one take it at once."""
         if self.epoch is not None:
-            ours = (_L.name == self._name) & (_L.holder == self.holder) & (_L.epoch == self.epoch)
+            ours = (LEASE.name == self._name) & (LEASE.holder == self.holder) & (LEASE.epoch == self.epoch)
             free = t.lease.update().where(ours).values(holder=None)
             self.epoch = None
             self._store.transact(lambda connection, _: connection.execute(free), announce=True)
@@ -88,7 +87,7 @@ class Lease:
 
         The row stays locked until the end of the transaction, so that nobody begins a term in its midst.
         """
-        query = sa.select(_L.holder, _L.epoch, _L.until_ms, _L.era).where(_L.name == self._name)
+        query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.era).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
         now = self._store.clock(connection)
         if row is None or (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(row.until_ms, row.era):
@@ -100,7 +99,7 @@ def lease_status(store: Store, name: str) -> LeaseStatus:
     """As it stands now; epoch 0 if nobody has ever held it."""
 
     def read(connection: sa.Connection) -> LeaseStatus:
-        row = connection.execute(sa.select(t.lease).where(_L.name == name)).one_or_none()
+        row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()
         if row is None:
             return LeaseStatus(name, None, 0, 0)
         now = store.clock(connection)

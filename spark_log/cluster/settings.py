@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CLUSTER
 from spark_log.metadata.store import Attempt, read_overrides
 
 
@@ -29,7 +30,7 @@ def alter_settings(
     ClusterSettings.parse({name: known.get(name, "1") if value is None else value for name, value in changes.items()})
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
-        query = sa.select(t.cluster.c.settings).with_for_update()
+        query = sa.select(CLUSTER.settings).with_for_update()
         merged = {**json.loads(connection.execute(query).scalar_one()), **changes}
         overrides = {name: value for name, value in merged.items() if value is not None}
         ClusterSettings.from_stored(overrides)

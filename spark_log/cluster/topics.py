@@ -25,6 +25,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
 
 _MANY_PARTITIONS = 100
@@ -62,13 +63,13 @@ def topic_config(overrides_json: str) -> TopicConfig:
 
 
 _TOPIC_COLUMNS = (
-    t.topic.c.topic_id,
-    t.topic.c.uuid,
-    t.topic.c.name,
-    t.topic.c.partition_count,
-    t.topic.c.replication_factor,
-    t.topic.c.configs,
-    t.topic.c.created_ms,
+    TOPIC.topic_id,
+    TOPIC.uuid,
+    TOPIC.name,
+    TOPIC.partition_count,
+    TOPIC.replication_factor,
+    TOPIC.configs,
+    TOPIC.created_ms,
 )
 
 
@@ -88,9 +89,9 @@ def find_topics(
     connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False
 ) -> dict[str, Topic]:
     """The topics of these names that exist (all of them for None), by name. `lock` keeps them as they are."""
-    query = sa.select(*_TOPIC_COLUMNS).order_by(t.topic.c.topic_id)
+    query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
     if names is not None:  # an illegal name (NUL, lone surrogates) is no topic's, and no database's text either
-        query = query.where(t.topic.c.name.in_([name for name in names if is_legal(name)]))
+        query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
         query = query.with_for_update()
     return {row.name: _topic_of(row) for row in connection.execute(query)}
@@ -127,9 +128,7 @@ def create_topic(
     _check_min_isr(config, replication_factor)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
-        taken = connection.execute(
-            sa.select(t.topic.c.name).where(t.topic.c.collision_key == collision_key(name))
-        ).scalar()
+        taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
         if taken is not None:
             reason = "exists already" if taken == name else f"collides with {taken!r}: '.' and '_' count as the same"
             raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
@@ -198,7 +197,7 @@ def alter_configs(
         _check_min_isr(TopicConfig.from_overrides(overrides), topic.replication_factor)
         if validate_only:
             return topic
-        update = t.topic.update().where(t.topic.c.topic_id == topic.topic_id)
+        update = t.topic.update().where(TOPIC.topic_id == topic.topic_id)
         connection.execute(update.values(configs=json.dumps(overrides, sort_keys=True)))
         return find_topic(connection, name)
 
@@ -222,7 +221,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
         if validate_only:
             return topic
         _insert_partitions(connection, topic.topic_id, topic.partition_count, placement)
-        connection.execute(t.topic.update().where(t.topic.c.topic_id == topic.topic_id).values(partition_count=total))
+        connection.execute(t.topic.update().where(TOPIC.topic_id == topic.topic_id).values(partition_count=total))
         return find_topic(connection, name)
 
     return cluster.store.transact(add, announce=True)
@@ -236,12 +235,10 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         topic = find_topic(connection, name, lock=True)
         t_id = topic.topic_id
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        rows = (
-            sa.select(t.partition.c.partition).where(t.partition.c.topic_id == t_id).order_by(t.partition.c.partition)
-        )
+        rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == t_id).order_by(PARTITION.partition)
         connection.execute(rows.with_for_update()).all()
-        inline = sa.select(t.segment.c.name).where(t.segment.c.topic_id == t_id, t.segment.c.inline)
-        connection.execute(t.blob.delete().where(t.blob.c.name.in_(inline)))
+        inline = sa.select(SEGMENT.name).where(SEGMENT.topic_id == t_id, SEGMENT.inline)
+        connection.execute(t.blob.delete().where(BLOB.name.in_(inline)))
         # what is pending stays: its transaction cannot be committed now, and drops it with its end
         per_topic = (
             t.producer_batch, t.group_offset, t.publication,
@@ -304,13 +301,12 @@ def _insert_partitions(
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
     """The brokers that are alive, and what their log dirs have."""
     alive = alive_log_dirs(connection, now)
-    d, r = t.log_dir.c, t.replica.c
-    counts = sa.select(r.log_dir_id, sa.func.count().label("replicas")).group_by(r.log_dir_id).subquery()
+    counts = sa.select(REPLICA.log_dir_id, sa.func.count().label("replicas")).group_by(REPLICA.log_dir_id).subquery()
     query = (
-        sa.select(d.broker_id, t.broker.c.rack, d.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
-        .join(t.broker, t.broker.c.broker_id == d.broker_id)
-        .outerjoin(counts, counts.c.log_dir_id == d.log_dir_id)
-        .order_by(d.broker_id, d.log_dir_id)
+        sa.select(LOG_DIR.broker_id, BROKER.rack, LOG_DIR.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
+        .join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
+        .outerjoin(counts, counts.c.log_dir_id == LOG_DIR.log_dir_id)
+        .order_by(LOG_DIR.broker_id, LOG_DIR.log_dir_id)
     )
     brokers: dict[int, tuple[str | None, dict[int, int]]] = {}
     for broker_id, rack, log_dir_id, replicas in connection.execute(query):

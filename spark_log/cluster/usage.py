@@ -11,18 +11,18 @@ import sqlalchemy as sa
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
 
-_S, _P, _O = t.segment.c, t.partition.c, t.group_offset.c
-
-READABLE = sa.and_(_S.end_offset > _P.log_start_offset, _S.base_offset < _P.high_watermark)
+READABLE = sa.and_(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.base_offset < PARTITION.high_watermark)
 """Condition on a segment joined with its partition: it overlaps [log start offset, high watermark)."""
 
 READABLE_RECORDS = sa.case(
     (
-        (_S.record_count == _S.end_offset - _S.base_offset) & (_S.base_offset < _P.log_start_offset),
-        _S.end_offset - _P.log_start_offset,
+        (SEGMENT.record_count == SEGMENT.end_offset - SEGMENT.base_offset)
+        & (SEGMENT.base_offset < PARTITION.log_start_offset),
+        SEGMENT.end_offset - PARTITION.log_start_offset,
     ),
-    else_=_S.record_count,
+    else_=SEGMENT.record_count,
 )
 """Records of a readable segment that readers see. The log start offset cuts off those before it, unless compaction has
 left gaps there: then all records of that segment count."""
@@ -49,25 +49,31 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
     `__consumer_offsets` are rows of the store: they count as records, and have no segments and no bytes.
     """
     segments = (
-        sa.select(_S.topic_id, _S.partition, sa.func.sum(READABLE_RECORDS), sa.func.sum(_S.bytes), sa.func.count())
-        .join(t.partition, (_P.topic_id == _S.topic_id) & (_P.partition == _S.partition))
+        sa.select(
+            SEGMENT.topic_id,
+            SEGMENT.partition,
+            sa.func.sum(READABLE_RECORDS),
+            sa.func.sum(SEGMENT.bytes),
+            sa.func.count(),
+        )
+        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
         .where(READABLE)
-        .group_by(_S.topic_id, _S.partition)
+        .group_by(SEGMENT.topic_id, SEGMENT.partition)
     )
     committed_to = t.topic.alias()
     commits = (
-        sa.select(t.topic.c.topic_id, _O.log_partition, sa.func.count(), sa.literal(0), sa.literal(0))
+        sa.select(TOPIC.topic_id, GROUP_OFFSET.log_partition, sa.func.count(), sa.literal(0), sa.literal(0))
         .select_from(
-            t.group_offset.join(committed_to, committed_to.c.topic_id == _O.topic_id).join(
-                t.topic, t.topic.c.name == CONSUMER_OFFSETS_TOPIC
+            t.group_offset.join(committed_to, committed_to.c.topic_id == GROUP_OFFSET.topic_id).join(
+                t.topic, TOPIC.name == CONSUMER_OFFSETS_TOPIC
             )
         )
-        .where(_O.log_partition >= 0)
-        .group_by(t.topic.c.topic_id, _O.log_partition)
+        .where(GROUP_OFFSET.log_partition >= 0)
+        .group_by(TOPIC.topic_id, GROUP_OFFSET.log_partition)
     )
     if topic_ids is not None:
-        segments = segments.where(_S.topic_id.in_(topic_ids))
-        commits = commits.where(t.topic.c.topic_id.in_(topic_ids))
+        segments = segments.where(SEGMENT.topic_id.in_(topic_ids))
+        commits = commits.where(TOPIC.topic_id.in_(topic_ids))
     return {
         (topic, partition): Usage(int(records), int(size), int(count))
         for query in (segments, commits)

@@ -10,7 +10,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.errors import FatalError
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import TOPIC
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class TopicWatch:
 
 def partition_counts(cluster: Cluster, names: Collection[str] | None = None) -> dict[str, int]:
     """Partition count of each topic, of these names or of all. Names must be legal ones."""
-    query = sa.select(t.topic.c.name, t.topic.c.partition_count)
+    query = sa.select(TOPIC.name, TOPIC.partition_count)
     if names is not None:
-        query = query.where(t.topic.c.name.in_(list(names)))
+        query = query.where(TOPIC.name.in_(list(names)))
     return cluster.store.read(lambda connection: {name: count for name, count in connection.execute(query)})  # noqa: C416

@@ -14,6 +14,7 @@ from spark_log.cluster.usage import READABLE, READABLE_RECORDS
 from spark_log.controller.controller import elect_preferred_leaders
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import Key
 
@@ -22,8 +23,6 @@ SKEW_RATIO = 1.5
 loaded."""
 
 _ELECTED_PER_TRANSACTION = 2_000
-
-_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
 class ReplicaFacts(NamedTuple):
@@ -166,19 +165,27 @@ def _deviation_percent(value: int, mean: float) -> float:
 
 def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
     """The facts of every replica, as of the snapshot."""
-    here = (_S.topic_id == _R.topic_id) & (_S.partition == _R.partition) & (_S.end_offset <= _R.log_end_offset)
-    columns = (t.topic.c.name, _R.partition, _R.broker_id, _R.log_dir_id, _R.preference, _R.log_end_offset,
-               _P.leader, _P.high_watermark)  # fmt: skip
+    here = (
+        (SEGMENT.topic_id == REPLICA.topic_id)
+        & (SEGMENT.partition == REPLICA.partition)
+        & (SEGMENT.end_offset <= REPLICA.log_end_offset)
+    )
+    columns = (
+        TOPIC.name, REPLICA.partition, REPLICA.broker_id, REPLICA.log_dir_id, REPLICA.preference,
+        REPLICA.log_end_offset, PARTITION.leader, PARTITION.high_watermark,
+    )  # fmt: skip
     query = (
         sa.select(
             *columns,
-            sa.func.sum(sa.case((READABLE, _S.bytes), else_=0)).label("bytes"),
+            sa.func.sum(sa.case((READABLE, SEGMENT.bytes), else_=0)).label("bytes"),
             sa.func.sum(sa.case((READABLE, READABLE_RECORDS), else_=0)).label("records"),
-            sa.func.sum(sa.case((_S.inline, 0), else_=_S.bytes)).label("file_bytes"),
+            sa.func.sum(sa.case((SEGMENT.inline, 0), else_=SEGMENT.bytes)).label("file_bytes"),
         )
         .select_from(
-            t.replica.join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
-            .join(t.topic, t.topic.c.topic_id == _R.topic_id)
+            t.replica.join(
+                t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition)
+            )
+            .join(t.topic, TOPIC.topic_id == REPLICA.topic_id)
             .outerjoin(t.segment, here)
         )
         .group_by(*columns)
@@ -197,7 +204,7 @@ def load_balance(store: Store) -> Balance:
     """The report of the cluster as it stands now."""
 
     def read(connection: sa.Connection) -> Balance:
-        rows = connection.execute(sa.select(t.log_dir.c.log_dir_id, t.log_dir.c.broker_id))
+        rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id))
         return balance(load_replicas(connection), {row.log_dir_id: row.broker_id for row in rows})
 
     return store.read(read)
@@ -228,12 +235,15 @@ def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[K
 
     As in Kafka partitions under reassignment are left alone: their AR is not what it will be.
     """
-    a = t.reassignment.c
-    moving = sa.select(a.topic_id).where(a.topic_id == _R.topic_id, a.partition == _R.partition).exists()
+    moving = (
+        sa.select(REASSIGNMENT.topic_id)
+        .where(REASSIGNMENT.topic_id == REPLICA.topic_id, REASSIGNMENT.partition == REPLICA.partition)
+        .exists()
+    )
     query = (
-        sa.select(_R.topic_id, _R.partition, _R.broker_id, _P.leader)
-        .join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
-        .where(_R.preference == 0, ~moving)
+        sa.select(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, PARTITION.leader)
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .where(REPLICA.preference == 0, ~moving)
     )
     preferences = store.read(
         lambda connection: [Preference((row[0], row[1]), row[2], row[3]) for row in connection.execute(query)]

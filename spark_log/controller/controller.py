@@ -20,6 +20,7 @@ from spark_log.controller.lag_watch import Member
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, cut_off, lock_partitions, save_partitions
 from spark_log.partitions.replication import Cut, PartitionState, elect_preferred, fail_over, lag_out
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 LEASE = "controller"
 
 _PARTITIONS_PER_TRANSACTION = 2_000
-
-_P, _R = t.partition.c, t.replica.c
 
 
 @dataclass
@@ -101,18 +100,20 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
 
 def _in_need(connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]) -> list[Key]:
     """Partitions with a dead member of the ISR, or without a leader although a replica is alive."""
-    log_dirs = connection.execute(sa.select(t.log_dir.c.log_dir_id)).scalars()
+    log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
     dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
-    join = t.partition.join(t.replica, (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition))
+    join = t.partition.join(
+        t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    )
     found: set[Key] = set(unclean)
     if dead:
-        led = sa.select(_P.topic_id, _P.partition).select_from(join)
-        led = led.where(_R.log_dir_id.in_(dead), _R.in_sync, _P.leader.is_not(None))
+        led = sa.select(PARTITION.topic_id, PARTITION.partition).select_from(join)
+        led = led.where(REPLICA.log_dir_id.in_(dead), REPLICA.in_sync, PARTITION.leader.is_not(None))
         found.update((topic_id, partition) for topic_id, partition in connection.execute(led))
     waiting = (
-        sa.select(_P.topic_id, _P.partition, _R.in_sync, t.topic.c.configs)
-        .select_from(join.join(t.topic, t.topic.c.topic_id == _P.topic_id))
-        .where(_P.leader.is_(None), _R.log_dir_id.in_(list(alive)))
+        sa.select(PARTITION.topic_id, PARTITION.partition, REPLICA.in_sync, TOPIC.configs)
+        .select_from(join.join(t.topic, TOPIC.topic_id == PARTITION.topic_id))
+        .where(PARTITION.leader.is_(None), REPLICA.log_dir_id.in_(list(alive)))
     )
     found.update(
         (topic_id, partition)

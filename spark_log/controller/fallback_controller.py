@@ -11,7 +11,7 @@ from spark_log.config import ClusterSettings
 from spark_log.controller.controller import elect_leaders, fallback
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.errors import NotControllerError, SparkLogError, redact
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LOG_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _WAIT_S = 0.1
 
 def any_offline(connection: sa.Connection) -> bool:
     """Whether a log dir counts as failed: it may be back, which a look finds out."""
-    return connection.execute(sa.select(t.log_dir.c.log_dir_id).where(~t.log_dir.c.online).limit(1)).first() is not None
+    return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
 
 
 class FallbackController:

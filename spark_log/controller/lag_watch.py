@@ -7,6 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, REPLICA
 from spark_log.partitions.partition_rows import Key
 
 Member = tuple[Key, int]
@@ -51,11 +52,12 @@ class LagWatch:
 
 def members_behind(connection: sa.Connection) -> dict[Member, Ends]:
     """Members of an ISR whose LEO is below the leader's."""
-    p, r = t.partition.c, t.replica.c
     query = (
-        sa.select(r.topic_id, r.partition, r.broker_id, r.log_end_offset, p.log_end_offset)
-        .join(t.partition, (p.topic_id == r.topic_id) & (p.partition == r.partition))
-        .where(r.in_sync, r.log_end_offset < p.log_end_offset)
+        sa.select(
+            REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, PARTITION.log_end_offset
+        )
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .where(REPLICA.in_sync, REPLICA.log_end_offset < PARTITION.log_end_offset)
     )
     return {
         ((topic_id, partition), broker_id): Ends(replica, leader)

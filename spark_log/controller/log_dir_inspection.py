@@ -24,6 +24,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState, fence_writers, lose_files
@@ -34,8 +35,6 @@ ANSWER_S_MAX = 5.0
 """A log dir that takes longer (a hanging mount) does not answer. Shorter than the controller's lease, which a client
 that does this duty does not renew.
 """
-
-_D, _R, _S, _P = t.log_dir.c, t.replica.c, t.segment.c, t.partition.c
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
     """Ask the controller to look at a log dir where a file of `size` bytes could not be written."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        here = t.log_dir.update().where(_D.log_dir_id == log_dir_id, _D.online)
+        here = t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id, LOG_DIR.online)
         connection.execute(here.values(suspect_bytes=size))
 
     store.transact(body, announce=True)
@@ -103,7 +102,7 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
 
 def suspects(connection: sa.Connection) -> list[LogDirId]:
     """Online log dirs that somebody complained of."""
-    query = sa.select(_D.log_dir_id).where(_D.suspect_bytes.is_not(None), _D.online)
+    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
@@ -136,7 +135,7 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> Verdict:
 
 
 def _known(connection: sa.Connection, cluster: Cluster) -> list[Known]:
-    rows = connection.execute(sa.select(t.log_dir).order_by(_D.log_dir_id)).all()
+    rows = connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)).all()
     return [
         Known(
             LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid, row.counter,
@@ -190,7 +189,7 @@ def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
 def _take_out(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        here = t.log_dir.update().where(_D.log_dir_id == log_dir_id)
+        here = t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id)
         connection.execute(here.values(online=False, failure=reason))
 
     store.transact(body, announce=True)
@@ -200,7 +199,7 @@ def _take_out(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> 
 def _clear(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        here = t.log_dir.update().where(_D.log_dir_id.in_(list(log_dir_ids)))
+        here = t.log_dir.update().where(LOG_DIR.log_dir_id.in_(list(log_dir_ids)))
         connection.execute(here.values(suspect_bytes=None))
 
     store.transact(body)
@@ -227,13 +226,13 @@ def _take_back(cluster: Cluster, fence: Fence, known: Known, look: Look) -> None
 
 def _set(connection: sa.Connection, fence: Fence, known: Known, **values: object) -> None:
     fence(connection)
-    here = (_D.log_dir_id == known.log_dir_id) & ~_D.online
+    here = (LOG_DIR.log_dir_id == known.log_dir_id) & ~LOG_DIR.online
     if connection.execute(t.log_dir.update().where(here).values(values)).rowcount != 1:
         raise LogDirMismatchError(f"log dir {redact(known.uri)}: somebody else has changed it meanwhile")
 
 
 def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
-    query = sa.select(_R.topic_id).distinct().where(_R.log_dir_id == log_dir_id)
+    query = sa.select(REPLICA.topic_id).distinct().where(REPLICA.log_dir_id == log_dir_id)
     here = set(connection.execute(query).scalars())
     return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
 
@@ -244,8 +243,8 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
         fence(connection)
-        here = (_R.topic_id == topic.topic_id) & (_R.log_dir_id == log_dir_id)
-        rows = connection.execute(sa.select(_R.partition, _R.broker_id).where(here)).all()
+        here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
+        rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()
         before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])
         missing = _first_missing(connection, topic, sizes, [row.partition for row in rows])
         after: dict[Key, PartitionState] = {}
@@ -257,8 +256,9 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
             after[topic.topic_id, row.partition] = fence_writers(lowered)
         save_partitions(connection, before, after)
         if fallen:  # its Delta table lists files that are not there: compare all of it
-            p = t.publication.c
-            unknown = t.publication.update().where(p.topic_id == topic.topic_id, p.log_dir_id == log_dir_id)
+            unknown = t.publication.update().where(
+                PUBLICATION.topic_id == topic.topic_id, PUBLICATION.log_dir_id == log_dir_id
+            )
             connection.execute(unknown.values(delta_version=-1))
         return fallen
 
@@ -270,10 +270,10 @@ def _first_missing(
 ) -> dict[int, int]:
     """Base offset of the first file, by partition, that is not in the log dir as the metadata has it."""
     query = (
-        sa.select(_S.partition, _S.base_offset, _S.name, _S.bytes)
-        .join(t.partition, (_P.topic_id == _S.topic_id) & (_P.partition == _S.partition))
-        .where(_S.topic_id == topic.topic_id, ~_S.inline, _S.end_offset > _P.log_start_offset)
-        .order_by(_S.partition, _S.base_offset)
+        sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
+        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
+        .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, SEGMENT.end_offset > PARTITION.log_start_offset)
+        .order_by(SEGMENT.partition, SEGMENT.base_offset)
     )
     found: dict[int, int] = {}
     wanted = frozenset(partitions)

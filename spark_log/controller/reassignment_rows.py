@@ -14,11 +14,11 @@ from spark_log.cluster.topics import find_topics
 from spark_log.controller.reassignment_rules import Reassignment
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import REASSIGNMENT, REPLICA, SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import Key, by_topic
 
-_A, _R, _S = t.reassignment.c, t.replica.c, t.segment.c
-_SAME = (_R.topic_id == _A.topic_id) & (_R.partition == _A.partition)
+_SAME = (REPLICA.topic_id == REASSIGNMENT.topic_id) & (REPLICA.partition == REASSIGNMENT.partition)
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,22 @@ class ReassignmentStatus:
 
 def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]:
     """Those under way, by topic and partition."""
-    missing = (_S.topic_id == _R.topic_id) & (_S.partition == _R.partition) & (_S.end_offset > _R.log_end_offset)
+    missing = (
+        (SEGMENT.topic_id == REPLICA.topic_id)
+        & (SEGMENT.partition == REPLICA.partition)
+        & (SEGMENT.end_offset > REPLICA.log_end_offset)
+    )
     per_replica = (
-        sa.select(_A.topic_id, _A.partition, _R.broker_id, _R.in_sync, sa.func.sum(_S.bytes).label("bytes_left"))
-        .select_from(t.reassignment.join(t.replica, _SAME).outerjoin(t.segment, missing & ~_S.inline))
-        .group_by(_A.topic_id, _A.partition, _R.broker_id, _R.in_sync, _R.preference)
-        .order_by(_A.topic_id, _A.partition, _R.preference)
+        sa.select(
+            REASSIGNMENT.topic_id,
+            REASSIGNMENT.partition,
+            REPLICA.broker_id,
+            REPLICA.in_sync,
+            sa.func.sum(SEGMENT.bytes).label("bytes_left"),
+        )
+        .select_from(t.reassignment.join(t.replica, _SAME).outerjoin(t.segment, missing & ~SEGMENT.inline))
+        .group_by(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REPLICA.broker_id, REPLICA.in_sync, REPLICA.preference)
+        .order_by(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REPLICA.preference)
     )
 
     def read(connection: sa.Connection) -> dict[TopicPartition, ReassignmentStatus]:
@@ -77,8 +87,8 @@ def maybe_ready(connection: sa.Connection) -> list[Key]:
     """Partitions whose target is in sync at a first look."""
     targets: dict[Key, list[int]] = {}
     in_sync: dict[Key, set[int]] = {}
-    query = sa.select(_A.topic_id, _A.partition, _A.target, _R.broker_id)
-    for row in connection.execute(query.join(t.replica, _SAME).where(_R.in_sync)):
+    query = sa.select(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REASSIGNMENT.target, REPLICA.broker_id)
+    for row in connection.execute(query.join(t.replica, _SAME).where(REPLICA.in_sync)):
         targets[row.topic_id, row.partition] = json.loads(row.target)
         in_sync.setdefault((row.topic_id, row.partition), set()).add(row.broker_id)
     return sorted(key for key, target in targets.items() if in_sync[key].issuperset(target))
@@ -87,7 +97,7 @@ def maybe_ready(connection: sa.Connection) -> list[Key]:
 def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reassignment]:
     found: dict[Key, Reassignment] = {}
     for topic_id, numbers in by_topic(keys):
-        here = (_A.topic_id == topic_id) & _A.partition.in_(numbers)
+        here = (REASSIGNMENT.topic_id == topic_id) & REASSIGNMENT.partition.in_(numbers)
         for row in connection.execute(sa.select(t.reassignment).where(here)):
             found[row.topic_id, row.partition] = _reassignment_of(row)
     return found
@@ -95,7 +105,9 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
 
 def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
     for topic_id, numbers in by_topic(keys):
-        connection.execute(t.reassignment.delete().where(_A.topic_id == topic_id, _A.partition.in_(numbers)))
+        connection.execute(
+            t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, REASSIGNMENT.partition.in_(numbers))
+        )
 
 
 def row_of(key: Key, reassignment: Reassignment, throttle_bytes_per_s: int | None, began_ms: int) -> dict[str, Any]:

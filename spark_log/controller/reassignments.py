@@ -26,6 +26,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState
@@ -33,8 +34,6 @@ from spark_log.partitions.retired_replicas import note_moves
 
 _SWITCHED_PER_TRANSACTION = 300
 _THROTTLE_MAX = 2**63 - 1
-
-_D, _K, _R = t.log_dir.c, t.retired_replica.c, t.replica.c
 
 
 def begin_reassignments(
@@ -119,7 +118,7 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
     forget(connection, list(after))
     for (topic_id, number), state in after.items():
         if number == 0:
-            here = t.topic.update().where(t.topic.c.topic_id == topic_id)
+            here = t.topic.update().where(TOPIC.topic_id == topic_id)
             connection.execute(here.values(replication_factor=len(state.replicas)))
     return sorted(after)
 
@@ -128,14 +127,20 @@ class _Placing:
     """Which log dir takes a broker's new replica: the one with the fewest, of those that are alive."""
 
     def __init__(self, connection: sa.Connection, alive: Collection[int]) -> None:
-        brokers = connection.execute(sa.select(t.broker.c.broker_id)).scalars()
+        brokers = connection.execute(sa.select(BROKER.broker_id)).scalars()
         self._log_dirs: dict[int, list[int]] = {broker_id: [] for broker_id in brokers}
-        owners = sa.select(_D.log_dir_id, _D.broker_id).where(_D.log_dir_id.in_(alive)).order_by(_D.log_dir_id)
+        owners = (
+            sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id)
+            .where(LOG_DIR.log_dir_id.in_(alive))
+            .order_by(LOG_DIR.log_dir_id)
+        )
         for log_dir_id, broker_id in connection.execute(owners):
             self._log_dirs[broker_id].append(log_dir_id)
-        counts = sa.select(_R.log_dir_id, sa.func.count()).group_by(_R.log_dir_id)
+        counts = sa.select(REPLICA.log_dir_id, sa.func.count()).group_by(REPLICA.log_dir_id)
         self._replicas: Counter[int] = Counter({row[0]: row[1] for row in connection.execute(counts)})
-        deleting = sa.select(_K.log_dir_id, _K.topic_id, _K.partition).where(_K.deleting)
+        deleting = sa.select(RETIRED_REPLICA.log_dir_id, RETIRED_REPLICA.topic_id, RETIRED_REPLICA.partition).where(
+            RETIRED_REPLICA.deleting
+        )
         self._deleting = {(row[0], row[1], row[2]) for row in connection.execute(deleting)}
 
     def choose(self, key: Key, broker_ids: Sequence[int]) -> dict[int, int]:
@@ -162,13 +167,12 @@ class _Placing:
 
 def _keep_brokers(connection: sa.Connection, broker_ids: Collection[int]) -> None:
     """Until the end of the transaction nobody removes them."""
-    b = t.broker.c
-    query = sa.select(b.broker_id).where(b.broker_id.in_(sorted(broker_ids))).order_by(b.broker_id)
+    query = sa.select(BROKER.broker_id).where(BROKER.broker_id.in_(sorted(broker_ids))).order_by(BROKER.broker_id)
     connection.execute(query.with_for_update(read=True, key_share=True)).all()
 
 
 def _lock_topics(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
-    names = sa.select(t.topic.c.name).where(t.topic.c.topic_id.in_(sorted(topic_ids)))
+    names = sa.select(TOPIC.name).where(TOPIC.topic_id.in_(sorted(topic_ids)))
     found = find_topics(connection, connection.execute(names).scalars().all(), lock=True)
     return {topic.topic_id: topic for topic in found.values() if topic.topic_id in topic_ids}
 

@@ -12,8 +12,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.delta.publication_state import REPLICA_LIMIT, log_dirs_with_replicas, recorded
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
-
-_P, _R, _S, _C, _D = t.partition.c, t.replica.c, t.segment.c, t.publication_cursor.c, t.log_dir.c
+from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT
 
 
 @dataclass(frozen=True)
@@ -36,35 +35,46 @@ def delta_lags(
     Up to `seen_offset` a table has shown every record. Above lie the inline tail, and files that came after it: those
     are listed if the last publication knew them.
     """
-    same = (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition)
-    published = (_C.topic_id == _R.topic_id) & (_C.partition == _R.partition) & (_C.log_dir_id == _R.log_dir_id)
-    unseen = (
-        (_S.topic_id == _P.topic_id)
-        & (_S.partition == _P.partition)
-        & (_S.base_offset >= sa.func.coalesce(_C.seen_offset, 0))
-        & (_S.base_offset < REPLICA_LIMIT)
+    same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
+    published = (
+        (PUBLICATION_CURSOR.topic_id == REPLICA.topic_id)
+        & (PUBLICATION_CURSOR.partition == REPLICA.partition)
+        & (PUBLICATION_CURSOR.log_dir_id == REPLICA.log_dir_id)
     )
-    listed = ~_S.inline & (_S.change <= _C.change) & (_S.end_offset <= _C.high_watermark)
+    unseen = (
+        (SEGMENT.topic_id == PARTITION.topic_id)
+        & (SEGMENT.partition == PARTITION.partition)
+        & (SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.seen_offset, 0))
+        & (SEGMENT.base_offset < REPLICA_LIMIT)
+    )
+    listed = (
+        ~SEGMENT.inline
+        & (SEGMENT.change <= PUBLICATION_CURSOR.change)
+        & (SEGMENT.end_offset <= PUBLICATION_CURSOR.high_watermark)
+    )
     query = (
         sa.select(
-            _R.topic_id,
-            _R.log_dir_id,
-            sa.func.sum(_S.record_count),
-            sa.func.min(_S.appended_ms),
-            sa.func.min(sa.case((~_S.inline, _S.appended_ms))),
+            REPLICA.topic_id,
+            REPLICA.log_dir_id,
+            sa.func.sum(SEGMENT.record_count),
+            sa.func.min(SEGMENT.appended_ms),
+            sa.func.min(sa.case((~SEGMENT.inline, SEGMENT.appended_ms))),
         )
         .select_from(
             t.partition.join(t.replica, same)
-            .join(t.log_dir, _D.log_dir_id == _R.log_dir_id)
+            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
             .outerjoin(t.publication_cursor, published)
             .join(t.segment, unseen)
         )
-        .where(_D.online, (_P.tail_bytes > 0) | (_P.change > sa.func.coalesce(_C.change, 0)))
+        .where(
+            LOG_DIR.online,
+            (PARTITION.tail_bytes > 0) | (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+        )
         .where(~sa.func.coalesce(listed, sa.false()))
-        .group_by(_R.topic_id, _R.log_dir_id)
+        .group_by(REPLICA.topic_id, REPLICA.log_dir_id)
     )
     if topic_ids is not None:
-        query = query.where(_P.topic_id.in_(topic_ids))
+        query = query.where(PARTITION.topic_id.in_(topic_ids))
     return {
         (topic_id, LogDirId(log_dir_id)): DeltaLag(int(records), oldest_ms, sealed_ms)
         for topic_id, log_dir_id, records, oldest_ms, sealed_ms in connection.execute(query)

@@ -19,9 +19,9 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.delta import publication_state
 from spark_log.delta.publication_state import Cursor, Due, PublishedFile
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CURSOR, SEGMENT
 from spark_log.partitions.partition_rows import CHUNK, lock_partitions
 
-_I, _IC, _S = t.publication_intent.c, t.publication_intent_cursor.c, t.segment.c
 _UNKNOWN = -1
 """As publication.delta_version: all of the table is to be compared."""
 
@@ -45,7 +45,9 @@ def note(
         return None
     if not _all_in_log(connection, topic, add):
         return None
-    known = connection.execute(sa.select(sa.func.max(_I.transaction_version)).where(_here(topic, info))).scalar_one()
+    known = connection.execute(
+        sa.select(sa.func.max(PUBLICATION_INTENT.transaction_version)).where(_here(topic, info))
+    ).scalar_one()
     version = 1 + max(in_table[0], before[0] if before else 0, known or 0)
     keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id, "transaction_version": version}
     intent = {
@@ -62,7 +64,9 @@ def note(
 
 
 def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> bool:
-    query = sa.select(_I.transaction_version).where(_here(topic, info), _I.transaction_version == version)
+    query = sa.select(PUBLICATION_INTENT.transaction_version).where(
+        _here(topic, info), PUBLICATION_INTENT.transaction_version == version
+    )
     return connection.execute(query).first() is not None
 
 
@@ -71,16 +75,27 @@ def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: i
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id:
         return
-    columns = (_I.delta_version, _I.recorded_delta_version, _I.has_replicas)
-    this = _here(topic, info) & (_I.transaction_version == version)
+    columns = (
+        PUBLICATION_INTENT.delta_version,
+        PUBLICATION_INTENT.recorded_delta_version,
+        PUBLICATION_INTENT.has_replicas,
+    )
+    this = _here(topic, info) & (PUBLICATION_INTENT.transaction_version == version)
     intent = connection.execute(sa.select(*columns).where(this)).one_or_none()
     if intent is None:
         return
     recorded = publication_state.recorded(connection, topic, info)
     if recorded is None or recorded[0] < version:
         found_unknown = recorded is not None and recorded[1] == _UNKNOWN != intent.recorded_delta_version
-        cursors = sa.select(_IC.partition, _IC.change, _IC.high_watermark, _IC.seen_offset).where(
-            _IC.topic_id == topic.topic_id, _IC.log_dir_id == info.log_dir_id, _IC.transaction_version == version
+        cursors = sa.select(
+            PUBLICATION_INTENT_CURSOR.partition,
+            PUBLICATION_INTENT_CURSOR.change,
+            PUBLICATION_INTENT_CURSOR.high_watermark,
+            PUBLICATION_INTENT_CURSOR.seen_offset,
+        ).where(
+            PUBLICATION_INTENT_CURSOR.topic_id == topic.topic_id,
+            PUBLICATION_INTENT_CURSOR.log_dir_id == info.log_dir_id,
+            PUBLICATION_INTENT_CURSOR.transaction_version == version,
         )
         due = Due(
             {number: Cursor(*facts) for number, *facts in connection.execute(cursors)}, False, intent.has_replicas
@@ -99,10 +114,10 @@ def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[Publish
     wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
     for first in range(0, len(wanted), CHUNK):
         chunk = wanted[first : first + CHUNK]
-        query = sa.select(_S.partition, _S.name).where(
-            _S.topic_id == topic.topic_id,
-            ~_S.inline,
-            sa.tuple_(_S.partition, _S.base_offset).in_([(partition, base) for partition, base, _ in chunk]),
+        query = sa.select(SEGMENT.partition, SEGMENT.name).where(
+            SEGMENT.topic_id == topic.topic_id,
+            ~SEGMENT.inline,
+            sa.tuple_(SEGMENT.partition, SEGMENT.base_offset).in_([(partition, base) for partition, base, _ in chunk]),
         )
         found = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
         if any(path not in found for *_, path in chunk):
@@ -111,4 +126,4 @@ def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[Publish
 
 
 def _here(topic: Topic, info: LogDirInfo) -> sa.ColumnElement[bool]:
-    return (_I.topic_id == topic.topic_id) & (_I.log_dir_id == info.log_dir_id)
+    return (PUBLICATION_INTENT.topic_id == topic.topic_id) & (PUBLICATION_INTENT.log_dir_id == info.log_dir_id)

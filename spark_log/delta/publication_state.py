@@ -14,9 +14,19 @@ from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import (
+    LOG_DIR,
+    PARTITION,
+    PUBLICATION,
+    PUBLICATION_CURSOR,
+    REPLICA,
+    RETIRED_FILE,
+    SEGMENT,
+)
 
-_P, _R, _S, _C = t.partition.c, t.replica.c, t.segment.c, t.publication_cursor.c
-REPLICA_LIMIT = sa.case((_P.high_watermark < _R.log_end_offset, _P.high_watermark), else_=_R.log_end_offset)
+REPLICA_LIMIT = sa.case(
+    (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
+)
 """Up to where this replica's segments may be published: whole there, and below the high watermark."""
 _CHUNK = 5_000
 
@@ -70,24 +80,26 @@ class Due:
 
 
 def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
-    query = sa.select(_R.log_dir_id).distinct().where(_R.topic_id == topic.topic_id).order_by(_R.log_dir_id)
+    query = (
+        sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == topic.topic_id).order_by(REPLICA.log_dir_id)
+    )
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
 def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
     """Online log dirs with a replica of the topic (True), or with a table that may list files of those they had."""
-    p, d = t.publication.c, t.log_dir.c
-    online = set(connection.execute(sa.select(d.log_dir_id).where(d.online)).scalars())
-    known = connection.execute(sa.select(p.log_dir_id).where(p.topic_id == topic.topic_id)).scalars()
+    online = set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
+    known = connection.execute(
+        sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == topic.topic_id)
+    ).scalars()
     found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
     return {LogDirId(log_dir_id): found[log_dir_id] for log_dir_id in sorted(found) if log_dir_id in online}
 
 
 def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
     """(our transaction version, Delta version) of the last publication recorded; None before the first."""
-    p = t.publication.c
-    query = sa.select(p.transaction_version, p.delta_version).where(
-        p.topic_id == topic.topic_id, p.log_dir_id == info.log_dir_id
+    query = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
+        PUBLICATION.topic_id == topic.topic_id, PUBLICATION.log_dir_id == info.log_dir_id
     )
     row = connection.execute(query).one_or_none()
     return (row.transaction_version, row.delta_version) if row else None
@@ -99,25 +111,39 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     blobs_from = _first_blobs(connection, topic, info)
     cursors: dict[int, Cursor] = {}
     fallen = False
-    query = sa.select(_P.partition, _P.change, REPLICA_LIMIT, _C.high_watermark, _C.seen_offset)
+    query = sa.select(
+        PARTITION.partition,
+        PARTITION.change,
+        REPLICA_LIMIT,
+        PUBLICATION_CURSOR.high_watermark,
+        PUBLICATION_CURSOR.seen_offset,
+    )
     for partition, change, limit, limit_before, seen_before in connection.execute(
         query.select_from(source).where(stale)
     ):
         seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
         cursors[partition] = Cursor(change, limit, seen)
         fallen = fallen or limit < (limit_before or 0)
-    here = (_R.topic_id == topic.topic_id) & (_R.log_dir_id == info.log_dir_id)
-    has_replicas = connection.execute(sa.select(_R.partition).where(here).limit(1)).first() is not None
+    here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == info.log_dir_id)
+    has_replicas = connection.execute(sa.select(REPLICA.partition).where(here).limit(1)).first() is not None
     lost = _lost(connection, topic, info)
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
 
 
 def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
     """Partitions that were published but have no replica in this log dir any more."""
-    replica = (_R.topic_id == _C.topic_id) & (_R.partition == _C.partition) & (_R.log_dir_id == _C.log_dir_id)
+    replica = (
+        (REPLICA.topic_id == PUBLICATION_CURSOR.topic_id)
+        & (REPLICA.partition == PUBLICATION_CURSOR.partition)
+        & (REPLICA.log_dir_id == PUBLICATION_CURSOR.log_dir_id)
+    )
     query = (
-        sa.select(_C.partition, _C.change, _C.seen_offset)
-        .where(_C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id, _C.high_watermark > 0)
+        sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
+        .where(
+            PUBLICATION_CURSOR.topic_id == topic.topic_id,
+            PUBLICATION_CURSOR.log_dir_id == info.log_dir_id,
+            PUBLICATION_CURSOR.high_watermark > 0,
+        )
         .where(~sa.exists().where(replica))
     )
     return {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(query)}
@@ -125,9 +151,12 @@ def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int
 
 def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
     """Of every partition that was published, as the last publication noted them."""
-    query = sa.select(_C.partition, _C.change, _C.high_watermark, _C.seen_offset).where(
-        _C.topic_id == topic.topic_id, _C.log_dir_id == info.log_dir_id
-    )
+    query = sa.select(
+        PUBLICATION_CURSOR.partition,
+        PUBLICATION_CURSOR.change,
+        PUBLICATION_CURSOR.high_watermark,
+        PUBLICATION_CURSOR.seen_offset,
+    ).where(PUBLICATION_CURSOR.topic_id == topic.topic_id, PUBLICATION_CURSOR.log_dir_id == info.log_dir_id)
     return {partition: Cursor(*facts) for partition, *facts in connection.execute(query)}
 
 
@@ -143,29 +172,34 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
 
 _FILE_COLUMNS = (
-    _S.partition, _S.base_offset, _S.end_offset, _S.bytes, _S.record_count, _S.change, _S.rewritten, _S.name
+    SEGMENT.partition, SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.bytes, SEGMENT.record_count, SEGMENT.change,
+    SEGMENT.rewritten, SEGMENT.name
 )  # fmt: skip
 
 
 def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
     """Everything that the table is to list."""
     source, here = _replicas(topic, info)
-    source = source.join(t.segment, (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition))
-    query = sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~_S.inline, _S.end_offset <= REPLICA_LIMIT)
-    return _files(connection.execute(query.order_by(_S.partition, _S.base_offset)))
+    source = source.join(
+        t.segment, (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
+    )
+    query = (
+        sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+    )
+    return _files(connection.execute(query.order_by(SEGMENT.partition, SEGMENT.base_offset)))
 
 
 def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
     """Segments that came since the cursors, or lay above their limit then. Two index scans rather than one OR."""
     source, stale = _stale(topic, info)
-    same = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition)
-    newer = same & (_S.change > sa.func.coalesce(_C.change, 0))
-    above = same & (_S.base_offset >= sa.func.coalesce(_C.high_watermark, 0))
+    same = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
+    newer = same & (SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+    above = same & (SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0))
     found = sa.union(
         *(
             sa.select(*_FILE_COLUMNS)
             .select_from(source.join(t.segment, condition))
-            .where(stale, ~_S.inline, _S.end_offset <= REPLICA_LIMIT)
+            .where(stale, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
             for condition in (newer, above)
         )
     )
@@ -174,19 +208,23 @@ def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
     """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired ones."""
-    live = sa.select(_S.partition, _S.name).where(_S.topic_id == topic.topic_id, ~_S.inline)
+    live = sa.select(SEGMENT.partition, SEGMENT.name).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
     named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
-    f = t.retired_file.c
-    retired = sa.select(f.path).where(f.topic_id == topic.topic_id, f.partition.is_not(None))
+    retired = sa.select(RETIRED_FILE.path).where(
+        RETIRED_FILE.topic_id == topic.topic_id, RETIRED_FILE.partition.is_not(None)
+    )
     return named | {path[len(topic.folder) + 1 :] for path in connection.execute(retired).scalars()}
 
 
 def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[str]:
     """Files, relative to the topic's table, that the metadata has ceased to name since the cursors."""
     source, stale = _stale(topic, info)
-    f = t.retired_file.c
-    gone = (f.topic_id == _P.topic_id) & (f.partition == _P.partition) & (f.change > sa.func.coalesce(_C.change, 0))
-    query = sa.select(f.path).select_from(source.join(t.retired_file, gone)).where(stale)
+    gone = (
+        (RETIRED_FILE.topic_id == PARTITION.topic_id)
+        & (RETIRED_FILE.partition == PARTITION.partition)
+        & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+    )
+    query = sa.select(RETIRED_FILE.path).select_from(source.join(t.retired_file, gone)).where(stale)
     return [path[len(topic.folder) + 1 :] for path in connection.execute(query).scalars()]
 
 
@@ -215,9 +253,8 @@ def replace(
     what: Due,
 ) -> None:
     """As `record`, in a transaction that has locked the topic and found that `before` is what is recorded."""
-    p = t.publication.c
     keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
-    here = (p.topic_id == topic.topic_id) & (p.log_dir_id == info.log_dir_id)
+    here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
     if not what.has_replicas:
         connection.execute(t.publication.delete().where(here))
     else:
@@ -230,9 +267,9 @@ def replace(
     for first in range(0, len(numbers), _CHUNK):
         connection.execute(
             t.publication_cursor.delete().where(
-                _C.topic_id == topic.topic_id,
-                _C.log_dir_id == info.log_dir_id,
-                _C.partition.in_(numbers[first : first + _CHUNK]),
+                PUBLICATION_CURSOR.topic_id == topic.topic_id,
+                PUBLICATION_CURSOR.log_dir_id == info.log_dir_id,
+                PUBLICATION_CURSOR.partition.in_(numbers[first : first + _CHUNK]),
             )
         )
     rows = [{**keys, "partition": partition, **values(cursor)} for partition, cursor in what.cursors.items()]
@@ -248,26 +285,31 @@ def values(cursor: Cursor) -> dict[str, int]:
 def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
     """FROM partition, its replica in this log dir, and its cursor; and the condition that picks the topic."""
     source = t.partition.join(
-        t.replica, (_R.topic_id == _P.topic_id) & (_R.partition == _P.partition) & (_R.log_dir_id == info.log_dir_id)
+        t.replica,
+        (REPLICA.topic_id == PARTITION.topic_id)
+        & (REPLICA.partition == PARTITION.partition)
+        & (REPLICA.log_dir_id == info.log_dir_id),
     ).outerjoin(
         t.publication_cursor,
-        (_C.topic_id == _P.topic_id) & (_C.partition == _P.partition) & (_C.log_dir_id == info.log_dir_id),
+        (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
+        & (PUBLICATION_CURSOR.partition == PARTITION.partition)
+        & (PUBLICATION_CURSOR.log_dir_id == info.log_dir_id),
     )
-    return source, _P.topic_id == topic.topic_id
+    return source, PARTITION.topic_id == topic.topic_id
 
 
 def _stale(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
     """The same, of partitions that have changed since they were published."""
     source, here = _replicas(topic, info)
-    return source, here & (_P.change > sa.func.coalesce(_C.change, 0))
+    return source, here & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 
 
 def _first_blobs(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, int]:
     """Base offset of the first blob of each partition that has changed and has one."""
     source, stale = _stale(topic, info)
-    inline = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition) & _S.inline
-    query = sa.select(_P.partition, sa.func.min(_S.base_offset)).select_from(source.join(t.segment, inline))
-    return {number: base for number, base in connection.execute(query.where(stale).group_by(_P.partition))}  # noqa: C416
+    inline = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition) & SEGMENT.inline
+    query = sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset)).select_from(source.join(t.segment, inline))
+    return {number: base for number, base in connection.execute(query.where(stale).group_by(PARTITION.partition))}  # noqa: C416
 
 
 def _files(rows: Iterable[Any]) -> list[PublishedFile]:

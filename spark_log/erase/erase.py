@@ -42,7 +42,7 @@ from spark_log.ids import OffsetRange, TopicPartition, WriteId
 from spark_log.maintenance.report import Amount
 from spark_log.maintenance.rewrite.rewrite import Segment, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import seal
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.identity import check_identity
 from spark_log.quantities import count_of
 from spark_log.records.key_set import KeySet
@@ -51,8 +51,6 @@ from spark_log.segments.slices import Slice
 
 _FRUITLESS_MAX = 10
 """Looks in a row that come to nothing, overtaken by a merge or a change of the ISR, before it gives up."""
-
-_P = t.partition.c
 
 
 def erase(
@@ -115,8 +113,10 @@ def _begin(
 ) -> tuple[Topic, dict[int, int], dict[int, int]]:
     """The topic; up to where each partition is erased; and how many offsets lie above its high watermark."""
     topic = find_topic(connection, name)
-    query = sa.select(_P.partition, _P.high_watermark, _P.log_end_offset).where(_P.topic_id == topic.topic_id)
-    rows = connection.execute(query.order_by(_P.partition)).all()
+    query = sa.select(PARTITION.partition, PARTITION.high_watermark, PARTITION.log_end_offset).where(
+        PARTITION.topic_id == topic.topic_id
+    )
+    rows = connection.execute(query.order_by(PARTITION.partition)).all()
     limits = {partition: high_watermark for partition, high_watermark, _ in rows}
     for partition, end in ends.items():
         if partition not in limits:
@@ -192,11 +192,10 @@ class _Run:
 
     def _with_tails(self) -> list[int]:
         def read(connection: sa.Connection) -> list[int]:
-            s = t.segment.c
-            query = sa.select(s.partition, sa.func.min(s.base_offset)).where(
-                s.topic_id == self.topic.topic_id, s.inline
+            query = sa.select(SEGMENT.partition, sa.func.min(SEGMENT.base_offset)).where(
+                SEGMENT.topic_id == self.topic.topic_id, SEGMENT.inline
             )
-            rows = connection.execute(query.group_by(s.partition).order_by(s.partition))
+            rows = connection.execute(query.group_by(SEGMENT.partition).order_by(SEGMENT.partition))
             return [partition for partition, base in rows if base < self.ends.get(partition, 0)]
 
         return self.cluster.store.read(read)

@@ -18,25 +18,24 @@ from spark_log.ids import LogDirId
 from spark_log.maintenance.removal.clean_up import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK
 from spark_log.quantities import count_of
 
 _NAMED_MAX = 10
 """Files or transactions that one note names."""
 
-_K, _P, _X = t.retired_replica.c, t.producer.c, t.transaction_segment.c
-
 
 def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[str]:
     """Batches of open transactions, which an erase does not look at; also those for topics that were deleted since."""
-    gone = ~sa.exists().where(t.topic.c.topic_id == _X.topic_id)
-    in_store = sa.func.sum(sa.case((_X.inline, 1), else_=0))
+    gone = ~sa.exists().where(TOPIC.topic_id == TRANSACTION_SEGMENT.topic_id)
+    in_store = sa.func.sum(sa.case((TRANSACTION_SEGMENT.inline, 1), else_=0))
     query = (
-        sa.select(_P.transactional_id, sa.func.count(), in_store)
-        .join(t.transaction_segment, _X.producer_id == _P.producer_id)
-        .where((_X.topic_id == topic.topic_id) | gone)
-        .group_by(_P.transactional_id)
-        .order_by(_P.transactional_id)
+        sa.select(PRODUCER.transactional_id, sa.func.count(), in_store)
+        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
+        .where((TRANSACTION_SEGMENT.topic_id == topic.topic_id) | gone)
+        .group_by(PRODUCER.transactional_id)
+        .order_by(PRODUCER.transactional_id)
     )
     return [
         f"transaction {name!r} is open; not looked at: its {count_of(count, 'batch', 'batches')} ({inline} in the"
@@ -73,11 +72,15 @@ def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: To
 
 
 def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:
-    query = sa.select(_K.log_dir_id, _K.partition).where(_K.topic_id == topic.topic_id)
+    query = sa.select(RETIRED_REPLICA.log_dir_id, RETIRED_REPLICA.partition).where(
+        RETIRED_REPLICA.topic_id == topic.topic_id
+    )
     return [
         f"log dir {redact(log_dirs.infos[LogDirId(log_dir_id)].uri)} still has the files of {topic.name}-{partition},"
         " which was moved away from it: when it can be written, erase again"
-        for log_dir_id, partition in connection.execute(query.order_by(_K.log_dir_id, _K.partition))
+        for log_dir_id, partition in connection.execute(
+            query.order_by(RETIRED_REPLICA.log_dir_id, RETIRED_REPLICA.partition)
+        )
         if log_dir_id in log_dirs.infos
     ]
 
@@ -138,9 +141,8 @@ def _name(path: str) -> str:
 def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
     """Who holds the write ids of these files."""
     ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
-    w = t.write_id.c
     found: set[str] = set()
     for first in range(0, len(ids), CHUNK):
-        query = sa.select(w.holder).where(w.write_id.in_(ids[first : first + CHUNK]))
+        query = sa.select(WRITE_ID.holder).where(WRITE_ID.write_id.in_(ids[first : first + CHUNK]))
         found.update(connection.execute(query).scalars())
     return sorted(found)[:_NAMED_MAX]

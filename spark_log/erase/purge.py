@@ -28,11 +28,10 @@ from spark_log.failpoints import failpoint
 from spark_log.maintenance.removal.clean_up import CleanableLogDirs, Deleted, delete_left_copies, delete_retired_files
 from spark_log.maintenance.removal.orphans import delete_orphans
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import RETIRED_FILE, RETIRED_REPLICA
 from spark_log.partitions.partition_rows import CHUNK
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.quantities import count_of
-
-_F = t.retired_file.c
 
 FOR_EVER_MS = -INT64_MAX
 """retired_file.retired_ms of what is to go now, whatever file.delete.delay.ms is."""
@@ -86,8 +85,8 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
 
 
 def _retired(connection: sa.Connection, topic: Topic) -> list[str]:
-    here = (_F.topic_id == topic.topic_id) & _F.partition.is_not(None)
-    return list(connection.execute(sa.select(_F.path).where(here).order_by(_F.path)).scalars())
+    here = (RETIRED_FILE.topic_id == topic.topic_id) & RETIRED_FILE.partition.is_not(None)
+    return list(connection.execute(sa.select(RETIRED_FILE.path).where(here).order_by(RETIRED_FILE.path)).scalars())
 
 
 def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[LogDirInfo]]:
@@ -108,9 +107,9 @@ def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[
 
 def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None:
     for first in range(0, len(paths), CHUNK):
-        these = _F.path.in_(paths[first : first + CHUNK])
+        these = RETIRED_FILE.path.in_(paths[first : first + CHUNK])
         connection.execute(t.retired_file.update().where(these).values(retired_ms=FOR_EVER_MS))
-    replicas = t.retired_replica.update().where(t.retired_replica.c.topic_id == topic.topic_id)
+    replicas = t.retired_replica.update().where(RETIRED_REPLICA.topic_id == topic.topic_id)
     connection.execute(replicas.values(retired_ms=FOR_EVER_MS))
 
 

@@ -22,6 +22,7 @@ from spark_log.errors import (
 from spark_log.groups import rows
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, Store, StoreClock
 from spark_log.segments import offsets_topic
@@ -29,17 +30,13 @@ from spark_log.segments import offsets_topic
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
 
-_G = t.consumer_group.c
-_O = t.group_offset.c
 _CHUNK = 5_000
-_TOPIC = Prepared(
-    sa.select(t.topic.c.topic_id, t.topic.c.partition_count).where(t.topic.c.name == sa.bindparam("topic"))
-)
+_TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(
-        _O.group_id == sa.bindparam("key_group"),
-        _O.topic_id == sa.bindparam("key_topic"),
-        _O.partition == sa.bindparam("key_partition"),
+        GROUP_OFFSET.group_id == sa.bindparam("key_group"),
+        GROUP_OFFSET.topic_id == sa.bindparam("key_topic"),
+        GROUP_OFFSET.partition == sa.bindparam("key_partition"),
     )
 )
 _REMEMBER = Prepared(t.group_offset.insert())
@@ -205,14 +202,21 @@ def read_commits(
     connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, Commit]:
     query = (
-        sa.select(t.topic.c.name, _O.partition, _O.committed_offset, _O.commit_metadata, _O.leader_epoch, _O.topic_id)
-        .join(t.topic, t.topic.c.topic_id == _O.topic_id)
-        .where(_O.group_id == group_id)
+        sa.select(
+            TOPIC.name,
+            GROUP_OFFSET.partition,
+            GROUP_OFFSET.committed_offset,
+            GROUP_OFFSET.commit_metadata,
+            GROUP_OFFSET.leader_epoch,
+            GROUP_OFFSET.topic_id,
+        )
+        .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+        .where(GROUP_OFFSET.group_id == group_id)
     )
     wanted = None if partitions is None else {TopicPartition(*partition) for partition in partitions}
     if wanted is not None and len(wanted) == 1:
         (only,) = wanted
-        query = query.where(t.topic.c.name == only.topic, _O.partition == only.partition)
+        query = query.where(TOPIC.name == only.topic, GROUP_OFFSET.partition == only.partition)
     found = {TopicPartition(name, number): Commit(*commit) for name, number, *commit in connection.execute(query)}
     return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
 
@@ -233,13 +237,13 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - retention_ms
         idle, old = _expired(before_ms)
-        groups = sa.select(_G.group_id).where(idle).order_by(_G.group_id).with_for_update()
+        groups = sa.select(CONSUMER_GROUP.group_id).where(idle).order_by(CONSUMER_GROUP.group_id).with_for_update()
         gone = 0
         for group_id in connection.execute(groups).scalars().all():
-            gone += connection.execute(t.group_offset.delete().where(_O.group_id == group_id, old)).rowcount
-            left = sa.select(_O.group_id).where(_O.group_id == group_id).limit(1)
+            gone += connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, old)).rowcount
+            left = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
             if connection.execute(left).first() is None:
-                connection.execute(t.consumer_group.delete().where(_G.group_id == group_id))
+                connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
         return gone
 
     return store.transact(expire)
@@ -252,7 +256,7 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
         idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
         query = sa.select(sa.func.count()).select_from(t.group_offset)
         return connection.execute(
-            query.join(t.consumer_group, _G.group_id == _O.group_id).where(idle, old)
+            query.join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id).where(idle, old)
         ).scalar_one()
 
     return store.read(count)
@@ -260,7 +264,7 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
 
 def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
     """Which groups have been empty since, and which offsets of theirs are as old."""
-    return _G.empty_since_ms <= before_ms, _O.committed_ms <= before_ms
+    return CONSUMER_GROUP.empty_since_ms <= before_ms, GROUP_OFFSET.committed_ms <= before_ms
 
 
 def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tuple[int, int]]) -> None:
@@ -268,6 +272,8 @@ def _delete(connection: sa.Connection, group_id: str, partitions: Collection[tup
     for topic_id, number in sorted(partitions):
         by_topic.setdefault(topic_id, []).append(number)
     for topic_id, numbers in by_topic.items():
-        here = (_O.group_id == group_id) & (_O.topic_id == topic_id)
+        here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic_id)
         for first in range(0, len(numbers), _CHUNK):
-            connection.execute(t.group_offset.delete().where(here, _O.partition.in_(numbers[first : first + _CHUNK])))
+            connection.execute(
+                t.group_offset.delete().where(here, GROUP_OFFSET.partition.in_(numbers[first : first + _CHUNK]))
+            )

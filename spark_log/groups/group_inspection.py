@@ -11,7 +11,7 @@ from spark_log.groups import rows
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.groups.rules import Group, Member, Partitions
 from spark_log.ids import TopicPartition
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.segments.plan import positions
 
@@ -89,11 +89,12 @@ def list_groups(store: Store) -> list[GroupListing]:
     """Every group, by id: with members, or with offsets."""
 
     def read(connection: sa.Connection) -> list[GroupListing]:
-        g = t.consumer_group.c
         now = store.clock(connection)
         return [
             GroupListing(described.group_id, described.state, len(described.members))
-            for group_id in connection.execute(sa.select(g.group_id).order_by(g.group_id)).scalars().all()
+            for group_id in connection.execute(sa.select(CONSUMER_GROUP.group_id).order_by(CONSUMER_GROUP.group_id))
+            .scalars()
+            .all()
             for described in [_describe(connection, now, group_id)]
         ]
 

@@ -16,13 +16,11 @@ from spark_log.cluster.names import is_legal
 from spark_log.groups.rules import Group, Member, Partitions, TopicFacts
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import StoreClock
 
-_G = t.consumer_group.c
-_M = t.group_member.c
-_O = t.group_partition.c
 _PARAMETERS_MAX = 5_000
 
 
@@ -97,28 +95,36 @@ def _subscription_json(subscription: Subscription) -> str:
     return json.dumps({"topics": sorted(subscription.topics), "assignors": assignors}, separators=(",", ":"))
 
 
-_GROUP = sa.select(_G.generation, _G.target_generation, _G.assignor, _G.topics, _G.empty_since_ms).where(
-    _G.group_id == sa.bindparam("g")
-)
+_GROUP = sa.select(
+    CONSUMER_GROUP.generation,
+    CONSUMER_GROUP.target_generation,
+    CONSUMER_GROUP.assignor,
+    CONSUMER_GROUP.topics,
+    CONSUMER_GROUP.empty_since_ms,
+).where(CONSUMER_GROUP.group_id == sa.bindparam("g"))
 _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _MEMBERS = sa.select(
-    _M.member_id, _M.instance_id, _M.client, _M.subscription, _M.target, _M.generation, _M.beat, _M.session_timeout_ms,
-    _M.until_ms, _M.era,
-).where(_M.group_id == sa.bindparam("g"))  # fmt: skip
-_MEMBER = Prepared(_MEMBERS.where(_M.member_id == sa.bindparam("m")))
-_MEMBERS_SORTED = _MEMBERS.order_by(_M.member_id)
-_GIVEN = sa.select(_O.topic, _O.partition).where(_O.group_id == sa.bindparam("g"), _O.member_id == sa.bindparam("m"))
+    GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
+    GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
+    GROUP_MEMBER.until_ms, GROUP_MEMBER.era,
+).where(GROUP_MEMBER.group_id == sa.bindparam("g"))  # fmt: skip
+_MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
+_MEMBERS_SORTED = _MEMBERS.order_by(GROUP_MEMBER.member_id)
+_GIVEN = sa.select(GROUP_PARTITION.topic, GROUP_PARTITION.partition).where(
+    GROUP_PARTITION.group_id == sa.bindparam("g"), GROUP_PARTITION.member_id == sa.bindparam("m")
+)
 _GIVEN_TO_OTHERS = Prepared(
-    sa.select(_O.partition, _O.member_id).where(
-        _O.group_id == sa.bindparam("g"),
-        _O.member_id != sa.bindparam("m"),
-        _O.topic == sa.bindparam("topic"),
-        _O.partition >= sa.bindparam("first"),
-        _O.partition <= sa.bindparam("last"),
+    sa.select(GROUP_PARTITION.partition, GROUP_PARTITION.member_id).where(
+        GROUP_PARTITION.group_id == sa.bindparam("g"),
+        GROUP_PARTITION.member_id != sa.bindparam("m"),
+        GROUP_PARTITION.topic == sa.bindparam("topic"),
+        GROUP_PARTITION.partition >= sa.bindparam("first"),
+        GROUP_PARTITION.partition <= sa.bindparam("last"),
     )
 )
-_DEAD = sa.select(_M.member_id).where(
-    _M.group_id == sa.bindparam("g"), (_M.era != sa.bindparam("era")) | (_M.until_ms <= sa.bindparam("now"))
+_DEAD = sa.select(GROUP_MEMBER.member_id).where(
+    GROUP_MEMBER.group_id == sa.bindparam("g"),
+    (GROUP_MEMBER.era != sa.bindparam("era")) | (GROUP_MEMBER.until_ms <= sa.bindparam("now")),
 )
 
 
@@ -143,7 +149,7 @@ def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock
 
 def save_group(connection: sa.Connection, group_id: str, group: Group, **others: Any) -> None:
     values = {"generation": group.generation, "target_generation": group.target_generation, **others}
-    connection.execute(t.consumer_group.update().where(_G.group_id == group_id).values(values))
+    connection.execute(t.consumer_group.update().where(CONSUMER_GROUP.group_id == group_id).values(values))
 
 
 def _member_row(row: Any) -> MemberRow:
@@ -166,7 +172,7 @@ def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
 
 def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:
     """What the members say, each different one once."""
-    query = sa.select(_M.subscription).where(_M.group_id == group_id).distinct()
+    query = sa.select(GROUP_MEMBER.subscription).where(GROUP_MEMBER.group_id == group_id).distinct()
     return [_subscription_of(text) for text in connection.execute(query).scalars()]
 
 
@@ -174,7 +180,7 @@ def find_instance(connection: sa.Connection, group_id: str, instance_id: str | N
     """The member that has this instance id."""
     if instance_id is None:
         return None
-    row = connection.execute(_MEMBERS.where(_M.instance_id == instance_id), {"g": group_id}).one_or_none()
+    row = connection.execute(_MEMBERS.where(GROUP_MEMBER.instance_id == instance_id), {"g": group_id}).one_or_none()
     return None if row is None else _member_row(row)
 
 
@@ -185,7 +191,9 @@ def given_to(connection: sa.Connection, group_id: str, member_id: str) -> Partit
 
 def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str]:
     """Who has been given what, in the whole group."""
-    query = sa.select(_O.topic, _O.partition, _O.member_id).where(_O.group_id == group_id)
+    query = sa.select(GROUP_PARTITION.topic, GROUP_PARTITION.partition, GROUP_PARTITION.member_id).where(
+        GROUP_PARTITION.group_id == group_id
+    )
     return {TopicPartition(topic, number): member_id for topic, number, member_id in connection.execute(query)}
 
 
@@ -210,7 +218,7 @@ def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> l
 
 def count_members(connection: sa.Connection, group_id: str) -> int:
     return connection.execute(
-        sa.select(sa.func.count()).select_from(t.group_member).where(_M.group_id == group_id)
+        sa.select(sa.func.count()).select_from(t.group_member).where(GROUP_MEMBER.group_id == group_id)
     ).scalar_one()
 
 
@@ -221,7 +229,7 @@ def insert_member(connection: sa.Connection, group_id: str, row: MemberRow) -> N
 
 
 def save_member(connection: sa.Connection, group_id: str, row: MemberRow) -> None:
-    here = (_M.group_id == group_id) & (_M.member_id == row.member_id)
+    here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id == row.member_id)
     connection.execute(t.group_member.update().where(here).values(_changing(row)))
 
 
@@ -238,7 +246,7 @@ def _changing(row: MemberRow) -> dict[str, Any]:
 
 
 def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now: StoreClock) -> None:
-    here = (_M.group_id == group_id) & (_M.member_id == row.member_id)
+    here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id == row.member_id)
     until_ms = now.lease_ms + row.session_timeout_ms
     connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, era=now.era))
 
@@ -246,7 +254,7 @@ def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now:
 def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str, Partitions]) -> None:
     update = (
         t.group_member.update()
-        .where(_M.group_id == sa.bindparam("g"), _M.member_id == sa.bindparam("m"))
+        .where(GROUP_MEMBER.group_id == sa.bindparam("g"), GROUP_MEMBER.member_id == sa.bindparam("m"))
         .values(target=sa.bindparam("to"))
     )
     rows = [{"g": group_id, "m": member_id, "to": partitions_json(to)} for member_id, to in targets.items()]
@@ -256,9 +264,11 @@ def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str,
 
 def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: MemberRow) -> None:
     """`new` in the place of a member, with all that it has been given."""
-    connection.execute(t.group_member.delete().where(_M.group_id == group_id, _M.member_id == old_id))
+    connection.execute(
+        t.group_member.delete().where(GROUP_MEMBER.group_id == group_id, GROUP_MEMBER.member_id == old_id)
+    )
     insert_member(connection, group_id, new)
-    mine = (_O.group_id == group_id) & (_O.member_id == old_id)
+    mine = (GROUP_PARTITION.group_id == group_id) & (GROUP_PARTITION.member_id == old_id)
     connection.execute(t.group_partition.update().where(mine).values(member_id=new.member_id))
 
 
@@ -272,8 +282,12 @@ def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequenc
 
 def release(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
     for topic, numbers in _chunks(partitions):
-        here = (_O.group_id == group_id) & (_O.topic == topic) & _O.partition.in_(numbers)
-        connection.execute(t.group_partition.delete().where(here, _O.member_id == member_id))
+        here = (
+            (GROUP_PARTITION.group_id == group_id)
+            & (GROUP_PARTITION.topic == topic)
+            & GROUP_PARTITION.partition.in_(numbers)
+        )
+        connection.execute(t.group_partition.delete().where(here, GROUP_PARTITION.member_id == member_id))
 
 
 def grant(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
@@ -287,12 +301,11 @@ def grant(connection: sa.Connection, group_id: str, member_id: str, partitions: 
 
 def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, TopicFacts]:
     """The topics of these names that exist."""
-    c = t.topic.c
     legal = sorted(name for name in names if is_legal(name))
     found: dict[str, TopicFacts] = {}
     for first in range(0, len(legal), _PARAMETERS_MAX):
-        query = sa.select(c.name, c.topic_id, c.partition_count).where(
-            c.name.in_(legal[first : first + _PARAMETERS_MAX])
+        query = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(
+            TOPIC.name.in_(legal[first : first + _PARAMETERS_MAX])
         )
         found.update({name: TopicFacts(topic_id, count) for name, topic_id, count in connection.execute(query)})
     return found

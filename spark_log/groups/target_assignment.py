@@ -12,7 +12,7 @@ from spark_log.groups.assignment import Assignor, Candidate, assign, choose_assi
 from spark_log.groups.rows import MemberRow
 from spark_log.groups.rules import Group, TopicFacts, depart, notice_topics
 from spark_log.ids import TopicPartition
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -66,16 +66,17 @@ def groups_in_need(store: Store) -> list[str]:
 
     def read(connection: sa.Connection) -> list[str]:
         now = store.clock(connection)
-        g, m = t.consumer_group.c, t.group_member.c
-        stale = sa.select(g.group_id).where(g.target_generation < g.generation)
-        dead = sa.select(m.group_id).where((m.era != now.era) | (m.until_ms <= now.lease_ms))
+        stale = sa.select(CONSUMER_GROUP.group_id).where(CONSUMER_GROUP.target_generation < CONSUMER_GROUP.generation)
+        dead = sa.select(GROUP_MEMBER.group_id).where(
+            (GROUP_MEMBER.era != now.era) | (GROUP_MEMBER.until_ms <= now.lease_ms)
+        )
         return sorted(connection.execute(stale.union(dead)).scalars())
 
     return store.read(read)
 
 
 def groups_with_members(store: Store) -> list[str]:
-    query = sa.select(t.group_member.c.group_id).distinct().order_by(t.group_member.c.group_id)
+    query = sa.select(GROUP_MEMBER.group_id).distinct().order_by(GROUP_MEMBER.group_id)
     return store.read(lambda connection: list(connection.execute(query).scalars()))
 
 

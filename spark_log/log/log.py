@@ -45,6 +45,7 @@ from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, REPLICA
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication import PartitionState
@@ -364,15 +365,21 @@ def targets_of(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
 ) -> dict[int, Target]:
     """Where files of the partitions (all for None) go: the leader's log dir, and with acks=all those of the ISR."""
-    p, r = t.partition.c, t.replica.c
     query = (
-        sa.select(p.partition, p.leader, p.leader_epoch, r.broker_id, r.log_dir_id, r.in_sync)
-        .join(t.replica, (r.topic_id == p.topic_id) & (r.partition == p.partition))
-        .where(p.topic_id == topic.topic_id)
-        .order_by(p.partition, r.preference)
+        sa.select(
+            PARTITION.partition,
+            PARTITION.leader,
+            PARTITION.leader_epoch,
+            REPLICA.broker_id,
+            REPLICA.log_dir_id,
+            REPLICA.in_sync,
+        )
+        .join(t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition))
+        .where(PARTITION.topic_id == topic.topic_id)
+        .order_by(PARTITION.partition, REPLICA.preference)
     )
     if partitions is not None and len(partitions) < 1_000:
-        query = query.where(p.partition.in_(partitions))
+        query = query.where(PARTITION.partition.in_(partitions))
     found: dict[int, Target] = {}
     for partition, leader, leader_epoch, broker_id, log_dir_id, in_sync in connection.execute(query):
         if partition not in found:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import COMMIT_TOKEN
 from spark_log.metadata.prepared import as_sqlalchemy
 
 if TYPE_CHECKING:
@@ -86,6 +87,6 @@ def expire_tokens(store: "Store", fence: Callable[[sa.Connection], None] = lambd
     def body(connection: sa.Connection, _attempt: object) -> None:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - KEPT_MS
-        connection.execute(t.commit_token.delete().where(t.commit_token.c.at_ms < before_ms))
+        connection.execute(t.commit_token.delete().where(COMMIT_TOKEN.at_ms < before_ms))
 
     store.transact(body)

@@ -20,11 +20,11 @@ import sqlalchemy as sa
 from spark_log.errors import StoreChangedError
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
+from spark_log.metadata.columns import CLUSTER
 
 logger = logging.getLogger(__name__)
 
 _INFO, _MATCHES = "spark_log_identity", "spark_log_identity_matches"
-_C = t.cluster.c
 
 _ASK = (
     "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
@@ -82,7 +82,7 @@ def of_server(connection: sa.Connection) -> Identity | None:
 
 def recorded(connection: sa.Connection) -> Identity | None:
     """Identity of the server on which the cluster was created, or that was accepted last; None if it was not known."""
-    row = connection.execute(sa.select(_C.system_identifier, _C.timeline)).one()
+    row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline)).one()
     return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
 
 
@@ -115,7 +115,7 @@ def check_identity(connection: sa.Connection) -> None:
 
 def accepted_at_ms(connection: sa.Connection) -> int | None:
     """When an operator last accepted the store, by its clock; None if never."""
-    at: int | None = connection.execute(sa.select(_C.accepted_ms)).scalar_one()
+    at: int | None = connection.execute(sa.select(CLUSTER.accepted_ms)).scalar_one()
     return at
 
 

@@ -27,6 +27,7 @@ from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
+from spark_log.metadata.columns import CLUSTER
 from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.write_ahead_log import WriteAheadLog
@@ -338,7 +339,7 @@ def read_overrides(connection: sa.Connection) -> dict[str, str]:
     return overrides
 
 
-_SETTINGS = sa.select(tables.cluster.c.settings)
+_SETTINGS = sa.select(CLUSTER.settings)
 
 
 def open_store(address: Address) -> Store:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import TRUNCATION
 from spark_log.partitions.partition_rows import Key, by_topic
 
 UNKNOWN_EPOCH = -1
@@ -44,13 +44,12 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
 
     Partitions without one are not in it.
     """
-    c = t.truncation.c
     found: dict[Key, list[Truncation]] = {}
     for topic_id, numbers in by_topic(list(partitions)):
         query = (
-            sa.select(c.partition, c.leader_epoch, c.start_offset)
-            .where(c.topic_id == topic_id, c.partition.in_(numbers))
-            .order_by(c.leader_epoch)
+            sa.select(TRUNCATION.partition, TRUNCATION.leader_epoch, TRUNCATION.start_offset)
+            .where(TRUNCATION.topic_id == topic_id, TRUNCATION.partition.in_(numbers))
+            .order_by(TRUNCATION.leader_epoch)
         )
         for number, leader_epoch, start_offset in connection.execute(query):
             found.setdefault((topic_id, number), []).append(Truncation(leader_epoch, start_offset))

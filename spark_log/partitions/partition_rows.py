@@ -13,6 +13,7 @@ from sqlalchemy import bindparam
 
 from spark_log.cluster.topics import Topic, topic_config
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, COMPACTION, PARTITION, PRODUCER_BATCH, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import StoreClock
 from spark_log.partitions.replication import Cut, PartitionState, Replica
@@ -26,36 +27,39 @@ CHUNK = 5_000
 
 _FEW = 16
 
-_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 _PARTITION_COLUMNS = (
-    _P.partition, _P.leader, _P.leader_epoch, _P.partition_epoch, _P.log_start_offset, _P.log_end_offset,
-    _P.high_watermark, _P.recovery_point, _P.tail_bytes, _P.change, t.topic.c.configs,
+    PARTITION.partition, PARTITION.leader, PARTITION.leader_epoch, PARTITION.partition_epoch,
+    PARTITION.log_start_offset, PARTITION.log_end_offset,
+    PARTITION.high_watermark, PARTITION.recovery_point, PARTITION.tail_bytes, PARTITION.change, TOPIC.configs,
 )  # fmt: skip
 
 
 def _partitions_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     return (
         sa.select(*_PARTITION_COLUMNS)
-        .join(t.topic, t.topic.c.topic_id == _P.topic_id)
-        .where(_P.topic_id == bindparam("topic_id"), *which)
-        .order_by(_P.partition)
+        .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+        .where(PARTITION.topic_id == bindparam("topic_id"), *which)
+        .order_by(PARTITION.partition)
     )
 
 
 def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     return (
-        sa.select(_R.partition, _R.broker_id, _R.log_end_offset, _R.in_sync, _R.log_dir_id)
-        .where(_R.topic_id == bindparam("topic_id"), *which)
-        .order_by(_R.partition, _R.preference)
+        sa.select(REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, REPLICA.in_sync, REPLICA.log_dir_id)
+        .where(REPLICA.topic_id == bindparam("topic_id"), *which)
+        .order_by(REPLICA.partition, REPLICA.preference)
     )
 
 
-_ONE, _MANY = _P.partition == bindparam("partition"), _P.partition.in_(bindparam("partitions", expanding=True))
+_ONE, _MANY = (
+    PARTITION.partition == bindparam("partition"),
+    PARTITION.partition.in_(bindparam("partitions", expanding=True)),
+)
 _LOCK_ONE = Prepared(_partitions_where(_ONE).with_for_update(of=t.partition))
 _LOCK_MANY = _partitions_where(_MANY).with_for_update(of=t.partition)
-_REPLICAS_OF_ONE = Prepared(_replicas_where(_R.partition == bindparam("partition")))
-_REPLICAS_OF_MANY = _replicas_where(_R.partition.in_(bindparam("partitions", expanding=True)))
+_REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
+_REPLICAS_OF_MANY = _replicas_where(REPLICA.partition.in_(bindparam("partitions", expanding=True)))
 _READ_ONE = Prepared(_partitions_where(_ONE))
 _ALL = Prepared(_partitions_where())
 _REPLICAS_OF_ALL = Prepared(_replicas_where())
@@ -124,13 +128,13 @@ _STATE_COLUMNS = (
 )  # fmt: skip
 _SAVE_PARTITION = Prepared(
     t.partition.update()
-    .where(_P.topic_id == bindparam("key_topic"), _P.partition == bindparam("key_partition"))
+    .where(PARTITION.topic_id == bindparam("key_topic"), PARTITION.partition == bindparam("key_partition"))
     .values({name: bindparam(name) for name in _STATE_COLUMNS})
 )
 _THIS_REPLICA = (
-    _R.topic_id == bindparam("key_topic"),
-    _R.partition == bindparam("key_partition"),
-    _R.broker_id == bindparam("key_broker"),
+    REPLICA.topic_id == bindparam("key_topic"),
+    REPLICA.partition == bindparam("key_partition"),
+    REPLICA.broker_id == bindparam("key_broker"),
 )
 _SAVE_REPLICA = Prepared(
     t.replica.update()
@@ -194,25 +198,32 @@ def cut_off(
 
     The files stay as retired ones; the loss is recorded, with its offsets. Returns the state to save.
     """
-    here = (_S.topic_id == topic.topic_id) & (_S.partition == partition) & (_S.end_offset > cut.start)
-    lost = connection.execute(sa.select(_S.name, _S.inline, _S.bytes, _S.record_count).where(here)).all()
+    here = (SEGMENT.topic_id == topic.topic_id) & (SEGMENT.partition == partition) & (SEGMENT.end_offset > cut.start)
+    lost = connection.execute(
+        sa.select(SEGMENT.name, SEGMENT.inline, SEGMENT.bytes, SEGMENT.record_count).where(here)
+    ).all()
     connection.execute(t.segment.delete().where(here))
     blobs = [row.name for row in lost if row.inline]
     for first in range(0, len(blobs), CHUNK):
-        connection.execute(t.blob.delete().where(t.blob.c.name.in_(blobs[first : first + CHUNK])))
+        connection.execute(t.blob.delete().where(BLOB.name.in_(blobs[first : first + CHUNK])))
     retire_files(connection, topic, partition, [row.name for row in lost if not row.inline], after.change, now)
-    b = t.producer_batch.c
     connection.execute(
         t.producer_batch.delete().where(
-            b.topic_id == topic.topic_id, b.partition == partition, b.end_offset > cut.start
+            PRODUCER_BATCH.topic_id == topic.topic_id,
+            PRODUCER_BATCH.partition == partition,
+            PRODUCER_BATCH.end_offset > cut.start,
         )
     )
     for table in (t.publication_cursor, t.publication_intent_cursor):  # other records will have these offsets
         c = table.c
         seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
         connection.execute(table.update().where(seen).values(seen_offset=cut.start))
-    m = t.compaction.c  # what a pass was over is not all there any more
-    passes = (m.topic_id == topic.topic_id) & (m.partition == partition) & (m.end_offset > cut.start)
+    # the records of a compaction above the new end are gone
+    passes = (
+        (COMPACTION.topic_id == topic.topic_id)
+        & (COMPACTION.partition == partition)
+        & (COMPACTION.end_offset > cut.start)
+    )
     connection.execute(t.compaction.delete().where(passes))
     connection.execute(
         t.truncation.insert(),

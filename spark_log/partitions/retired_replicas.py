@@ -18,6 +18,7 @@ from spark_log.cluster.topics import Topic, topic_config
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import RETIRED_REPLICA, TOPIC
 from spark_log.metadata.identity import check_identity
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import Key, lock_partitions
@@ -25,11 +26,10 @@ from spark_log.partitions.replication import PartitionState
 
 logger = logging.getLogger(__name__)
 
-_K, _R = t.retired_replica.c, t.replica.c
 _THIS = (
-    (_K.log_dir_id == sa.bindparam("key_log_dir"))
-    & (_K.topic_id == sa.bindparam("key_topic"))
-    & (_K.partition == sa.bindparam("key_partition"))
+    (RETIRED_REPLICA.log_dir_id == sa.bindparam("key_log_dir"))
+    & (RETIRED_REPLICA.topic_id == sa.bindparam("key_topic"))
+    & (RETIRED_REPLICA.partition == sa.bindparam("key_partition"))
 )
 
 
@@ -93,11 +93,13 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     """Those that are due, and those that somebody has begun to delete."""
     store = cluster.store
     store.read(check_identity)
-    query = sa.select(t.retired_replica, t.topic.c.configs).join(t.topic, t.topic.c.topic_id == _K.topic_id)
+    query = sa.select(t.retired_replica, TOPIC.configs).join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)
 
     def due(connection: sa.Connection) -> list[Any]:
         now_ms = store.clock(connection).wall_ms
-        rows = connection.execute(query.order_by(_K.topic_id, _K.partition, _K.log_dir_id)).all()
+        rows = connection.execute(
+            query.order_by(RETIRED_REPLICA.topic_id, RETIRED_REPLICA.partition, RETIRED_REPLICA.log_dir_id)
+        ).all()
         return [
             row
             for row in rows
@@ -135,7 +137,7 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
 
     def still_ours(connection: sa.Connection, _attempt: Attempt) -> bool:
         fence(connection)
-        return connection.execute(sa.select(_K.deleting).where(_THIS), this).scalar() is not None
+        return connection.execute(sa.select(RETIRED_REPLICA.deleting).where(_THIS), this).scalar() is not None
 
     for path in sorted(log_dir.list_files(folder)):
         # file by file: one that was stopped while another finished, and a replica came back, does no more than one
@@ -147,7 +149,7 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
 
     def forget(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        connection.execute(t.retired_replica.delete().where(_THIS, _K.deleting), this)
+        connection.execute(t.retired_replica.delete().where(_THIS, RETIRED_REPLICA.deleting), this)
 
     cluster.store.transact(forget)
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import TOPIC, TRUNCATION
 from spark_log.metadata.store import Store
 
 
@@ -28,9 +29,10 @@ class Loss:
 
 def list_losses(store: Store) -> list[Loss]:
     """All of topics that still exist, the oldest first."""
-    c = t.truncation.c
-    query = sa.select(t.truncation, t.topic.c.name).join(t.topic, t.topic.c.topic_id == c.topic_id)
-    rows = store.read(lambda connection: connection.execute(query.order_by(c.at_ms, t.topic.c.name, c.partition)).all())
+    query = sa.select(t.truncation, TOPIC.name).join(t.topic, TOPIC.topic_id == TRUNCATION.topic_id)
+    rows = store.read(
+        lambda connection: connection.execute(query.order_by(TRUNCATION.at_ms, TOPIC.name, TRUNCATION.partition)).all()
+    )
     return [
         Loss(
             row.name,

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.append.rules import ProducerSequence
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER
 from spark_log.metadata.store import Attempt, Store
 
 Key = tuple[int, int]
@@ -57,7 +58,7 @@ def register(store: Store, timeout_ms: int) -> int:
             "last_used_ms": store.clock(connection).wall_ms,
             "transaction_timeout_ms": 0,
         }
-        found = connection.execute(t.producer.insert().returning(t.producer.c.producer_id), values)
+        found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
         return int(found.scalar_one())
 
     return store.transact(insert, timeout_ms=timeout_ms)

@@ -27,7 +27,7 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
 from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.partitions.replication import PartitionState, Progress, Replica, caught_up
@@ -40,8 +40,6 @@ RUN_BYTES_MAX = 64 * 1024 * 1024
 
 _LOOKS_MAX = 10
 """How often in a row a run may come to nothing, overtaken by an election or a seal."""
-
-_S = t.segment.c
 
 
 @dataclass(frozen=True)
@@ -175,11 +173,11 @@ class Copying:
                 raise UnknownTopicOrPartitionError(
                     f"partition {self.topic.name}-{self.partition}: broker {self.broker_id} has no replica of it"
                 )
-            here = (_S.topic_id == key[0]) & (_S.partition == key[1]) & ~_S.inline
+            here = (SEGMENT.topic_id == key[0]) & (SEGMENT.partition == key[1]) & ~SEGMENT.inline
             query = (
-                sa.select(_S.base_offset, _S.end_offset, _S.name, _S.bytes, _S.checksum)
-                .where(here, _S.base_offset >= replica.log_end_offset)
-                .order_by(_S.base_offset)
+                sa.select(SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.name, SEGMENT.bytes, SEGMENT.checksum)
+                .where(here, SEGMENT.base_offset >= replica.log_end_offset)
+                .order_by(SEGMENT.base_offset)
                 .limit(RUN_FILES_MAX)
             )
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
@@ -240,17 +238,19 @@ class Copying:
         names = tuple(piece.name for piece in pieces)
         made = Progress(self.broker_id, state.leader_epoch, start, end, names, replica.log_dir_id)
         key = (self.topic.topic_id, self.partition)
-        files = sa.select(_S.name).where(_S.topic_id == key[0], _S.partition == key[1], ~_S.inline)
-        bases = sa.select(_S.base_offset).where(_S.topic_id == key[0], _S.partition == key[1], ~_S.inline)
+        files = sa.select(SEGMENT.name).where(SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline)
+        bases = sa.select(SEGMENT.base_offset).where(
+            SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline
+        )
 
         def body(connection: sa.Connection, _attempt: Attempt) -> tuple[PartitionState, PartitionState]:
             before = lock_partitions(connection, [key])
             if key not in before:
                 raise UnknownTopicOrPartitionError(f"partition {self.topic.name}-{self.partition}: deleted meanwhile")
-            inside = files.where(_S.base_offset >= start, _S.base_offset < end).order_by(_S.base_offset)
+            inside = files.where(SEGMENT.base_offset >= start, SEGMENT.base_offset < end).order_by(SEGMENT.base_offset)
             names_now = list(connection.execute(inside).scalars())
             next_file = connection.execute(
-                bases.where(_S.base_offset >= end).order_by(_S.base_offset).limit(1)
+                bases.where(SEGMENT.base_offset >= end).order_by(SEGMENT.base_offset).limit(1)
             ).scalar()
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
             after = caught_up(

@@ -7,9 +7,8 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, TOPIC
 from spark_log.metadata.store import StoreClock
-
-_P, _R = t.partition.c, t.replica.c
 
 
 @dataclass(frozen=True)
@@ -34,22 +33,24 @@ class Lagging:
 
 def lagging(connection: sa.Connection, now: StoreClock, broker_id: int | None = None) -> list[Lagging]:
     """The replicas of a broker, or of all embedded ones, that are behind and whose log dirs are alive."""
-    b, d, m = t.broker.c, t.log_dir.c, t.reassignment.c
     alive = alive_log_dirs(connection, now)
-    owners = sa.select(d.log_dir_id).join(t.broker, b.broker_id == d.broker_id)
-    owners = owners.where(~b.served if broker_id is None else b.broker_id == broker_id)
+    owners = sa.select(LOG_DIR.log_dir_id).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
+    owners = owners.where(~BROKER.served if broker_id is None else BROKER.broker_id == broker_id)
     here = [LogDirId(found) for found in connection.execute(owners).scalars() if found in alive]
     query = (
         sa.select(
-            t.topic.c.name, _R.topic_id, _R.partition, _R.broker_id,
-            (_P.log_end_offset - _R.log_end_offset).label("behind"), _R.in_sync,
-            sa.case((~_R.in_sync, m.throttle_bytes_per_s)),
+            TOPIC.name, REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id,
+            (PARTITION.log_end_offset - REPLICA.log_end_offset).label("behind"), REPLICA.in_sync,
+            sa.case((~REPLICA.in_sync, REASSIGNMENT.throttle_bytes_per_s)),
         )
-        .join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition))
-        .join(t.topic, t.topic.c.topic_id == _R.topic_id)
-        .outerjoin(t.reassignment, (m.topic_id == _R.topic_id) & (m.partition == _R.partition))
-        .where(_R.log_dir_id.in_(here), (_R.log_end_offset < _P.log_end_offset) | ~_R.in_sync)
-        .order_by(_R.topic_id, _R.partition, _R.broker_id)
+        .join(t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition))
+        .join(t.topic, TOPIC.topic_id == REPLICA.topic_id)
+        .outerjoin(
+            t.reassignment,
+            (REASSIGNMENT.topic_id == REPLICA.topic_id) & (REASSIGNMENT.partition == REPLICA.partition),
+        )
+        .where(REPLICA.log_dir_id.in_(here), (REPLICA.log_end_offset < PARTITION.log_end_offset) | ~REPLICA.in_sync)
+        .order_by(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id)
     )  # fmt: skip
     return [
         Lagging(topic, topic_id, partition, broker, behind, bool(in_sync), rate)

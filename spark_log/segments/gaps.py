@@ -8,14 +8,13 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 
-_S = t.segment.c
 # Built once: making such a statement takes longer than running it.
 _GAPS = (
-    sa.select(sa.func.sum(_S.end_offset - _S.base_offset - _S.record_count))
-    .where(_S.topic_id == sa.bindparam("topic_id"), _S.partition == sa.bindparam("number"))
-    .where(_S.base_offset < sa.bindparam("before"), _S.end_offset > sa.bindparam("after"))
+    sa.select(sa.func.sum(SEGMENT.end_offset - SEGMENT.base_offset - SEGMENT.record_count))
+    .where(SEGMENT.topic_id == sa.bindparam("topic_id"), SEGMENT.partition == sa.bindparam("number"))
+    .where(SEGMENT.base_offset < sa.bindparam("before"), SEGMENT.end_offset > sa.bindparam("after"))
 )
 
 

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic, insert_topic
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import GROUP_OFFSET, PARTITION, TOPIC
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import StoreClock
 from spark_log.records import inline
@@ -36,16 +37,15 @@ _RECORDS_MAX = 5_000
 """Rows encoded into one slice at most."""
 
 
-_P = t.partition.c
 _COUNT = sa.bindparam("count", type_=sa.BigInteger)
 _TAKE = Prepared(
     t.partition.update()
     .where(
-        _P.topic_id == sa.select(t.topic.c.topic_id).where(t.topic.c.name == sa.bindparam("topic")).scalar_subquery(),
-        _P.partition == sa.bindparam("number"),
+        PARTITION.topic_id == sa.select(TOPIC.topic_id).where(TOPIC.name == sa.bindparam("topic")).scalar_subquery(),
+        PARTITION.partition == sa.bindparam("number"),
     )
-    .values(log_end_offset=_P.log_end_offset + _COUNT, high_watermark=_P.high_watermark + _COUNT)
-    .returning(_P.log_end_offset)
+    .values(log_end_offset=PARTITION.log_end_offset + _COUNT, high_watermark=PARTITION.high_watermark + _COUNT)
+    .returning(PARTITION.log_end_offset)
 )
 
 
@@ -65,17 +65,17 @@ def take_offsets(connection: sa.Connection, partition: int, count: int, now: Sto
 
 def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[int, int, int]]) -> list[Slice]:
     """The records with start <= offset < end of each (partition, start, end), in runs without gaps."""
-    g = t.group_offset.c
     found: list[Slice] = []
     for partition, start, end in ranges:
         query = (
             sa.select(
-                g.position, g.group_id, t.topic.c.name, g.partition, g.committed_offset, g.leader_epoch,
-                g.commit_metadata, g.committed_ms,
+                GROUP_OFFSET.position, GROUP_OFFSET.group_id, TOPIC.name, GROUP_OFFSET.partition,
+                GROUP_OFFSET.committed_offset, GROUP_OFFSET.leader_epoch,
+                GROUP_OFFSET.commit_metadata, GROUP_OFFSET.committed_ms,
             )
-            .join(t.topic, t.topic.c.topic_id == g.topic_id)
-            .where(g.log_partition == partition, g.position >= start, g.position < end)
-            .order_by(g.position)
+            .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+            .where(GROUP_OFFSET.log_partition == partition, GROUP_OFFSET.position >= start, GROUP_OFFSET.position < end)
+            .order_by(GROUP_OFFSET.position)
         )  # fmt: skip
         run: list[Any] = []
         for row in connection.execute(query):
@@ -127,7 +127,7 @@ def _create(connection: sa.Connection, now: StoreClock) -> None:
     """Make the topic; on PostgreSQL two first commits at once wait for each other here, and the second finds it."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
-        there = sa.select(t.topic.c.topic_id).where(t.topic.c.name == CONSUMER_OFFSETS_TOPIC)
+        there = sa.select(TOPIC.topic_id).where(TOPIC.name == CONSUMER_OFFSETS_TOPIC)
         if connection.execute(there).scalar() is not None:
             return
     insert_topic(connection, CONSUMER_OFFSETS_TOPIC, [()] * PARTITIONS, 1, {"cleanup.policy": "compact"}, now)

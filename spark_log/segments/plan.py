@@ -11,6 +11,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.prepared import Prepared
 from spark_log.segments.replica_selector import Copies, Copy, distance, reading_order
 from spark_log.segments.slices import Positions, Slice, TimestampBounds
@@ -20,13 +21,12 @@ _ALL_TIMES = TimestampBounds()
 
 def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
     """Log start offset and high watermark of every partition of the topics, in order."""
-    p = t.partition.c
     found: dict[TopicPartition, Positions] = {}
     for topic in topics:
         query = (
-            sa.select(p.partition, p.log_start_offset, p.high_watermark)
-            .where(p.topic_id == topic.topic_id)
-            .order_by(p.partition)
+            sa.select(PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark)
+            .where(PARTITION.topic_id == topic.topic_id)
+            .order_by(PARTITION.partition)
         )
         for partition, start, end in connection.execute(query):
             found[TopicPartition(topic.name, partition)] = Positions(start, end)
@@ -44,31 +44,28 @@ class Found(NamedTuple):
 # Built once: making such a statement takes longer than running it.
 _POSITIONS = (
     sa.select(
-        t.topic.c.name,
-        t.partition.c.partition,
-        t.partition.c.topic_id,
-        t.partition.c.log_start_offset,
-        t.partition.c.high_watermark,
-        t.partition.c.leader_epoch,
+        TOPIC.name,
+        PARTITION.partition,
+        PARTITION.topic_id,
+        PARTITION.log_start_offset,
+        PARTITION.high_watermark,
+        PARTITION.leader_epoch,
     )
-    .join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
-    .where(t.topic.c.name.in_(sa.bindparam("names", expanding=True)))
+    .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
+    .where(TOPIC.name.in_(sa.bindparam("names", expanding=True)))
 )
-_SOME_POSITIONS = _POSITIONS.where(t.partition.c.partition.in_(sa.bindparam("numbers", expanding=True)))
-_R = t.replica.c
+_SOME_POSITIONS = _POSITIONS.where(PARTITION.partition.in_(sa.bindparam("numbers", expanding=True)))
 _REPLICAS = (
-    sa.select(_R.partition, _R.log_dir_id, _R.log_end_offset, _R.in_sync)
-    .where(_R.topic_id == sa.bindparam("topic_id"))
-    .order_by(_R.partition, _R.preference)
+    sa.select(REPLICA.partition, REPLICA.log_dir_id, REPLICA.log_end_offset, REPLICA.in_sync)
+    .where(REPLICA.topic_id == sa.bindparam("topic_id"))
+    .order_by(REPLICA.partition, REPLICA.preference)
 )
-_SOME_REPLICAS = _REPLICAS.where(_R.partition.in_(sa.bindparam("numbers", expanding=True)))
+_SOME_REPLICAS = _REPLICAS.where(REPLICA.partition.in_(sa.bindparam("numbers", expanding=True)))
 _ALL_REPLICAS = Prepared(_REPLICAS)
 _LOG_DIRS = Prepared(
-    sa.select(t.log_dir.c.log_dir_id, t.log_dir.c.online, t.broker.c.rack).join(
-        t.broker, t.broker.c.broker_id == t.log_dir.c.broker_id
-    )
+    sa.select(LOG_DIR.log_dir_id, LOG_DIR.online, BROKER.rack).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
 )
-_BLOBS = sa.select(t.blob.c.name, t.blob.c.data).where(t.blob.c.name.in_(sa.bindparam("names", expanding=True)))
+_BLOBS = sa.select(BLOB.name, BLOB.data).where(BLOB.name.in_(sa.bindparam("names", expanding=True)))
 
 
 def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
@@ -203,7 +200,6 @@ def look_up_times(
     found: dict[TopicPartition, TimeLookup] = {}
     limits = positions(connection, [topic])
     replicas = _replicas(connection, topic, list(timestamps_ms), rack)
-    s = t.segment.c
     for partition, timestamp_ms in timestamps_ms.items():
         tp = TopicPartition(topic.name, partition)
         if tp not in limits:
@@ -211,12 +207,12 @@ def look_up_times(
         start, end = limits[tp]
         candidates = (
             sa.select(*_SEGMENT_COLUMNS)
-            .where(s.topic_id == topic.topic_id, s.partition == partition)
-            .where(s.max_timestamp_ms >= timestamp_ms, s.end_offset > start, s.base_offset < end)
+            .where(SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition)
+            .where(SEGMENT.max_timestamp_ms >= timestamp_ms, SEGMENT.end_offset > start, SEGMENT.base_offset < end)
         )
-        base = connection.execute(candidates.with_only_columns(sa.func.min(s.base_offset))).scalar()
+        base = connection.execute(candidates.with_only_columns(sa.func.min(SEGMENT.base_offset))).scalar()
         rows = [] if base is None else connection.execute(
-            candidates.where(s.base_offset >= base).order_by(s.base_offset).limit(2)
+            candidates.where(SEGMENT.base_offset >= base).order_by(SEGMENT.base_offset).limit(2)
         ).all()  # fmt: skip
         slices = [
             Slice(
@@ -231,18 +227,18 @@ def look_up_times(
 
 
 _SEGMENT_COLUMNS = (
-    t.segment.c.partition,
-    t.segment.c.base_offset,
-    t.segment.c.end_offset,
-    t.segment.c.record_count,
-    t.segment.c.bytes,
-    t.segment.c.min_timestamp_ms,
-    t.segment.c.max_timestamp_ms,
-    t.segment.c.timestamp_type,
-    t.segment.c.name,
-    t.segment.c.checksum,
-    t.segment.c.leader_epoch,
-    t.segment.c.inline,
+    SEGMENT.partition,
+    SEGMENT.base_offset,
+    SEGMENT.end_offset,
+    SEGMENT.record_count,
+    SEGMENT.bytes,
+    SEGMENT.min_timestamp_ms,
+    SEGMENT.max_timestamp_ms,
+    SEGMENT.timestamp_type,
+    SEGMENT.name,
+    SEGMENT.checksum,
+    SEGMENT.leader_epoch,
+    SEGMENT.inline,
 )
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the

@@ -12,6 +12,7 @@ from spark_log.errors import UnknownMemberIdError
 from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import GROUP_OFFSET, TOPIC
 from spark_log.segments import plan as planner
 
 Commits = Mapping[TopicPartition, Commit]
@@ -41,12 +42,17 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     is left to them.
     """
     topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
-    o, name = t.group_offset.c, t.topic.c.name
     query = (
-        sa.select(o.group_id, name, o.partition, o.committed_offset, o.commit_metadata)
-        .join(t.topic, t.topic.c.topic_id == o.topic_id)
-        .where(o.topic_id.in_([mirrored.topic_id for mirrored, _ in pairs.values()]))
-        .order_by(o.group_id)
+        sa.select(
+            GROUP_OFFSET.group_id,
+            TOPIC.name,
+            GROUP_OFFSET.partition,
+            GROUP_OFFSET.committed_offset,
+            GROUP_OFFSET.commit_metadata,
+        )
+        .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+        .where(GROUP_OFFSET.topic_id.in_([mirrored.topic_id for mirrored, _ in pairs.values()]))
+        .order_by(GROUP_OFFSET.group_id)
     )
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):

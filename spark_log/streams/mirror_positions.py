@@ -13,13 +13,12 @@ from spark_log.append.append_transaction import Part
 from spark_log.errors import DataLossError, OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import MIRROR_POSITION
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import StoreClock
 from spark_log.partitions.lineage import Truncation, read_truncations, truncated_to
 from spark_log.partitions.partition_rows import Key, load_partitions
 from spark_log.segments.slices import Positions
-
-_M = t.mirror_position.c
 
 
 @dataclass(frozen=True)
@@ -126,13 +125,13 @@ def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPar
     states = load_partitions(connection, topic_id)
     truncations = read_truncations(connection, states.keys())
     query = sa.select(
-        _M.partition,
-        _M.source_cluster_id,
-        _M.source_topic_uuid,
-        _M.leader_epoch,
-        _M.end_offset,
-        _M.target_leader_epoch,
-    ).where(_M.topic_id == topic_id)
+        MIRROR_POSITION.partition,
+        MIRROR_POSITION.source_cluster_id,
+        MIRROR_POSITION.source_topic_uuid,
+        MIRROR_POSITION.leader_epoch,
+        MIRROR_POSITION.end_offset,
+        MIRROR_POSITION.target_leader_epoch,
+    ).where(MIRROR_POSITION.topic_id == topic_id)
     known = {number: MirrorPosition(*position) for number, *position in connection.execute(query)}
     return {
         key[1]: TargetPartition(
@@ -157,7 +156,7 @@ def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPos
             "target_leader_epoch": position.target_leader_epoch,
         }
         insert_if_missing(connection, t.mirror_position, {"topic_id": topic_id, "partition": number, **values})
-        here = (_M.topic_id == topic_id) & (_M.partition == number)
+        here = (MIRROR_POSITION.topic_id == topic_id) & (MIRROR_POSITION.partition == number)
         connection.execute(t.mirror_position.update().where(here).values(values))
 
 

@@ -15,14 +15,13 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, TransactionState
 from spark_log.transactions.transaction_store import read_pending
 
 GRACE_MS = 5 * 60 * 1000
 """Kafka's own tool adds so much to the largest time-out before it calls a transaction hanging."""
-
-_P, _T, _X, _B, _L = t.producer.c, t.transaction.c, t.transaction_segment.c, t.producer_batch.c, t.partition.c
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class PartitionProducer:
 
 def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
     """Of every transactional id, in their order; only those in one of the `states`, if any are named."""
-    where = [_T.state.in_(states)] if states else []
+    where = [TRANSACTION.state.in_(states)] if states else []
     return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
 
 
@@ -100,7 +99,7 @@ def describe_transactions(store: Store, transactional_ids: Collection[str]) -> l
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         wanted = [name for name in transactional_ids if can_be_stored(name)]
-        listings = _listings(connection, store.clock(connection), _P.transactional_id.in_(wanted))
+        listings = _listings(connection, store.clock(connection), PRODUCER.transactional_id.in_(wanted))
         known = {each.transactional_id: each for each in listings}
         for name in transactional_ids:
             if name not in known:
@@ -115,7 +114,7 @@ def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
     """By producer id. InvalidProducerIdMappingError where no transactional id has it."""
 
     def read(connection: sa.Connection) -> TransactionDescription:
-        found = _listings(connection, store.clock(connection), _P.producer_id == producer_id)
+        found = _listings(connection, store.clock(connection), PRODUCER.producer_id == producer_id)
         if not found:
             raise InvalidProducerIdMappingError(f"producer {producer_id}: no transactional id has it")
         return _described(connection, found[0], _names(connection))
@@ -127,7 +126,7 @@ def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescripti
     """Open transactions that `is_hanging`, those that have been open for the longest first."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
-        listings = _listings(connection, store.clock(connection), _T.state == ONGOING.value)
+        listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
         hanging = [each for each in listings if is_hanging(each, timeout_ms_max)]
         hanging.sort(key=lambda each: -(each.open_ms or 0))
         topics = _names(connection) if hanging else {}
@@ -169,15 +168,18 @@ def describe_producers(
 
 
 def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
-    pending = sa.select(sa.func.count()).where(_X.producer_id == _P.producer_id).scalar_subquery()
+    pending = (
+        sa.select(sa.func.count()).where(TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id).scalar_subquery()
+    )
     query = (
         sa.select(
-            _P.transactional_id, _P.producer_id, _P.epoch, _T.number, _T.state, _P.transaction_timeout_ms, _T.began_ms,
-            _T.until_ms, _T.era, pending,
+            PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.number, TRANSACTION.state,
+            PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
+            TRANSACTION.until_ms, TRANSACTION.era, pending,
         )
-        .join(t.transaction, _T.producer_id == _P.producer_id)
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
         .where(*where)
-        .order_by(_P.transactional_id)
+        .order_by(PRODUCER.transactional_id)
     )  # fmt: skip
     found = []
     for name, producer_id, epoch, number, word, timeout_ms, began_ms, until_ms, era, batches in connection.execute(
@@ -212,9 +214,14 @@ def _described(
 
 def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
     query = (
-        sa.select(_B.producer_id, _B.producer_epoch, _B.last_sequence, _B.appended_ms)
-        .where(_B.topic_id == topic_id, _B.partition == tp.partition)
-        .order_by(_B.producer_id, _B.producer_epoch, _B.first_sequence)
+        sa.select(
+            PRODUCER_BATCH.producer_id,
+            PRODUCER_BATCH.producer_epoch,
+            PRODUCER_BATCH.last_sequence,
+            PRODUCER_BATCH.appended_ms,
+        )
+        .where(PRODUCER_BATCH.topic_id == topic_id, PRODUCER_BATCH.partition == tp.partition)
+        .order_by(PRODUCER_BATCH.producer_id, PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
     )
     last = {row.producer_id: row for row in connection.execute(query)}
     return [
@@ -225,12 +232,26 @@ def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> 
 
 def _transacting(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
     query = (
-        sa.select(_P.producer_id, _P.epoch, _P.transactional_id, _T.began_ms, _L.log_end_offset)
+        sa.select(
+            PRODUCER.producer_id,
+            PRODUCER.epoch,
+            PRODUCER.transactional_id,
+            TRANSACTION.began_ms,
+            PARTITION.log_end_offset,
+        )
         .distinct()
-        .join(t.transaction, _T.producer_id == _P.producer_id)
-        .join(t.transaction_segment, _X.producer_id == _P.producer_id)
-        .join(t.partition, (_L.topic_id == _X.topic_id) & (_L.partition == _X.partition))
-        .where(_X.topic_id == topic_id, _X.partition == tp.partition, _T.state == ONGOING.value)
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
+        .join(
+            t.partition,
+            (PARTITION.topic_id == TRANSACTION_SEGMENT.topic_id)
+            & (PARTITION.partition == TRANSACTION_SEGMENT.partition),
+        )
+        .where(
+            TRANSACTION_SEGMENT.topic_id == topic_id,
+            TRANSACTION_SEGMENT.partition == tp.partition,
+            TRANSACTION.state == ONGOING.value,
+        )
     )
     return [
         PartitionProducer(row.producer_id, row.epoch, row.transactional_id, None, row.began_ms, row.log_end_offset)

@@ -35,6 +35,7 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, PRODUCER, SEGMENT, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
@@ -43,22 +44,31 @@ from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, T
 
 logger = logging.getLogger(__name__)
 
-_P, _T, _X, _S = t.producer.c, t.transaction.c, t.transaction_segment.c, t.segment.c
 _CHUNK = 1_000
 
 _ROW = (
-    sa.select(_P.transactional_id, _P.epoch, _T.number, _T.state, _T.until_ms, _T.era, _P.transaction_timeout_ms)
-    .join(t.transaction, _T.producer_id == _P.producer_id)
-    .where(_P.producer_id == bindparam("producer_id"))
+    sa.select(
+        PRODUCER.transactional_id,
+        PRODUCER.epoch,
+        TRANSACTION.number,
+        TRANSACTION.state,
+        TRANSACTION.until_ms,
+        TRANSACTION.era,
+        PRODUCER.transaction_timeout_ms,
+    )
+    .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+    .where(PRODUCER.producer_id == bindparam("producer_id"))
 )
 _READ = Prepared(_ROW)
 _LOCK = Prepared(_ROW.with_for_update(of=t.producer))
 _PENDING = Prepared(
-    sa.select(sa.func.count()).select_from(t.transaction_segment).where(_X.producer_id == bindparam("producer_id"))
+    sa.select(sa.func.count())
+    .select_from(t.transaction_segment)
+    .where(TRANSACTION_SEGMENT.producer_id == bindparam("producer_id"))
 )
 _STATE = ("producer_epoch", "number", "state")
 _TIME = ("began_ms", "until_ms", "era")
-_HERE = t.transaction.update().where(_T.producer_id == bindparam("key"))
+_HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
 _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
 _NOTHING_YET = {
@@ -66,7 +76,7 @@ _NOTHING_YET = {
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NEW_BLOBS = Prepared(t.blob.insert())
-_NOT_PENDING = Prepared(t.transaction_segment.delete().where(_X.producer_id == bindparam("key")))
+_NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
 
 
 class _Row(NamedTuple):
@@ -104,7 +114,7 @@ def init_producer(
     def initialize(connection: sa.Connection, _attempt: Attempt) -> TransactionRef:
         now = store.clock(connection)
         values = {"last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
-        query = sa.select(_P.producer_id).where(_P.transactional_id == transactional_id).with_for_update()
+        query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
         producer_id = connection.execute(query).scalar_one_or_none()
         if producer_id is None:  # it may come into being meanwhile: then that one is taken
             insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, "epoch": -1, **values})
@@ -112,7 +122,9 @@ def init_producer(
             insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
         before = _lock(connection, now, producer_id)
         after = rules.initialize(before.transaction)
-        connection.execute(t.producer.update().where(_P.producer_id == producer_id).values(**values, epoch=after.epoch))
+        connection.execute(
+            t.producer.update().where(PRODUCER.producer_id == producer_id).values(**values, epoch=after.epoch)
+        )
         _save(connection, now, before, after)
         return TransactionRef(producer_id, after.epoch, after.number)
 
@@ -209,10 +221,10 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
     def late(connection: sa.Connection) -> list[tuple[int, str]]:
         now = store.clock(connection)
         ongoing = (
-            sa.select(_P.producer_id, _P.transactional_id, _T.until_ms, _T.era)
-            .join(t.transaction, _T.producer_id == _P.producer_id)
-            .where(_T.state == ONGOING.value)
-            .order_by(_P.producer_id)
+            sa.select(PRODUCER.producer_id, PRODUCER.transactional_id, TRANSACTION.until_ms, TRANSACTION.era)
+            .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+            .where(TRANSACTION.state == ONGOING.value)
+            .order_by(PRODUCER.producer_id)
         )
         return [(key, name) for key, name, until_ms, era in connection.execute(ongoing) if now.expired(until_ms, era)]
 
@@ -244,11 +256,13 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
-        idle = _idle_ids(before_ms).order_by(_P.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
+        idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
         # looked at again under the lock: a transaction may have begun while this waited for it
         locked = connection.execute(idle).scalars().all()
-        still = sa.select(_T.producer_id).where(_T.producer_id.in_(locked), _T.state != ONGOING.value)
-        gone = connection.execute(still.where(_T.began_ms <= before_ms)).scalars().all()
+        still = sa.select(TRANSACTION.producer_id).where(
+            TRANSACTION.producer_id.in_(locked), TRANSACTION.state != ONGOING.value
+        )
+        gone = connection.execute(still.where(TRANSACTION.began_ms <= before_ms)).scalars().all()
         for table in (t.transaction, t.producer_batch, t.producer):
             connection.execute(table.delete().where(table.c.producer_id.in_(gone)))
         return len(gone)
@@ -271,9 +285,11 @@ def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
 
 def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
     return (
-        sa.select(_P.producer_id)
-        .join(t.transaction, _T.producer_id == _P.producer_id)
-        .where(_P.last_used_ms <= before_ms, _T.began_ms <= before_ms, _T.state != ONGOING.value)
+        sa.select(PRODUCER.producer_id)
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+        .where(
+            PRODUCER.last_used_ms <= before_ms, TRANSACTION.began_ms <= before_ms, TRANSACTION.state != ONGOING.value
+        )
     )
 
 
@@ -282,14 +298,18 @@ def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
     names = [batch.name for batch in batches]
     found: dict[str, int] = {}
     for first in range(0, len(names), _CHUNK):
-        query = sa.select(_S.name, _S.base_offset).where(_S.name.in_(names[first : first + _CHUNK]))
+        query = sa.select(SEGMENT.name, SEGMENT.base_offset).where(SEGMENT.name.in_(names[first : first + _CHUNK]))
         found.update(store.read(lambda connection, query=query: dict(connection.execute(query).all())))  # type: ignore
     return found
 
 
 def read_pending(connection: sa.Connection, producer_id: int) -> list[Stored]:
     """The batches that are pending in the producer's open transaction, in the order of the sends."""
-    query = sa.select(_X.position, _X.facts).where(_X.producer_id == producer_id).order_by(_X.position)
+    query = (
+        sa.select(TRANSACTION_SEGMENT.position, TRANSACTION_SEGMENT.facts)
+        .where(TRANSACTION_SEGMENT.producer_id == producer_id)
+        .order_by(TRANSACTION_SEGMENT.position)
+    )
     return [Stored(position, _batch(facts)) for position, facts in connection.execute(query)]
 
 
@@ -333,8 +353,10 @@ def _save(
             _SAVE_NEW.run(connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "era": now.era}])
     if before.state is ONGOING and after.state is not ONGOING:
         if not keep_blobs:
-            mine = sa.select(_X.name).where(_X.producer_id == after.producer_id, _X.inline)
-            connection.execute(t.blob.delete().where(t.blob.c.name.in_(mine)))
+            mine = sa.select(TRANSACTION_SEGMENT.name).where(
+                TRANSACTION_SEGMENT.producer_id == after.producer_id, TRANSACTION_SEGMENT.inline
+            )
+            connection.execute(t.blob.delete().where(BLOB.name.in_(mine)))
         _NOT_PENDING.run(connection, [{"key": after.producer_id}])
 
 

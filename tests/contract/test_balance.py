@@ -9,6 +9,7 @@ from spark_log.controller.reassignments import begin_reassignments
 from spark_log.errors import NotControllerError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION
 from tests.support.producing import change
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.topics import append
@@ -39,9 +40,8 @@ def test_what_each_replica_has(brokers, log, tmp_path):
 
 
 def leaders(cluster, topic):
-    p = t.partition.c
     rows = cluster.store.read(
-        lambda connection: connection.execute(p.leader.table.select().order_by(p.partition)).all()
+        lambda connection: connection.execute(PARTITION.leader.table.select().order_by(PARTITION.partition)).all()
     )
     return [row.leader for row in rows if row.topic_id == topic.topic_id]
 

@@ -25,6 +25,7 @@ from spark_log.errors import (
 )
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.replicas import catch_up as catch_up_module
 from spark_log.replicas import followers as followers_module
 from spark_log.replicas.catch_up import Copying, catch_up
@@ -98,8 +99,7 @@ class Replicated:
     def files(self, broker):
         """Of the log dir of a broker, by offset; whether they are there or not."""
         [info] = [info for info in self.cluster.log_dirs().values() if info.broker_id == broker]
-        s = t.segment.c
-        query = sa.select(s.name).where(~s.inline).order_by(s.base_offset)
+        query = sa.select(SEGMENT.name).where(~SEGMENT.inline).order_by(SEGMENT.base_offset)
         names = self.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
         folder = Path(info.uri.removeprefix("file://"), self.topic.folder, "_segments", "0")
         return [folder / name for name in names]
@@ -272,8 +272,7 @@ def test_what_retention_has_deleted_is_jumped_over(replicated):
     replicated.leave(3)
     for letter in "abcd":
         replicated.append(large(letter))
-    s = t.segment.c
-    replicated.sql(t.segment.delete().where(s.base_offset < 2), t.partition.update().values(log_start_offset=2))
+    replicated.sql(t.segment.delete().where(SEGMENT.base_offset < 2), t.partition.update().values(log_start_offset=2))
     done = replicated.catch_up(3)
     assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 2, True)
     replicated.leave(3)

@@ -14,6 +14,7 @@ from spark_log.delta.publication import delta_tables, publish
 from spark_log.failpoints import POINTS
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.numbered_writer import SMALL_TAILS, value
 from tests.support.python_process import killed_at, run_process
@@ -34,11 +35,10 @@ def write(address, writer, failpoint=None):
 
 def sealed_files(cluster):
     """Paths, relative to the topic's table, of the files that the metadata names below the high watermark."""
-    s, p = t.segment.c, t.partition.c
     query = (
-        sa.select(s.partition, s.name)
-        .join(t.partition, (p.topic_id == s.topic_id) & (p.partition == s.partition))
-        .where(~s.inline, s.end_offset <= p.high_watermark)
+        sa.select(SEGMENT.partition, SEGMENT.name)
+        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
+        .where(~SEGMENT.inline, SEGMENT.end_offset <= PARTITION.high_watermark)
     )
     return {f"_segments/{number}/{file}" for number, file in cluster.store.read(lambda c: c.execute(query).all())}
 

@@ -16,7 +16,7 @@ from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.delta import publication_intent
 from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish, publish_all
 from spark_log.log.log import Log, Records
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS, read_all, table
 
@@ -47,8 +47,7 @@ class Topic:
         return sorted(path.as_py() for path in self.delta.get_add_actions().column("path"))
 
     def sealed(self):
-        s = t.segment.c
-        query = sa.select(s.partition, s.name).where(~s.inline)
+        query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
         rows = self.cluster.store.read(lambda connection: connection.execute(query).all())
         return sorted(f"_segments/{partition}/{name}" for partition, name in rows)
 

@@ -20,6 +20,7 @@ from spark_log.delta.publication import delta_tables, publish, publish_all, try_
 from spark_log.errors import SparkLogError
 from spark_log.log.log import Records
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replicas import catch_up as catch_up_module
 from spark_log.replicas.catch_up import Copying, catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
@@ -228,24 +229,23 @@ def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were
     tables.leave(3)
     tables.append("b")
     tables.append("c")
-    s, p = t.segment.c, t.partition.c
     with tables.cluster.store.snapshot() as connection:
-        rows = connection.execute(sa.select(t.segment).order_by(s.base_offset)).mappings().all()
+        rows = connection.execute(sa.select(t.segment).order_by(SEGMENT.base_offset)).mappings().all()
     tables.append("a", "b")  # gives the bytes; then the log is put back
     with tables.cluster.store.snapshot() as connection:
-        donor = connection.execute(sa.select(t.segment).where(s.base_offset == 3)).mappings().one()
+        donor = connection.execute(sa.select(t.segment).where(SEGMENT.base_offset == 3)).mappings().one()
     name = "0123456789abcdef0123456789abcdef-0.parquet"
     for broker in (1, 2):
         folder = tables.location(broker) / "_segments" / "0"
         shutil.copy(folder / donor["name"], folder / name)
     with tables.cluster.store.snapshot() as connection:
-        change = connection.execute(sa.select(p.change)).scalar_one() + 1
+        change = connection.execute(sa.select(PARTITION.change)).scalar_one() + 1
     facts = {"topic_id": tables.topic.topic_id, "partition": 0, "change": change, "retired_ms": 0}
     retired = [{"path": f"{tables.topic.folder}/_segments/0/{row['name']}", **facts} for row in rows[:2]]
     new = {**donor, "base_offset": 0, "end_offset": 2, "name": name, "change": change, "rewritten": True}
     versions = {broker: tables.delta(broker).version() for broker in (1, 2)}
     tables.sql(
-        t.segment.delete().where(s.base_offset < 2),
+        t.segment.delete().where(SEGMENT.base_offset < 2),
         t.retired_file.insert().values(retired),
         t.segment.insert().values(new),
         t.partition.update().values(change=change),
@@ -289,16 +289,15 @@ def test_a_replica_that_went_elsewhere_leaves_the_table(cluster, log, tmp_path):
     tables = Tables(cluster, log, tmp_path, partitions=2)
     for partition in (0, 1):
         tables.append("a", partition=partition)
-    r, p = t.replica.c, t.partition.c
-    gone = t.partition.update().where(p.partition == 1).values(change=p.change + 1)
-    tables.sql(t.replica.delete().where(r.broker_id == 3, r.partition == 1), gone)
+    gone = t.partition.update().where(PARTITION.partition == 1).values(change=PARTITION.change + 1)
+    tables.sql(t.replica.delete().where(REPLICA.broker_id == 3, REPLICA.partition == 1), gone)
     tables.publish()
     assert tables.records(3) == [(0, 0, "a")]
     version = tables.delta(3).version()
     tables.append("b", partition=1)
     tables.publish()
     assert tables.delta(3).version() == version, "and is not looked at again"
-    tables.sql(t.replica.delete().where(r.broker_id == 3))
+    tables.sql(t.replica.delete().where(REPLICA.broker_id == 3))
     tables.publish()
     assert tables.records(3) == []
     assert len(delta_tables(cluster, tables.topic)) == 2
@@ -316,8 +315,7 @@ def test_a_replica_that_comes_back_to_a_log_dir_is_quiet_about_what_was_there(cl
     tables.append("a")
     [info] = [info for info in cluster.log_dirs().values() if info.broker_id == 3]
     keys = {"topic_id": tables.topic.topic_id, "partition": 0, "broker_id": 3, "log_dir_id": info.log_dir_id}
-    p = t.partition.c
-    changed = t.partition.update().values(change=p.change + 1)
+    changed = t.partition.update().values(change=PARTITION.change + 1)
     tables.sql(t.replica.delete().where(t.replica.c.broker_id == 3), changed)
     tables.append("b")
     assert tables.records(3) == []
@@ -377,9 +375,8 @@ def test_a_log_dir_that_comes_back_without_some_files_goes_on_with_its_table(tab
     inspect_log_dirs(tables.cluster, unfenced)
     elect_leaders(tables.cluster.store, unfenced)
     tables.append("d")
-    s = t.segment.c
     [name] = tables.cluster.store.read(
-        lambda connection: connection.execute(sa.select(s.name).where(s.base_offset == 1)).scalars().all()
+        lambda connection: connection.execute(sa.select(SEGMENT.name).where(SEGMENT.base_offset == 1)).scalars().all()
     )
     next(away.rglob(name)).unlink()
     away.rename(home)

@@ -14,6 +14,7 @@ from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import run_process
@@ -22,7 +23,6 @@ from tests.support.s3 import also_on_s3
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
-_S = t.segment.c
 SOON = {"delta_max_lag_ms": "100", "retention_ms": "-1"}  # the test records are of a fixed day
 
 
@@ -144,7 +144,7 @@ def test_of_many_micro_batches_in_a_row_the_first_is_sealed_and_the_others_share
     assert tail(cluster) == 0 and len(in_table(cluster, topic)) == 7
     micro_batch("young")
     micro_batch("new")
-    only_blobs = t.segment.update().where(_S.inline).values(appended_ms=_S.appended_ms - 54_000)
+    only_blobs = t.segment.update().where(SEGMENT.inline).values(appended_ms=SEGMENT.appended_ms - 54_000)
     cluster.store.transact(lambda connection, _attempt: connection.execute(only_blobs))
     micro_batch("lag over")
     assert tail(cluster) == 0

@@ -41,6 +41,7 @@ from spark_log.groups.heartbeats import Identity, join_group
 from spark_log.groups.rows import Subscription
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET
 from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
@@ -63,8 +64,7 @@ def described(cluster, group="g"):
 
 def silence(cluster, reader):
     """The session of a reader ends now, by the store's clock."""
-    m = t.group_member.c
-    ended = t.group_member.update().where(m.member_id == reader.member.member_id).values(until_ms=0)
+    ended = t.group_member.update().where(GROUP_MEMBER.member_id == reader.member.member_id).values(until_ms=0)
     cluster.store.transact(lambda connection, _: connection.execute(ended))
 
 
@@ -501,12 +501,13 @@ def test_offsets_expire_once_their_group_is_empty_for_long(cluster):
     for group in ("old", "new", "at-work"):
         commit_offsets(cluster.store, group, {tp(0): 1, tp(1): 1})
     settle(Reader(cluster, group="at-work"))
-    g, o = t.consumer_group.c, t.group_offset.c
     long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
 
     def age(connection, _attempt):
-        connection.execute(t.group_offset.update().where(o.group_id != "new").values(committed_ms=long_ago))
-        connection.execute(t.consumer_group.update().where(g.group_id == "old").values(empty_since_ms=long_ago))
+        connection.execute(t.group_offset.update().where(GROUP_OFFSET.group_id != "new").values(committed_ms=long_ago))
+        connection.execute(
+            t.consumer_group.update().where(CONSUMER_GROUP.group_id == "old").values(empty_since_ms=long_ago)
+        )
 
     cluster.store.transact(age)
     assert expire_offsets(cluster.store) == 2

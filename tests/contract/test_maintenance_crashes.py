@@ -17,6 +17,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.log_start import delete_records
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
@@ -70,15 +71,14 @@ class Scene:
 
     def is_tidy(self):
         """After all of maintenance: the files in the log dirs are the log, and the metadata names nothing else."""
-        s = t.segment.c
-        query = sa.select(s.partition, s.name).where(~s.inline)
+        query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
         named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
         for root in self.roots:
             segments = root / self.topic.folder / "_segments"
             assert {str(path.relative_to(segments)) for path in segments.rglob("*") if path.is_file()} == named
             assert {path.name for path in root.iterdir() if path.is_dir()} == {self.topic.folder}
         blobs = sa.select(sa.func.count()).select_from(t.blob)
-        inline = sa.select(sa.func.count()).where(s.inline)
+        inline = sa.select(sa.func.count()).where(SEGMENT.inline)
         count = self.cluster.store.read(lambda c: (c.execute(blobs).scalar_one(), c.execute(inline).scalar_one()))
         assert count[0] == count[1]
         retired = sa.select(sa.func.count()).select_from(t.retired_file)

@@ -22,6 +22,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, runs_of
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replicas.catch_up import catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
@@ -33,7 +34,6 @@ from tests.support.subprocess_python import run_python
 from tests.support.topics import append, make
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
-_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
 
 
 def run(cluster, *tasks, topics=None):
@@ -48,16 +48,16 @@ def append_files(log, topic, *numbers, partition=0):
 
 def shape(cluster, topic, partition=0):
     """(base offset, end offset) of every segment, blobs as (base, end, "blob")."""
-    query = sa.select(_S.base_offset, _S.end_offset, _S.inline).where(
-        _S.topic_id == topic.topic_id, _S.partition == partition
+    query = sa.select(SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.inline).where(
+        SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
     )
-    found = cluster.store.read(lambda connection: connection.execute(query.order_by(_S.base_offset)).all())
+    found = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
     return [(base, end, "blob") if inline else (base, end) for base, end, inline in found]
 
 
 def make_older(cluster, topic, by_ms):
     """As if what the topic holds had been appended so long ago."""
-    older = t.segment.update().where(_S.topic_id == topic.topic_id).values(appended_ms=_S.appended_ms - by_ms)
+    older = t.segment.update().where(SEGMENT.topic_id == topic.topic_id).values(appended_ms=SEGMENT.appended_ms - by_ms)
     change(cluster, older)
 
 
@@ -212,7 +212,7 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
 
     (report,) = run(cluster, "merge")
     assert (report.before.files, report.after.files) == (8, 2), "what log dir 3 has published, and what it has not"
-    query = sa.select(_R.broker_id, _R.log_end_offset).order_by(_R.broker_id)
+    query = sa.select(REPLICA.broker_id, REPLICA.log_end_offset).order_by(REPLICA.broker_id)
     found = cluster.store.read(lambda connection: connection.execute(query).all())
     assert list(map(tuple, found)) == [(1, 24), (2, 24), (3, 0)], "it is whole up to where the merged range begins"
     every_replica_is_whole(cluster)
@@ -258,7 +258,9 @@ def test_unforced_data_is_forced_by_flush_ms(cluster, log):
         append(log, name, "a", "b")
 
     def recovery_points():
-        query = sa.select(t.topic.c.name, _P.recovery_point).join(t.topic, t.topic.c.topic_id == _P.topic_id)
+        query = sa.select(t.topic.c.name, PARTITION.recovery_point).join(
+            t.topic, t.topic.c.topic_id == PARTITION.topic_id
+        )
         return cluster.store.read(lambda connection: dict(map(tuple, connection.execute(query))))
 
     assert recovery_points() == {"slow": 0, "never": 0, "always": 2}

@@ -20,6 +20,7 @@ from spark_log.maintenance import Amount, run_tasks
 from spark_log.maintenance.removal.log_start import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.partitions.partition_rows import read_partition
 from spark_log.replicas.catch_up import catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
@@ -29,7 +30,6 @@ from tests.support.s3 import also_on_s3
 
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000
-S = t.segment.c
 
 
 def append(log, topic, *values, partition=0, timestamp_ms=OLD_MS, acks="all"):
@@ -189,7 +189,7 @@ def test_a_segment_that_compaction_has_emptied(cluster, log):
     written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir, lambda offsets, _: [False] * len(offsets))
     assert swap(cluster, write_id, rewriting, written)
     assert not apply_retention(cluster, topic).partitions, "as old as its last append"
-    change(cluster, t.segment.update().where(S.name == name).values(appended_ms=OLD_MS))
+    change(cluster, t.segment.update().where(SEGMENT.name == name).values(appended_ms=OLD_MS))
     dropped = apply_retention(cluster, topic)
     assert (dropped.segments, dropped.records, state_of(cluster, topic).log_start_offset) == (1, 0, 2)
     assert values(log, topic) == ["2"]
@@ -230,7 +230,7 @@ def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
     topic = create_topic(cluster, "t", 3, configs=FILES)
     for number in range(3):
         append(log, topic, "a", partition=number)
-    change(cluster, t.segment.update().where(S.partition == 1).values(name="../x.parquet"))
+    change(cluster, t.segment.update().where(SEGMENT.partition == 1).values(name="../x.parquet"))
     found = []
     with pytest.raises(UnsafePathError, match=r"\.\./x\.parquet"):
         found += run_tasks(cluster, ["retention"])  # += takes what comes before the error

@@ -24,7 +24,6 @@ from tests.support.subprocess_python import run_python
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
-_S = t.segment.c
 sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 
 

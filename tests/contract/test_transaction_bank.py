@@ -16,6 +16,7 @@ from spark_log.coordinator.coordinator import Coordinator
 from spark_log.failpoints import POINTS
 from spark_log.maintenance.tasks import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
 from tests.support.bank_teller import at_work
 from tests.support.children import Child
@@ -150,13 +151,16 @@ def large(teller):
 
 def leader_of_pending_file(cluster, transactional_id):
     """The broker that leads the partition where the first file of an open transaction belongs."""
-    x, p = t.transaction_segment.c, t.partition.c
     query = (
-        sa.select(p.leader)
-        .join(t.transaction_segment, (x.topic_id == p.topic_id) & (x.partition == p.partition))
-        .join(t.producer, t.producer.c.producer_id == x.producer_id)
-        .where(t.producer.c.transactional_id == transactional_id, ~x.inline)
-        .order_by(x.position)
+        sa.select(PARTITION.leader)
+        .join(
+            t.transaction_segment,
+            (TRANSACTION_SEGMENT.topic_id == PARTITION.topic_id)
+            & (TRANSACTION_SEGMENT.partition == PARTITION.partition),
+        )
+        .join(t.producer, t.producer.c.producer_id == TRANSACTION_SEGMENT.producer_id)
+        .where(t.producer.c.transactional_id == transactional_id, ~TRANSACTION_SEGMENT.inline)
+        .order_by(TRANSACTION_SEGMENT.position)
     )
     return cluster.store.read(lambda connection: connection.execute(query).scalars().first())
 

@@ -13,6 +13,7 @@ from spark_log.cluster.topics import alter_configs
 from spark_log.datasource.write import address_handoff
 from spark_log.log.log import Log
 from spark_log.metadata import tables
+from spark_log.metadata.columns import SEGMENT
 from tests.support.records import NOON_MS
 from tests.support.topics import all_stored, append, fails, make, read, stored, write
 
@@ -99,8 +100,9 @@ def test_compression_of_a_write_holds_for_topics_that_have_not_set_their_own(
     make(cluster, "set", inline_max_bytes="0", compression_type="snappy")
     frame = spark.sql("SELECT 'v' AS value, topic FROM VALUES ('default'), ('set') AS topics(topic)")
     write(frame, cluster, kafka__compression__type="gzip", kafka__acks="1")
-    s = tables.segment.c
-    query = sa.select(tables.topic.c.name, s.codec).join(tables.segment, s.topic_id == tables.topic.c.topic_id)
+    query = sa.select(tables.topic.c.name, SEGMENT.codec).join(
+        tables.segment, SEGMENT.topic_id == tables.topic.c.topic_id
+    )
     rows = cluster.store.read(lambda connection: connection.execute(query).all())
     assert sorted(map(tuple, rows)) == [("default", "gzip"), ("set", "snappy")]
 

@@ -20,8 +20,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import storage_options
 from spark_log.metadata import tables as t
-
-_P, _R, _S = t.partition.c, t.replica.c, t.segment.c
+from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
@@ -37,8 +36,11 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
             continue
         log_dir = LogDir(info.uri)
         for topic in topics:
-            limit = sa.case((_P.high_watermark < _R.log_end_offset, _P.high_watermark), else_=_R.log_end_offset)
-            query = _segments_of(topic.topic_id, log_dir_id).where(_S.end_offset <= limit)
+            limit = sa.case(
+                (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark),
+                else_=REPLICA.log_end_offset,
+            )
+            query = _segments_of(topic.topic_id, log_dir_id).where(SEGMENT.end_offset <= limit)
             rows = cluster.store.read(lambda connection, query=query: connection.execute(query).all())  # type: ignore[misc]
             wanted = sorted(f"_segments/{row.partition}/{row.name}" for row in rows)
             where = f"topic {topic.name}, log dir {info.uri}"
@@ -124,7 +126,7 @@ def assert_replicas_are_whole(cluster: Cluster) -> None:
     for topic in topics:
         for log_dir_id in online:
             log_dir = LogDir(infos[log_dir_id].uri)
-            query = _segments_of(topic.topic_id, log_dir_id).where(_S.end_offset <= _R.log_end_offset)
+            query = _segments_of(topic.topic_id, log_dir_id).where(SEGMENT.end_offset <= REPLICA.log_end_offset)
             for row in cluster.store.read(lambda connection, query=query: connection.execute(query).all()):  # type: ignore[misc]
                 path = segment_path(topic.folder, row.partition, row.name)
                 digest = xxhash.xxh3_128()
@@ -135,11 +137,11 @@ def assert_replicas_are_whole(cluster: Cluster) -> None:
 
 def _segments_of(topic_id: int, log_dir_id: int) -> sa.Select[tuple[int, str, int, str]]:
     """Partition, name, records, checksum of the files of the partitions that have a replica in the log dir."""
-    source = t.replica.join(t.partition, (_P.topic_id == _R.topic_id) & (_P.partition == _R.partition)).join(
-        t.segment, (_S.topic_id == _R.topic_id) & (_S.partition == _R.partition)
-    )
+    source = t.replica.join(
+        t.partition, (PARTITION.topic_id == REPLICA.topic_id) & (PARTITION.partition == REPLICA.partition)
+    ).join(t.segment, (SEGMENT.topic_id == REPLICA.topic_id) & (SEGMENT.partition == REPLICA.partition))
     return (
-        sa.select(_S.partition, _S.name, _S.record_count, _S.checksum)
+        sa.select(SEGMENT.partition, SEGMENT.name, SEGMENT.record_count, SEGMENT.checksum)
         .select_from(source)
-        .where(_R.topic_id == topic_id, _R.log_dir_id == log_dir_id, ~_S.inline)
+        .where(REPLICA.topic_id == topic_id, REPLICA.log_dir_id == log_dir_id, ~SEGMENT.inline)
     )

@@ -4,17 +4,16 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import tables as t
-
-_S = t.segment.c
+from spark_log.metadata.columns import SEGMENT
 
 
 def tail(cluster: Cluster) -> int:
     """Records in inline tails."""
-    query = sa.select(sa.func.coalesce(sa.func.sum(_S.record_count), 0)).where(_S.inline)
+    query = sa.select(sa.func.coalesce(sa.func.sum(SEGMENT.record_count), 0)).where(SEGMENT.inline)
     return int(cluster.store.read(lambda connection: connection.execute(query).scalar_one()))
 
 
 def make_older(cluster: Cluster, by_ms: int) -> None:
     """Let every segment have been appended so much earlier."""
-    change = t.segment.update().values(appended_ms=_S.appended_ms - by_ms)
+    change = t.segment.update().values(appended_ms=SEGMENT.appended_ms - by_ms)
     cluster.store.transact(lambda connection, _attempt: connection.execute(change))

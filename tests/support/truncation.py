@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Attempt
 from spark_log.partitions.partition_rows import cut_off, lock_partitions, save_partitions
 from spark_log.partitions.replication import fail_over, lose_files
@@ -15,9 +15,15 @@ def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
 
     def elect(connection: sa.Connection, _attempt: Attempt) -> None:
         found = find_topic(connection, topic)
-        s = t.segment.c
-        here = (s.topic_id == found.topic_id) & (s.partition == partition) & (s.base_offset < to) & (s.end_offset > to)
-        assert connection.execute(sa.select(s.base_offset).where(here)).first() is None, f"{to}: inside of a segment"
+        here = (
+            (SEGMENT.topic_id == found.topic_id)
+            & (SEGMENT.partition == partition)
+            & (SEGMENT.base_offset < to)
+            & (SEGMENT.end_offset > to)
+        )
+        assert connection.execute(sa.select(SEGMENT.base_offset).where(here)).first() is None, (
+            f"{to}: inside of a segment"
+        )
         key = (found.topic_id, partition)
         before = lock_partitions(connection, [key])
         state = before[key]

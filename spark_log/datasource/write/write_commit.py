@@ -26,6 +26,7 @@ from spark_log.groups.transacted_offsets import Committer, commits_offsets
 from spark_log.ids import WriteId
 from spark_log.log.log import Log, targets_of
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import WRITE_ID
 from spark_log.metadata.store import Attempt
 from spark_log.transactions.transaction_store import Stored, register
 
@@ -157,7 +158,7 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
     """
 
     def take(connection: sa.Connection, _attempt: Attempt) -> bool:
-        taken = connection.execute(t.write_id.delete().where(t.write_id.c.write_id == write_id))
+        taken = connection.execute(t.write_id.delete().where(WRITE_ID.write_id == write_id))
         return bool(taken.rowcount == 1)
 
     if cluster.store.transact(take):

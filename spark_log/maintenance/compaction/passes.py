@@ -30,10 +30,9 @@ from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.rewrite import Segment, discard, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import COMPACTION, PARTITION
 from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
 from spark_log.quantities import count_of
-
-_C, _P = t.compaction.c, t.partition.c
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,20 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
         return range(topic.partition_count)
     passed = (
         sa.select(
-            _C.partition, sa.func.max(_C.end_offset).label("end_offset"), sa.func.max(_C.tombstone_count).label("left")
+            COMPACTION.partition,
+            sa.func.max(COMPACTION.end_offset).label("end_offset"),
+            sa.func.max(COMPACTION.tombstone_count).label("left"),
         )
-        .where(_C.topic_id == topic.topic_id)
-        .group_by(_C.partition)
+        .where(COMPACTION.topic_id == topic.topic_id)
+        .group_by(COMPACTION.partition)
         .subquery()
     )
     query = (
-        sa.select(_P.partition)
-        .select_from(t.partition.outerjoin(passed, passed.c.partition == _P.partition))
-        .where(_P.topic_id == topic.topic_id)
-        .where((_P.high_watermark > sa.func.coalesce(passed.c.end_offset, 0)) | (passed.c.left > 0))
-        .order_by(_P.partition)
+        sa.select(PARTITION.partition)
+        .select_from(t.partition.outerjoin(passed, passed.c.partition == PARTITION.partition))
+        .where(PARTITION.topic_id == topic.topic_id)
+        .where((PARTITION.high_watermark > sa.func.coalesce(passed.c.end_offset, 0)) | (passed.c.left > 0))
+        .order_by(PARTITION.partition)
     )
     return context.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
 
@@ -176,12 +177,16 @@ def _cleanable(
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
     """The passes over a partition that are remembered, by offset."""
-    query = sa.select(_C.end_offset, _C.at_ms, _C.tombstone_count).where(_here(key)).order_by(_C.end_offset)
+    query = (
+        sa.select(COMPACTION.end_offset, COMPACTION.at_ms, COMPACTION.tombstone_count)
+        .where(_here(key))
+        .order_by(COMPACTION.end_offset)
+    )
     return [Pass(*row) for row in connection.execute(query)]
 
 
 def _here(key: Key) -> sa.ColumnElement[bool]:
-    return (_C.topic_id == key[0]) & (_C.partition == key[1])
+    return (COMPACTION.topic_id == key[0]) & (COMPACTION.partition == key[1])
 
 
 class Compacting:
@@ -261,7 +266,7 @@ def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, n
     done = Pass(planned.end_offset, now_ms, tombstones)
     kept = remember(passes, done, planned.topic.config.delete_retention_ms)
     gone = [each.end_offset for each in passes if each not in kept]
-    connection.execute(t.compaction.delete().where(_here(planned.key), _C.end_offset.in_(gone)))
+    connection.execute(t.compaction.delete().where(_here(planned.key), COMPACTION.end_offset.in_(gone)))
     new = [
         {"topic_id": planned.key[0], "partition": planned.key[1], **vars(each)} for each in kept if each not in passes
     ]

@@ -28,6 +28,7 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
 from spark_log.quantities import count_of
 
 TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
@@ -36,8 +37,6 @@ _FILES_MAX = 1_000
 """Retired files in one turn."""
 _THREADS = 8
 """Deletions at a time: object stores answer slowly."""
-
-_F, _K, _C, _D, _R = t.retired_file.c, t.retired_copy.c, t.publication_cursor.c, t.log_dir.c, t.replica.c
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class CleanableLogDirs:
     @classmethod
     def of(cls, cluster: Cluster) -> Self:
         found = cls(cluster, cluster.log_dirs())
-        offline = sa.select(_D.log_dir_id).where(~_D.online)
+        offline = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
             found.failures[LogDirId(log_dir_id)] = "it is offline"
         return found
@@ -173,8 +172,13 @@ class CountedLogDirs(CleanableLogDirs):
 
 _LISTED = (
     sa.exists()
-    .where(_C.topic_id == _F.topic_id, _C.partition == _F.partition, _C.change < _F.change, _C.high_watermark > 0)
-    .where(_D.log_dir_id == _C.log_dir_id, _D.online)
+    .where(
+        PUBLICATION_CURSOR.topic_id == RETIRED_FILE.topic_id,
+        PUBLICATION_CURSOR.partition == RETIRED_FILE.partition,
+        PUBLICATION_CURSOR.change < RETIRED_FILE.change,
+        PUBLICATION_CURSOR.high_watermark > 0,
+    )
+    .where(LOG_DIR.log_dir_id == PUBLICATION_CURSOR.log_dir_id, LOG_DIR.online)
 )
 """A Delta table that can be reached has not been told yet that the file is gone."""
 
@@ -187,20 +191,27 @@ def delete_retired_files(
 
     def due(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
         before_ms = store.clock(connection).wall_ms - kept_ms
-        return _F.topic_id == topic.topic_id, _F.partition.is_not(None), _F.retired_ms <= before_ms
+        return (
+            RETIRED_FILE.topic_id == topic.topic_id,
+            RETIRED_FILE.partition.is_not(None),
+            RETIRED_FILE.retired_ms <= before_ms,
+        )
 
     def count_listed(connection: sa.Connection) -> int:
         return connection.execute(sa.select(sa.func.count()).where(*due(connection), _LISTED)).scalar_one()
 
     def next_files(connection: sa.Connection, after: str) -> tuple[list[str], dict[LogDirId, list[str]]]:
-        query = sa.select(_F.path).where(*due(connection), ~_LISTED, _F.path > after)
-        query = query.order_by(_F.path).limit(_FILES_MAX)
+        query = sa.select(RETIRED_FILE.path).where(*due(connection), ~_LISTED, RETIRED_FILE.path > after)
+        query = query.order_by(RETIRED_FILE.path).limit(_FILES_MAX)
         paths = list(connection.execute(query).scalars())
         replicas = (
-            sa.select(_R.log_dir_id, _F.path)
-            .join(t.retired_file, (_F.topic_id == _R.topic_id) & (_F.partition == _R.partition))
-            .where(_F.path.in_(paths), _R.topic_id == topic.topic_id)
-            .order_by(_R.log_dir_id, _F.path)
+            sa.select(REPLICA.log_dir_id, RETIRED_FILE.path)
+            .join(
+                t.retired_file,
+                (RETIRED_FILE.topic_id == REPLICA.topic_id) & (RETIRED_FILE.partition == REPLICA.partition),
+            )
+            .where(RETIRED_FILE.path.in_(paths), REPLICA.topic_id == topic.topic_id)
+            .order_by(REPLICA.log_dir_id, RETIRED_FILE.path)
         )
         where: dict[LogDirId, list[str]] = {}
         for log_dir_id, path in connection.execute(replicas):
@@ -209,15 +220,16 @@ def delete_retired_files(
 
     def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
         fence(connection)
-        p = t.publication.c
         # a table that cannot be reached still lists them: compare all of it when it is back
         listed = sa.exists().where(
-            _F.path.in_(paths), _F.partition == _C.partition, _F.change > _C.change, _C.high_watermark > 0,
-            _C.topic_id == p.topic_id, _C.log_dir_id == p.log_dir_id,
+            RETIRED_FILE.path.in_(paths), RETIRED_FILE.partition == PUBLICATION_CURSOR.partition, RETIRED_FILE.change
+            > PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.high_watermark > 0,
+            PUBLICATION_CURSOR.topic_id == PUBLICATION.topic_id, PUBLICATION_CURSOR.log_dir_id ==
+            PUBLICATION.log_dir_id,
         )  # fmt: skip
-        unknown = t.publication.update().where(p.topic_id == topic.topic_id, listed)
+        unknown = t.publication.update().where(PUBLICATION.topic_id == topic.topic_id, listed)
         connection.execute(unknown.values(delta_version=-1))
-        delete = t.retired_file.delete().where(_F.path.in_(paths)).returning(_F.path)
+        delete = t.retired_file.delete().where(RETIRED_FILE.path.in_(paths)).returning(RETIRED_FILE.path)
         forgotten = set(connection.execute(delete).scalars())  # less if another clean-up was first
         left = [
             {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
@@ -254,17 +266,30 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
     store = cluster.store
 
     def waiting(connection: sa.Connection) -> list[LogDirId]:
-        query = sa.select(_K.log_dir_id).distinct().where(_K.topic_id == topic.topic_id).order_by(_K.log_dir_id)
+        query = (
+            sa.select(RETIRED_COPY.log_dir_id)
+            .distinct()
+            .where(RETIRED_COPY.topic_id == topic.topic_id)
+            .order_by(RETIRED_COPY.log_dir_id)
+        )
         return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
     def next_files(connection: sa.Connection, log_dir_id: LogDirId, after: str) -> list[str]:
-        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & (_K.path > after)
-        query = sa.select(_K.path).where(here).order_by(_K.path).limit(_FILES_MAX)
+        here = (
+            (RETIRED_COPY.topic_id == topic.topic_id)
+            & (RETIRED_COPY.log_dir_id == log_dir_id)
+            & (RETIRED_COPY.path > after)
+        )
+        query = sa.select(RETIRED_COPY.path).where(here).order_by(RETIRED_COPY.path).limit(_FILES_MAX)
         return list(connection.execute(query).scalars())
 
     def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
         fence(connection)
-        here = (_K.topic_id == topic.topic_id) & (_K.log_dir_id == log_dir_id) & _K.path.in_(paths)
+        here = (
+            (RETIRED_COPY.topic_id == topic.topic_id)
+            & (RETIRED_COPY.log_dir_id == log_dir_id)
+            & RETIRED_COPY.path.in_(paths)
+        )
         connection.execute(t.retired_copy.delete().where(here))
 
     back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
@@ -295,13 +320,17 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
 
     def due(connection: sa.Connection) -> tuple[list[str], set[str]]:
         before_ms = store.clock(connection).wall_ms - TopicConfig().file_delete_delay_ms
-        query = sa.select(_F.path).where(_F.partition.is_(None), _F.retired_ms <= before_ms).order_by(_F.path)
+        query = (
+            sa.select(RETIRED_FILE.path)
+            .where(RETIRED_FILE.partition.is_(None), RETIRED_FILE.retired_ms <= before_ms)
+            .order_by(RETIRED_FILE.path)
+        )
         return list(connection.execute(query).scalars()), {t.folder for t in find_topics(connection).values()}
 
     def forget(connection: sa.Connection, folder: str) -> None:
         fence(connection)
-        inside = _F.path.startswith(f"{folder}/", autoescape=True)
-        connection.execute(t.retired_file.delete().where((_F.path == folder) | inside))
+        inside = RETIRED_FILE.path.startswith(f"{folder}/", autoescape=True)
+        connection.execute(t.retired_file.delete().where((RETIRED_FILE.path == folder) | inside))
 
     deleted = Deleted()
     folders, live = store.read(due)

@@ -19,7 +19,7 @@ from spark_log.ids import OffsetRange
 from spark_log.maintenance.removal.log_start import next_to_leave
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
 from spark_log.maintenance.rewrite.rewrite import Segment
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import read_partition
@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 1_000
 """An append does not wait longer for a warning."""
-
-_S = t.segment.c
 
 
 @dataclass(frozen=True)
@@ -104,15 +102,15 @@ def _leaves(connection: sa.Connection, topic: Topic, number: int, end_offset: in
     return any(segment.end_offset >= end_offset for segment, _ in leaving)
 
 
-_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
-_HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
+_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
+_HERE = (SEGMENT.topic_id == bindparam("topic_id"), SEGMENT.partition == bindparam("partition"))
 _BETWEEN = Prepared(
     sa.select(*_COLUMNS)
-    .where(*_HERE, _S.base_offset >= bindparam("start"), _S.base_offset < bindparam("end"))
-    .order_by(_S.base_offset)
+    .where(*_HERE, SEGMENT.base_offset >= bindparam("start"), SEGMENT.base_offset < bindparam("end"))
+    .order_by(SEGMENT.base_offset)
 )
 _BEFORE = Prepared(
-    sa.select(*_COLUMNS).where(*_HERE, _S.base_offset < bindparam("start")).order_by(_S.base_offset.desc())
+    sa.select(*_COLUMNS).where(*_HERE, SEGMENT.base_offset < bindparam("start")).order_by(SEGMENT.base_offset.desc())
     .limit(sa.literal_column("1")).offset(sa.literal_column("0"))
 )  # fmt: skip
 

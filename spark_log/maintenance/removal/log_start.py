@@ -34,6 +34,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
 from spark_log.maintenance.rewrite.rewrite import Segment
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import CHUNK, Key, lock_partitions, read_partition, save_partitions
@@ -44,7 +45,6 @@ SEGMENTS_MAX = 1_000
 """Segments that one transaction drops, about: on SQLite appends wait for it, some tens of milliseconds."""
 _PARTITIONS_MAX = 100
 
-_P, _S = t.partition.c, t.segment.c
 
 # The transactions ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ def _move_log_start(
         bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
         _DELETE_BELOW.run(connection, bounds)
     for first in range(0, len(blobs), CHUNK):
-        connection.execute(t.blob.delete().where(t.blob.c.name.in_(blobs[first : first + CHUNK])))
+        connection.execute(t.blob.delete().where(BLOB.name.in_(blobs[first : first + CHUNK])))
     save_partitions(connection, before, after)
     return dropped
 
@@ -277,16 +277,16 @@ def _of(number: int, segments: Sequence[Segment]) -> Dropped:
 
 # The statements -----------------------------------------------------------------------------------------------------
 
-_HERE = (_S.topic_id == bindparam("topic_id"), _S.partition == bindparam("partition"))
-_BELOW = (*_HERE, _S.base_offset < bindparam("low"), _S.end_offset <= bindparam("low"))
-_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+_HERE = (SEGMENT.topic_id == bindparam("topic_id"), SEGMENT.partition == bindparam("partition"))
+_BELOW = (*_HERE, SEGMENT.base_offset < bindparam("low"), SEGMENT.end_offset <= bindparam("low"))
+_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
 _FIRST = Prepared(
-    sa.select(*_COLUMNS).where(*_HERE, _S.base_offset >= bindparam("start")).order_by(_S.base_offset)
+    sa.select(*_COLUMNS).where(*_HERE, SEGMENT.base_offset >= bindparam("start")).order_by(SEGMENT.base_offset)
     .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
 )  # fmt: skip
-_SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(_S.base_offset))
+_SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(SEGMENT.base_offset))
 _DELETE_BELOW = Prepared(t.segment.delete().where(*_BELOW))
-_TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(_S.bytes), sa.BigInteger)).where(*_HERE))
+_TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(SEGMENT.bytes), sa.BigInteger)).where(*_HERE))
 
 
 def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segment]:
@@ -296,18 +296,29 @@ def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segme
 
 def _due(connection: sa.Connection, topic: Topic, now: StoreClock) -> list[int]:
     """The partitions whose first segment is to go, as far as can be told without the high watermark."""
-    mine = (_S.topic_id == _P.topic_id) & (_S.partition == _P.partition)
+    mine = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
 
     def of_first(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        return sa.select(column).where(mine).order_by(_S.base_offset).limit(1).correlate(t.partition).scalar_subquery()
+        return (
+            sa.select(column)
+            .where(mine)
+            .order_by(SEGMENT.base_offset)
+            .limit(1)
+            .correlate(t.partition)
+            .scalar_subquery()
+        )
 
     config = topic.config
-    reasons = [of_first(_S.end_offset) <= _P.log_start_offset]
+    reasons = [of_first(SEGMENT.end_offset) <= PARTITION.log_start_offset]
     if config.deletes and config.retention_ms >= 0:
-        time = sa.case((_S.max_timestamp_ms >= 0, _S.max_timestamp_ms), else_=_S.appended_ms)
+        time = sa.case((SEGMENT.max_timestamp_ms >= 0, SEGMENT.max_timestamp_ms), else_=SEGMENT.appended_ms)
         reasons.append(of_first(time) < now.wall_ms - config.retention_ms)
     if config.deletes and config.retention_bytes >= 0:
-        total = sa.select(sa.func.sum(_S.bytes)).where(mine).correlate(t.partition).scalar_subquery()
-        reasons.append(total - of_first(_S.bytes) >= config.retention_bytes)
-    query = sa.select(_P.partition).where(_P.topic_id == topic.topic_id, sa.or_(*reasons)).order_by(_P.partition)
+        total = sa.select(sa.func.sum(SEGMENT.bytes)).where(mine).correlate(t.partition).scalar_subquery()
+        reasons.append(total - of_first(SEGMENT.bytes) >= config.retention_bytes)
+    query = (
+        sa.select(PARTITION.partition)
+        .where(PARTITION.topic_id == topic.topic_id, sa.or_(*reasons))
+        .order_by(PARTITION.partition)
+    )
     return list(connection.execute(query).scalars())

@@ -25,7 +25,7 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.maintenance.removal.clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK
 
 GRACE_MS = 24 * 60 * 60 * 1000
@@ -40,7 +40,6 @@ _WRITING = re.compile(rf"\.{_WRITE_ID}\.tmp")
 _COPYING = re.compile(rf"\.{_WRITE_ID}-[0-9a-f]{{12}}\.tmp")
 _NUMBER = re.compile(r"[0-9]{1,10}")
 
-_S, _F, _X = t.segment.c, t.retired_file.c, t.transaction_segment.c
 
 # The rule -----------------------------------------------------------------------------------------------------------
 
@@ -146,15 +145,17 @@ def _needed(
 ) -> Needed | None:
     """What is needed of these files, in one snapshot. None if the topic was deleted: its readers have their time."""
     topic_id = topic.topic_id
-    if connection.execute(sa.select(t.topic.c.topic_id).where(t.topic.c.topic_id == topic_id)).first() is None:
+    if connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.topic_id == topic_id)).first() is None:
         return None
     names: set[tuple[int, str]] = set()
     for first in range(0, len(numbers), CHUNK):
         here = numbers[first : first + CHUNK]
-        for c in (_S, _X):
+        for c in (SEGMENT, TRANSACTION_SEGMENT):
             query = sa.select(c.partition, c.name).where(c.topic_id == topic_id, c.partition.in_(here), ~c.inline)
             names.update((number, name) for number, name in connection.execute(query))
-        retired = sa.select(_F.partition, _F.path).where(_F.topic_id == topic_id, _F.partition.in_(here))
+        retired = sa.select(RETIRED_FILE.partition, RETIRED_FILE.path).where(
+            RETIRED_FILE.topic_id == topic_id, RETIRED_FILE.partition.in_(here)
+        )
         names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
     return Needed(names, _registered(connection, log_dirs, found))
 
@@ -164,7 +165,7 @@ def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Se
     ids = sorted({write_id for _, file in found if (write_id := write_id_of(file.name))})
     write_ids: set[str] = set()
     for first in range(0, len(ids), CHUNK):
-        query = sa.select(t.write_id.c.write_id).where(t.write_id.c.write_id.in_(ids[first : first + CHUNK]))
+        query = sa.select(WRITE_ID.write_id).where(WRITE_ID.write_id.in_(ids[first : first + CHUNK]))
         write_ids.update(connection.execute(query).scalars())
     return write_ids.difference(log_dirs.expired)
 
@@ -203,7 +204,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:
-    retired = sa.select(_F.path).where(_F.partition.is_(None))
+    retired = sa.select(RETIRED_FILE.path).where(RETIRED_FILE.partition.is_(None))
     return {topic.folder for topic in find_topics(connection).values()} | set(connection.execute(retired).scalars())
 
 

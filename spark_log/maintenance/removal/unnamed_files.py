@@ -11,9 +11,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.removal.clean_up import CleanableLogDirs
-from spark_log.metadata import tables as t
-
-_S, _F, _K = t.segment.c, t.retired_file.c, t.retired_copy.c
+from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, SEGMENT
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def _segment_files(log_dir: LogDir, folder: str) -> list[Entry]:
 
 def _named(connection: sa.Connection) -> set[str]:
     folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
-    live = connection.execute(sa.select(_S.topic_id, _S.partition, _S.name).where(~_S.inline))
+    live = connection.execute(sa.select(SEGMENT.topic_id, SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline))
     named = {f"{folders[topic_id]}/_segments/{partition}/{name}" for topic_id, partition, name in live}
-    named |= set(connection.execute(sa.select(_F.path).where(_F.partition.is_not(None))).scalars())
-    return named | set(connection.execute(sa.select(_K.path)).scalars())
+    named |= set(connection.execute(sa.select(RETIRED_FILE.path).where(RETIRED_FILE.partition.is_not(None))).scalars())
+    return named | set(connection.execute(sa.select(RETIRED_COPY.path)).scalars())

@@ -31,6 +31,7 @@ from spark_log.delta import publication_state
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.columns import BLOB, PARTITION, SEGMENT
 from spark_log.partitions.partition_rows import CHUNK, lock_partitions, read_partition, save_partitions
 from spark_log.partitions.replication import rewrite
 from spark_log.partitions.retired_files import retire_files
@@ -40,8 +41,6 @@ from spark_log.records.segment_file import SegmentFacts
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.slices import LogDirs, Slice
-
-_S = t.segment.c
 
 OFFSETS_MAX = 2**31 - 1
 """Offsets that one file may span: offset_delta is an int32."""
@@ -70,7 +69,7 @@ class Segment:
     appended_ms: int
 
 
-_SEGMENT_COLUMNS = tuple(_S[name] for name in Segment.__dataclass_fields__)
+_SEGMENT_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
 
 
 def may_follow(first: Segment, last: Segment, following: Segment, seen: Collection[int] = ()) -> bool:
@@ -128,13 +127,16 @@ Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
 
 def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline: bool) -> list[Segment]:
     """The partition's segments below the high watermark, by offset: its tail (`inline`), or its files."""
-    p = t.partition.c
     query = (
         sa.select(*_SEGMENT_COLUMNS)
-        .join(t.partition, (p.topic_id == _S.topic_id) & (p.partition == _S.partition))
-        .where(_S.topic_id == topic.topic_id, _S.partition == partition, _S.end_offset <= p.high_watermark)
-        .where(_S.inline if inline else ~_S.inline)
-        .order_by(_S.base_offset)
+        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
+        .where(
+            SEGMENT.topic_id == topic.topic_id,
+            SEGMENT.partition == partition,
+            SEGMENT.end_offset <= PARTITION.high_watermark,
+        )
+        .where(SEGMENT.inline if inline else ~SEGMENT.inline)
+        .order_by(SEGMENT.base_offset)
     )
     return [Segment(*row) for row in connection.execute(query)]
 
@@ -266,8 +268,13 @@ def _swap(
     after = rewrite(before[key], start, end, have_it, rewriting.partition_epoch)
     if after is None:
         return False
-    here = (_S.topic_id == key[0]) & (_S.partition == key[1]) & (_S.base_offset >= start) & (_S.base_offset < end)
-    names = list(connection.execute(sa.select(_S.name).where(here).order_by(_S.base_offset)).scalars())
+    here = (
+        (SEGMENT.topic_id == key[0])
+        & (SEGMENT.partition == key[1])
+        & (SEGMENT.base_offset >= start)
+        & (SEGMENT.base_offset < end)
+    )
+    names = list(connection.execute(sa.select(SEGMENT.name).where(here).order_by(SEGMENT.base_offset)).scalars())
     if names != [each.name for each in inputs]:
         return False
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
@@ -276,7 +283,7 @@ def _swap(
     connection.execute(t.segment.delete().where(here))
     if inputs[0].inline:
         for first in range(0, len(names), CHUNK):
-            connection.execute(t.blob.delete().where(t.blob.c.name.in_(names[first : first + CHUNK])))
+            connection.execute(t.blob.delete().where(BLOB.name.in_(names[first : first + CHUNK])))
         after = replace(after, tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
     else:
         retire_files(connection, topic, key[1], names, after.change, cluster.store.clock(connection))

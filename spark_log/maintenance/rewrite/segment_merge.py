@@ -34,7 +34,7 @@ from spark_log.maintenance.rewrite.rewrite import (
     swap,
     write,
 )
-from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SEGMENT
 from spark_log.segments.slices import LogDirs
 
 GROWTH = 2
@@ -45,8 +45,6 @@ FILES_MAX = 1_000
 
 Write = Callable[[Rewriting, str, LogDirs], Written]
 """`rewriting.write`, wherever it runs."""
-
-_S = t.segment.c
 
 
 def runs(
@@ -142,12 +140,12 @@ def partitions_to_merge(
     connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
 ) -> list[int]:
     """Partitions of the topic that may have something to merge: so many files of which two would fit into one."""
-    fits = _S.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
+    fits = SEGMENT.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     query = (
-        sa.select(_S.partition)
-        .where(_S.topic_id == topic.topic_id, ~_S.inline, fits)
-        .group_by(_S.partition)
+        sa.select(SEGMENT.partition)
+        .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, fits)
+        .group_by(SEGMENT.partition)
         .having(sa.func.count() >= files_min)
-        .order_by(_S.partition)
+        .order_by(SEGMENT.partition)
     )
     return list(connection.execute(query).scalars())

@@ -23,9 +23,7 @@ from spark_log.maintenance.rewrite.rewrite import (
     swap,
     write,
 )
-from spark_log.metadata import tables as t
-
-_P, _S = t.partition.c, t.segment.c
+from spark_log.metadata.columns import PARTITION, SEGMENT
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
@@ -117,32 +115,34 @@ def seal_after_ms(config: TopicConfig) -> int:
 def last_files_ms(connection: sa.Connection, topic_id: TopicId) -> int:
     """Append time of the newest record in a file, among the partitions of the topic that have a tail; 0 for none."""
     last = (
-        sa.select(_S.appended_ms)
-        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, ~_S.inline)
-        .order_by(_S.base_offset.desc())
+        sa.select(SEGMENT.appended_ms)
+        .where(SEGMENT.topic_id == PARTITION.topic_id, SEGMENT.partition == PARTITION.partition, ~SEGMENT.inline)
+        .order_by(SEGMENT.base_offset.desc())
         .limit(1)
         .scalar_subquery()
     )
-    query = sa.select(sa.func.max(sa.func.coalesce(last, 0))).where(_P.topic_id == topic_id, _P.tail_bytes > 0)
+    query = sa.select(sa.func.max(sa.func.coalesce(last, 0))).where(
+        PARTITION.topic_id == topic_id, PARTITION.tail_bytes > 0
+    )
     return connection.execute(query).scalar_one() or 0
 
 
 def tails(connection: sa.Connection, topic_ids: Collection[TopicId] | None = None) -> dict[TopicId, list[Tail]]:
     """The tails of the partitions that have one, by topic; of these topics, or of all."""
     first = (
-        sa.select(_S.appended_ms)
-        .where(_S.topic_id == _P.topic_id, _S.partition == _P.partition, _S.inline)
-        .order_by(_S.base_offset)
+        sa.select(SEGMENT.appended_ms)
+        .where(SEGMENT.topic_id == PARTITION.topic_id, SEGMENT.partition == PARTITION.partition, SEGMENT.inline)
+        .order_by(SEGMENT.base_offset)
         .limit(1)
         .scalar_subquery()
     )
     query = (
-        sa.select(_P.topic_id, _P.partition, _P.tail_bytes, sa.func.coalesce(first, 0))
-        .where(_P.tail_bytes > 0)
-        .order_by(_P.topic_id, _P.partition)
+        sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.tail_bytes, sa.func.coalesce(first, 0))
+        .where(PARTITION.tail_bytes > 0)
+        .order_by(PARTITION.topic_id, PARTITION.partition)
     )
     if topic_ids is not None:
-        query = query.where(_P.topic_id.in_(topic_ids))
+        query = query.where(PARTITION.topic_id.in_(topic_ids))
     found: dict[TopicId, list[Tail]] = {}
     for topic_id, *facts in connection.execute(query):
         found.setdefault(topic_id, []).append(Tail(*facts))
