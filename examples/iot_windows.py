@@ -8,17 +8,16 @@ more hours, a reading that is too late for its hour, and a reading that is not v
     python examples/iot_windows.py --cluster /tmp/iot                          # or with spark-submit
     python examples/iot_windows.py --cluster /tmp/iot --delta /tmp/iot-hours   # needs `spark-log delta install` once
 
-It prints the hours that are complete after each run:
+It prints the hours that are complete; the last hour stays open until newer readings come:
 
     run 1: 0 late readings dropped
-    +-------------------+------+-----+-----+----+
-    |hour               |sensor|count|mean |max |
-    +-------------------+------+-----+-----+----+
-    |2026-01-01 00:00:00|attic |4    |10.75|11.5|
-    |2026-01-01 00:00:00|cellar|4    |6.75 |7.5 |
-    +-------------------+------+-----+-----+----+
-
     run 2: 1 late reading dropped
+    +-------------------+------+-----+------+----+
+    |hour               |sensor|count|mean  |max |
+    +-------------------+------+-----+------+----+
+    |2026-01-01 00:00:00|attic |4    |10.75 |11.5|
+    |2026-01-01 00:00:00|cellar|4    |6.75  |7.5 |
+    |2026-01-01 01:00:00|attic |4    |11.875|13.0|
     ...
 
 DIR must not exist yet. The checkpoint of the query is in DIR-checkpoint.
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         send_readings(given.cluster, 2 * run, 2, *further)
         dropped = run_query(spark, given.cluster, given.delta)
         print(f"run {run + 1}: {dropped} late {'reading' if dropped == 1 else 'readings'} dropped")
-        show_hours(spark, given.cluster, given.delta)
+    show_hours(spark, given.cluster, given.delta)
 
 
 if __name__ == "__main__":
