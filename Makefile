@@ -54,7 +54,7 @@ format: venv  ## let ruff format and fix what it can
 	ruff check --fix $(LINTED)
 
 test: check java postgres delta  ## check, then every test, in as many processes as WORKERS says
-	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)

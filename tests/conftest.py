@@ -18,6 +18,21 @@ settings.register_profile("spark-log", deadline=None, print_blob=True)
 settings.load_profile("spark-log")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Groups for `--dist loadgroup`: the tests of a group run in one worker, all others wherever a worker is free.
+
+    The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
+    """
+    for item in items:
+        if "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif any(
+            fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found
+        ):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A running PostgreSQL, fsync on. A test that restarts it leaves it running."""
