@@ -10,11 +10,33 @@ schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Large co
 
     for report in compact_on_spark(spark, "/data/log", ["planes"]):
         print(report)
+
+Names are looked up when they are used: every client imports modules of this package, and needs none of the tasks.
 """
 
-from spark_log.maintenance.compaction.on_spark import compact_on_spark
-from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.tasks import TASKS, Task, run_tasks
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_log.maintenance.compaction.on_spark import compact_on_spark
+    from spark_log.maintenance.context import MaintenanceContext
+    from spark_log.maintenance.report import Amount, Report
+    from spark_log.maintenance.tasks import TASKS, Task, run_tasks
+
+_HOME = {
+    "TASKS": "spark_log.maintenance.tasks",
+    "Amount": "spark_log.maintenance.report",
+    "MaintenanceContext": "spark_log.maintenance.context",
+    "Report": "spark_log.maintenance.report",
+    "Task": "spark_log.maintenance.tasks",
+    "compact_on_spark": "spark_log.maintenance.compaction.on_spark",
+    "run_tasks": "spark_log.maintenance.tasks",
+}
 
 __all__ = ["TASKS", "Amount", "MaintenanceContext", "Report", "Task", "compact_on_spark", "run_tasks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
