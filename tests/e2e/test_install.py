@@ -23,7 +23,8 @@ from spark_log.cluster.topics import create_topic
 from tests.support.spark import QUICK_JVM, spark_without_delta
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCES = ("pyproject.toml", "LICENSE", "README.md", "pyspark_spark_log.py", "spark_log", "jobs", "conf")
+FILES = ("pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
+SOURCES = (*FILES, "pyspark_spark_log.py", "spark_log", "jobs", "conf", "examples")
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +103,8 @@ def test_wheel_and_sdist_contain_the_package_its_data_and_the_license(built: Dis
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
     with tarfile.open(built.sdist) as sdist:
         contained = {name.partition("/")[2] for name in sdist.getnames()}
-    assert package | {"LICENSE", "README.md", "pyproject.toml"} <= contained
+    examples = {str(file.relative_to(REPOSITORY)) for file in (REPOSITORY / "examples").rglob("*.py")}
+    assert package | examples | {*FILES} <= contained
 
 
 def test_jobs_and_settings_are_where_the_command_says(installed: Path, tmp_path: Path) -> None:
