@@ -1,4 +1,10 @@
-"""The append transaction: read under lock, decide, write, in one commit for all partitions of a flush."""
+"""The append transaction: one commit for all partitions of a flush. Under the locks of its rows it
+
+1. runs the request's hooks, and validates its write id;
+2. assigns offsets, batch by batch (`append.rules.decide`: validate -> assign -> advance);
+3. writes the segment rows and the blobs;
+4. advances partitions, replicas and producers.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,18 +33,18 @@ from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreCl
 from spark_log.partitions.partition_rows import Key, by_topic, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState
 
-Part = Callable[[sa.Connection, StoreClock], bool]
-"""What an append's transaction does besides, before it locks partitions. False: all of it was done before, and nothing
-is to be appended again."""
+CommitHook = Callable[[sa.Connection, StoreClock], bool]
+"""Runs inside the append transaction, before partitions are locked. False: an earlier call has committed the whole
+request; this one changes nothing."""
 
 
 @dataclass(frozen=True)
 class AppendRequest:
-    """What one flush appends, over any number of topics and partitions, in order.
+    """The batches that one flush appends, over any number of topics and partitions, in order.
 
-    `blobs` holds the bytes of the inline batches by name, but for those that a transaction has registered. With
+    `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
-    `release_write_id` gives it back in the same transaction. `parts` are done in order, in the same transaction.
+    `release_write_id` gives it back in the same transaction. `hooks` run in order.
     """
 
     batches: Sequence[Batch]
@@ -47,85 +53,128 @@ class AppendRequest:
     atomic: bool = False
     write_id: str | None = None
     release_write_id: bool = False
-    parts: Sequence[Part] = ()
+    hooks: Sequence[CommitHook] = ()
     durable: bool = True
 
 
 @dataclass(frozen=True)
 class AppendResult:
-    """`outcomes` match the request's batches. `replayed`: a part was done before; nothing changed."""
+    """The outcome of each batch of the request, in order, and the partitions afterwards.
+
+    `committed_before`: a hook found that an earlier call had committed the request. Nothing changed, and there are no
+    outcomes and no partitions.
+    """
 
     outcomes: Sequence[Appended | Rejected]
     partitions: Mapping[Key, PartitionState]
-    replayed: bool = False
+    committed_before: bool = False
 
 
-class _Abandoned(Exception):
-    """Rolls the transaction back with its outcomes."""
+_COMMITTED_BEFORE = AppendResult((), {}, committed_before=True)
+
+_ProducerKey = tuple[int, int, int]
+"""Producer id, topic id, partition."""
+
+
+@dataclass(frozen=True)
+class _Locked:
+    """The rows that the transaction has locked, as they were."""
+
+    partitions: Mapping[Key, PartitionState]
+    producers: Mapping[_ProducerKey, ProducerState]
+
+
+@dataclass
+class _Assigned:
+    """The outcome of each batch, the batches that got offsets, and partitions and producers afterwards."""
+
+    outcomes: list[Appended | Rejected]
+    new: list[tuple[Batch, Appended, PartitionState]]
+    partitions: dict[Key, PartitionState]
+    producers: dict[_ProducerKey, ProducerState]
+
+
+class _AbandonedError(Exception):
+    """Rolls the transaction of an atomic request back."""
 
     def __init__(self, outcomes: Sequence[Appended | Rejected]) -> None:
         self.outcomes = outcomes
 
 
-def append(store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> AppendResult:
-    """Run the append transaction. What a batch may not do is an outcome; only the store's own trouble is raised."""
+def run_append_transaction(
+    store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> AppendResult:
+    """Append the request's batches. A batch that is refused is an outcome; only failures of the store are raised, and
+    the errors of hooks and of the write id.
+    """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
         return _append(connection, store.clock(connection), request)
 
     try:
         result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable, announce=True)
-    except _Abandoned as abandoned:
+    except _AbandonedError as abandoned:
         return AppendResult(abandoned.outcomes, {})
     failpoint("append.committed")
     return result
 
 
 def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) -> AppendResult:
-    if not all(part(connection, now) for part in request.parts):
-        return AppendResult([Appended(-1, -1, duplicate=True)] * len(request.batches), {}, replayed=True)
+    if not all(hook(connection, now) for hook in request.hooks):
+        return _COMMITTED_BEFORE
     if request.write_id is not None:
         check_write_id(connection, request.write_id, release=request.release_write_id)
-    before, producers = _lock(connection, request.batches)
-    states = dict(before)
-    outcomes: list[Appended | Rejected] = []
-    rows: list[dict[str, Any]] = []
-    remembered: dict[tuple[int, int, int], ProducerState] = dict(producers)
+    locked = _lock(connection, request.batches)
+    assigned = _assign(request, locked)
+    if request.atomic and any(isinstance(outcome, Rejected) for outcome in assigned.outcomes):
+        raise _AbandonedError(assigned.outcomes)
+    if assigned.new:
+        _write(connection, now, request, assigned)
+        _advance(connection, now, request, locked, assigned)
+    failpoint("append.decided")
+    return AppendResult(assigned.outcomes, assigned.partitions)
+
+
+def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
+    """Pure: each batch in turn, on the partition as the batches before it leave it."""
+    assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
     for batch in request.batches:
         key = (batch.topic_id, batch.partition)
-        state = states.get(key)
+        state = assigned.partitions.get(key)
         if state is None:
-            gone = UnknownTopicOrPartitionError(
+            deleted = UnknownTopicOrPartitionError(
                 f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
             )
-            outcomes.append(Rejected(gone))
+            assigned.outcomes.append(Rejected(deleted))
             continue
         producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
-        producer = remembered.get(producer_key) if producer_key else None
-        outcome, states[key] = decide(state, batch, request.acks, producer)
-        outcomes.append(outcome)
+        producer = assigned.producers.get(producer_key) if producer_key else None
+        outcome, after = decide(state, batch, request.acks, producer)
+        assigned.outcomes.append(outcome)
+        assigned.partitions[key] = after
         if isinstance(outcome, Appended) and not outcome.duplicate:
-            rows.append(_segment_row(batch, outcome, states[key], now))
+            assigned.new.append((batch, outcome, after))
             if producer_key and producer:
-                remembered[producer_key] = remember(producer, batch, outcome)
-    if request.atomic and any(isinstance(outcome, Rejected) for outcome in outcomes):
-        raise _Abandoned(outcomes)
-    if rows:
-        _NEW_SEGMENTS.run(connection, rows)
-        blobs = [
-            {"name": row["name"], "data": request.blobs[row["name"]]} for row in rows if row["name"] in request.blobs
-        ]
-        if blobs:
-            _NEW_BLOBS.run(connection, blobs)
-        if request.durable:
-            states = {
-                key: state if state is before[key] else replace(state, recovery_point=state.log_end_offset)
-                for key, state in states.items()
-            }
-        save_partitions(connection, before, states)
-        _save_producers(connection, now, producers, remembered)
-    failpoint("append.decided")
-    return AppendResult(outcomes, states)
+                assigned.producers[producer_key] = remember(producer, batch, outcome)
+    return assigned
+
+
+def _write(connection: sa.Connection, now: StoreClock, request: AppendRequest, assigned: _Assigned) -> None:
+    _NEW_SEGMENTS.run(connection, [_segment_row(batch, offsets, after, now) for batch, offsets, after in assigned.new])
+    names = [batch.name for batch, _, _ in assigned.new if batch.name in request.blobs]
+    if names:
+        _NEW_BLOBS.run(connection, [{"name": name, "data": request.blobs[name]} for name in names])
+
+
+def _advance(
+    connection: sa.Connection, now: StoreClock, request: AppendRequest, locked: _Locked, assigned: _Assigned
+) -> None:
+    if request.durable:
+        for key, state in assigned.partitions.items():
+            if state is not locked.partitions[key]:
+                assigned.partitions[key] = replace(state, recovery_point=state.log_end_offset)
+    save_partitions(connection, locked.partitions, assigned.partitions)
+    _save_producers(connection, now, locked.producers, assigned.producers)
 
 
 _KEY = ("producer_id", "topic_id", "partition")
@@ -152,9 +201,7 @@ _NEW_SEGMENTS = Prepared(t.segment.insert())
 _NEW_BLOBS = Prepared(t.blob.insert())
 
 
-def _lock(
-    connection: sa.Connection, batches: Sequence[Batch]
-) -> tuple[dict[Key, PartitionState], dict[tuple[int, int, int], ProducerState]]:
+def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
     """Producers first, then partitions: the lock order of `metadata.tables`."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
     epochs: dict[int, int] = {}
@@ -162,11 +209,11 @@ def _lock(
         for (epoch,) in _PRODUCER.rows(connection, {"producer_id": producer_id}):
             epochs[producer_id] = epoch
     states = lock_partitions(connection, [(b.topic_id, b.partition) for b in batches])
-    producers: dict[tuple[int, int, int], ProducerState] = {}
+    producers: dict[_ProducerKey, ProducerState] = {}
     for key in wanted:
         rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
         producers[key] = ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
-    return states, producers
+    return _Locked(states, producers)
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
@@ -212,8 +259,8 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
 def _save_producers(
     connection: sa.Connection,
     now: StoreClock,
-    before: Mapping[tuple[int, int, int], ProducerState],
-    after: Mapping[tuple[int, int, int], ProducerState],
+    before: Mapping[_ProducerKey, ProducerState],
+    after: Mapping[_ProducerKey, ProducerState],
 ) -> None:
     gone: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
@@ -232,7 +279,7 @@ def _save_producers(
         ]
         if state.epoch != known.epoch:
             connection.execute(t.producer.update().where(PRODUCER.producer_id == key[0]).values(epoch=state.epoch))
-    if gone:  # first away with the old: an epoch's sequences begin at 0 again
+    if gone:  # the old ones first: an epoch's sequences begin at 0 again
         _FORGET.run(connection, gone)
     if new:
         _REMEMBER.run(connection, new)

@@ -1,11 +1,11 @@
-"""The rules of an append. Pure: what may be appended where, and what it changes.
+"""The rules of an append. Pure: which batches a partition accepts, the offsets they get, the state afterwards.
 
 Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves
 to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
 grows (invariant 2); a producer's sequence is appended once (invariant 8).
 
-A mirror's batch brings the offsets that its records have in the cluster they come from, and goes where they fit and
-nowhere else: what is a gap there, which compaction left, is a gap here.
+A mirror's batch has the offsets of the source cluster and is accepted only where they fit. A gap that compaction left
+in the source is a gap here.
 """
 
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class RememberedBatch:
 
 @dataclass(frozen=True)
 class ProducerState:
-    """What is known of a producer in one partition; `batches` by growing sequence. `epoch` None: never heard of it."""
+    """A producer in one partition; `batches` by increasing sequence. `epoch` None: the producer is unknown."""
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
@@ -99,25 +99,40 @@ class Rejected:
 def decide(
     state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState | None = None
 ) -> tuple[Appended | Rejected, PartitionState]:
-    """The fate of a batch, and the partition after it (the same one if nothing was appended)."""
-    begun = state
+    """Validate a batch, assign its offsets, and advance the partition: the outcome, and the partition after it (the
+    same object if nothing was appended).
+    """
     try:
         size = _size(batch)
         _check_leader(state, batch)
-        if batch.sequence is not None:
-            known = _check_sequence(batch.sequence, batch.record_count, producer or ProducerState(None))
-            if known is not None:
-                if acks == "all":
-                    _check_replicated(state, batch, known)
-                return Appended(known.base_offset, known.end_offset, duplicate=True), state
-        if batch.offsets is not None:
-            begun = _begun_at(state, batch.offsets.start, batch)
+        repeated = _repeated(state, batch, acks, producer or ProducerState(None))
+        if repeated is not None:
+            return Appended(repeated.base_offset, repeated.end_offset, duplicate=True), state
+        begun = state if batch.offsets is None else _begun_at(state, batch.offsets.start, batch)
         if acks == "all":
             _check_in_sync(begun, batch)
     except SparkLogError as error:
         return Rejected(error), state
-    base = begun.log_end_offset
-    end = base + size
+    assigned = Appended(begun.log_end_offset, begun.log_end_offset + size)
+    return assigned, _advance(begun, batch, assigned, before=state)
+
+
+def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState) -> RememberedBatch | None:
+    """The earlier batch of the producer that this one repeats, if it does. With acks=all it must be replicated."""
+    if batch.sequence is None:
+        return None
+    known = _check_sequence(batch.sequence, batch.record_count, producer)
+    if known is not None and acks == "all":
+        _check_replicated(state, batch, known)
+    return known
+
+
+def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: PartitionState) -> PartitionState:
+    """The partition after the batch: LEO of the replicas that have it, high watermark, tail and change counter.
+
+    `begun` is the partition where the batch begins, `before` as it was before (they differ for a mirror's first batch).
+    """
+    base, end = assigned.base_offset, assigned.end_offset
     replicas = tuple(
         replace(replica, log_end_offset=end)
         if replica.log_end_offset == base and (batch.inline or replica.broker_id in batch.written_to)
@@ -125,20 +140,20 @@ def decide(
         for replica in begun.replicas
     )
     high_watermark = advanced_high_watermark(begun.high_watermark, replicas)
-    after = replace(
+    # blobs do not concern publication, unless the watermark they move uncovers a file below them
+    concerns_publication = not batch.inline or high_watermark - before.high_watermark > end - base
+    return replace(
         begun,
         log_end_offset=end,
         replicas=replicas,
         high_watermark=high_watermark,
-        tail_bytes=state.tail_bytes + (batch.bytes if batch.inline else 0),
-        # blobs do not concern publication, unless the watermark they move uncovers a file below them
-        change=state.change + (0 if batch.inline and high_watermark - state.high_watermark <= size else 1),
+        tail_bytes=before.tail_bytes + (batch.bytes if batch.inline else 0),
+        change=before.change + (1 if concerns_publication else 0),
     )
-    return Appended(base, end), after
 
 
 def remember(producer: ProducerState, batch: Batch, appended: Appended) -> ProducerState:
-    """The producer's state after the batch: its last five batches of the newest epoch."""
+    """The producer's state after the batch: its last REMEMBERED_BATCHES batches of the newest epoch."""
     assert batch.sequence is not None
     sequence = batch.sequence
     new = RememberedBatch(
@@ -153,7 +168,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
 
 
 def _size(batch: Batch) -> int:
-    """Offsets that the batch takes: at least 1, since its row would take the key of the next segment."""
+    """The number of offsets that the batch takes. At least 1: a row without offsets would have the key of the next."""
     if batch.offsets is None:
         size, fits = batch.record_count, batch.record_count >= 1
     else:
@@ -168,7 +183,7 @@ def _size(batch: Batch) -> int:
 
 
 def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState:
-    """The partition whose log ends at `start`: as it is, or one without a record, whose log may begin there."""
+    """The partition with its log end at `start`. A partition without records may be moved there."""
     if state.log_end_offset == start:
         return state
     if start < state.log_end_offset or state.log_start_offset < state.log_end_offset:
@@ -226,7 +241,7 @@ def _check_sequence(sequence: ProducerSequence, record_count: int, producer: Pro
 
 
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:
-    """A batch that went in before, without waiting for the ISR, is not acknowledged as if it had waited."""
+    """A repeated batch that was appended with acks=1 is not acknowledged with acks=all before the ISR has it."""
     if known.end_offset > state.high_watermark:
         raise NotEnoughReplicasAfterAppendError(
             f"partition {batch.partition}: appended at {known.base_offset}, but the high watermark is"
@@ -252,7 +267,7 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
             f"partition {batch.partition}: in-sync broker(s) {missing} do not have {batch.name}"
         )
     behind = [r.broker_id for r in state.replicas if r.in_sync and r.log_end_offset < state.log_end_offset]
-    if behind:  # acks=1 went before: their LEO cannot move over what they lack, so an election could cut this batch off
+    if behind:  # after an append with acks=1: their LEO cannot move over missing records, an election could lose this
         raise NotEnoughReplicasError(
             f"partition {batch.partition}: in-sync broker(s) {behind} are behind {state.log_end_offset}"
         )
@@ -260,10 +275,10 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
 
 @dataclass(frozen=True)
 class SparkBatch:
-    """A Spark write as the exactly-once sink knows it.
+    """A write of Spark that must be appended exactly once.
 
-    `strict`: a stream, where an older version or other rows under the same one mean a copied or rolled-back checkpoint.
-    Otherwise txnAppId/txnVersion, where as in Delta a version that is not newer is skipped.
+    `strict`: of a stream; an older version, or other rows under the same version, mean a copied or rolled-back
+    checkpoint. Otherwise of txnAppId/txnVersion; as in Delta, a version that is not newer is skipped.
     """
 
     application: str
@@ -279,8 +294,8 @@ def decide_spark_batch(
 ) -> Literal["append", "replay"]:
     """Whether a Spark batch is new or has been appended before. Raises CheckpointMismatchError.
 
-    `recreated`: every topic that `new` writes to was created after `last` was appended. Then none of them has a row of
-    `last`; with one target nothing is known of it but the name.
+    `recreated`: every topic that `new` writes to was created after `last` was appended, so none of them has a row of
+    `last`.
     """
     if last is None or new.version > last.version:
         return "append"

@@ -1,8 +1,8 @@
-"""A Spark batch is appended once: the part of its append that finds out, and remembers it.
+"""A Spark batch is appended once: a hook of its append checks and remembers the last batch of the query.
 
-A sink's batch is known by its rows; a transaction's (`streams.batch_transaction`) by its entry in Spark's offset log.
-A remembered batch holds for the topics that existed then: ids only grow, so a topic whose id is above `newest_topic_id`
-was created later and has none of the batch, whatever its name.
+A batch of a sink is identified by its rows; a batch of a transaction (`streams.batch_transaction`) by its entry in
+Spark's offset log. A remembered batch holds for the topics that existed when it was appended. Topic ids only grow, so a
+topic with an id above `newest_topic_id` was created later and has no record of the batch, even under the same name.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import Part
+from spark_log.append.append_transaction import CommitHook
 from spark_log.append.rules import Batch, SparkBatch, decide_spark_batch
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
@@ -19,7 +19,7 @@ from spark_log.metadata.store import Store, StoreClock
 
 
 class Remembered(NamedTuple):
-    """The last batch, and the newest topic when it was appended."""
+    """The last batch of a query, and the newest topic at the time of its append."""
 
     batch: SparkBatch
     newest_topic_id: TopicId
@@ -29,20 +29,18 @@ class Remembered(NamedTuple):
         return bool(topic_ids) and min(topic_ids) > self.newest_topic_id
 
 
-def once(new: SparkBatch, topic_ids: Collection[int]) -> Part:
-    """The part of the append of a Spark batch into these topics. CheckpointMismatchError in it where
-    `decide_spark_batch` raises.
-    """
+def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
+    """Hook of the append of a Spark batch to these topics. Raises the CheckpointMismatchError of `decide_spark_batch`."""
     return lambda connection, now: _is_new(connection, now, new, topic_ids)
 
 
 def find_last(store: Store, application: str, target: str) -> Remembered | None:
-    """The last batch that was appended."""
+    """The last batch of the application that was appended to the target."""
     return store.read(lambda connection: _last(connection, application, target, lock=False))
 
 
 def not_appended(last: Remembered | None, new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches that `once` is to judge: all of them; or if `new` was appended before, those for topics that were
+    """The batches that `append_once_hook` is to judge: all of them; or if `new` was appended before, those for topics that were
     created since, where there are any.
     """
     if last is None or new.version > last.batch.version:
@@ -78,10 +76,10 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
     recreated = last is not None and last.lacks(topic_ids)
     if decide_spark_batch(last.batch if last else None, new, recreated=recreated) == "replay":
         return False
-    # any topic made from now on has a higher id: those that the batch goes to cannot be made again before it is there
+    # a topic created from now on has a higher id; the topics of the batch cannot be recreated before it is committed
     newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(TOPIC.topic_id), 0))).scalar_one()
     values = {"newest_topic_id": newest, "committed_ms": now.wall_ms}
-    if last is None or new.target or new.version >= last.batch.version:  # else other topics have a later batch
+    if last is None or new.target or new.version >= last.batch.version:  # otherwise other topics have a later batch
         values |= {"version": new.version, "record_count": new.record_count, "fingerprint": new.fingerprint}
     if last is not None:
         connection.execute(t.spark_batch.update().where(here).values(values))

@@ -1,8 +1,8 @@
-"""Files that were written for an append which did not need them: deleted by their writer.
+"""Files of appends that were refused or failed: their writer deletes them.
 
-Clean-up deletes nothing under a write id that is registered, so what a living writer leaves behind stays as long as it
-lives. An append that was *refused* cannot name its file later. The outcome of one that *failed* is unknown: there the
-write id is given back first, after which no append can name the file, and then files without metadata are deleted.
+Clean-up deletes no file of a registered write id, so unused files would stay as long as their writer runs. The file of
+a *refused* append can be deleted at once. The outcome of a *failed* append is unknown: the write id is released first,
+after which no append can use the file, and then the files without metadata are deleted.
 """
 
 import logging
@@ -34,7 +34,9 @@ class InDoubt:
 
 
 def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterable[Batch]) -> None:
-    """Delete the batches' files, which no metadata names, nor will. What fails is left to the clean-up of orphans."""
+    """Delete the files of batches that are not in the metadata. A file that cannot be deleted is left to the clean-up
+    of orphans.
+    """
     for batch in batches:
         if not batch.inline:
             try:
@@ -44,7 +46,7 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
 
 
 def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
-    """Delete the files of an append that failed, unless it was done after all. Raises what the store does."""
+    """Delete the files of a failed append unless it was committed. Raises the errors of the store."""
 
     def release(connection: sa.Connection) -> None:
         connection.execute(t.write_id.delete().where(WRITE_ID.write_id == doubt.write_id))
@@ -55,7 +57,7 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
 
 
 def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
-    """Those that were appended or registered, also if they have been replaced by other files since."""
+    """The batches that were appended or registered, including those whose file was replaced since."""
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
     found: set[str] = set()
     for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
@@ -71,7 +73,7 @@ def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
 
 
 def _delete(cluster: Cluster, topic: Topic, batch: Batch) -> None:
-    """In the log dirs of the brokers that it was written to, and of the replicas that it may have been copied to."""
+    """Delete the file in the log dirs that it was written to, and in those of replicas that may have a copy."""
     state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
     replicas = {replica.log_dir_id for replica in state.replicas} if state is not None else set()
     failed: SparkLogError | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from kafka.structs import ConsumerGroupMetadata
 
-from spark_log.append.append_transaction import Part
+from spark_log.append.append_transaction import CommitHook
 from spark_log.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -56,14 +56,14 @@ class Committer:
 
 
 def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:
-    """The commits with the ids of their topics, if `who` could commit them now. Raises as `commits_offsets`."""
+    """The commits with the ids of their topics, if `who` could commit them now. Raises as `commit_offsets_hook`."""
     _check(store, connection, who, commits, lock=False)
     found = of_their_topics(connection, commits)
     refuse_unknown(commits.keys() - found.keys())
     return found
 
 
-def commits_offsets(store: Store, offsets: Mapping[Committer, Commits]) -> Part:
+def commit_offsets_hook(store: Store, offsets: Mapping[Committer, Commits]) -> CommitHook:
     """The part of an append that commits the offsets of one or more groups.
 
     Raises CommitFailedError if one who commits is not a live member of the group's current generation, or another has

@@ -1,4 +1,13 @@
-"""The log of a cluster, as whoever appends and reads in this process sees it: one door to the stages of this folder."""
+"""The log of a cluster: what a process uses to append and to read.
+
+An append goes through these steps, each in one place:
+
+    validate    `Log.append`: `append.encoding.prepare` refuses what may not be stored
+    write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
+    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicas.replicated_append` repeats
+                it where leader or ISR have changed meanwhile
+    follow up   `Log._follow_up`: force to disk, seal full tails, publish to the Delta tables
+"""
 
 import logging
 import os
@@ -9,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import sqlalchemy as sa
 
 from spark_log.append.append_transaction import AppendRequest, AppendResult, force
 from spark_log.append.encoding import (
@@ -23,6 +31,7 @@ from spark_log.append.encoding import (
     segment_batch,
 )
 from spark_log.append.rules import Acks, Appended, Batch, ProducerSequence, Rejected
+from spark_log.append.targets import targets_of
 from spark_log.append.unused_files import InDoubt, delete_files, settle
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
@@ -39,13 +48,11 @@ from spark_log.errors import (
     WriteIdExpiredError,
     redact,
 )
-from spark_log.ids import LogDirId, WriteId
+from spark_log.ids import WriteId
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.maintenance.rewrite.tail_seal import seal
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, REPLICA
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication import PartitionState
@@ -56,12 +63,12 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _TAILS_MAX = 4
-"""So many times inline.tail.bytes before an append seals the tail itself though somebody does it in the background."""
+"""Multiple of inline.tail.bytes at which an append seals the tail itself, although tails are sealed in the background."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records on their way into one partition, in order. `table` has RECORD_SCHEMA."""
+    """Records to append to one partition, in order. `table` has RECORD_SCHEMA."""
 
     partition: int
     table: pa.Table
@@ -69,8 +76,8 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Unappended:
-    """Batches that are written, of which no partition knows yet. `write_id`: of those that are files."""
+class WrittenBatches:
+    """Batches that are written and not appended yet. `write_id`: of those that are files."""
 
     batches: list[Batch]
     blobs: dict[str, bytes]
@@ -98,20 +105,20 @@ class Log(LogReader):
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
         self._seal_beside = seal_beside
-        self._at_hand = FallbackController(cluster, settings)
+        self._fallback = FallbackController(cluster, settings)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
-        """Of what is appended here: `take` it and warn."""
+        """Records appended here that retention.ms does not keep: `take` them and warn."""
         self._left_behind = False
         self._doubts: list[InDoubt] = []
         self._doubts_lock = threading.Lock()
 
     def close(self, *, more_to_come: bool = False) -> None:
-        """Let the replicas that our appends left behind get what they lack, and seal the tails that we appended to
-        where no coordinator does: for some seconds at most.
+        """Copy to the replicas that lag behind this log's appends, and seal the tails that it appended to if there is
+        no coordinator. Takes some seconds at most.
 
-        With `more_to_come`, as after a micro-batch, another Log is going to append to the same topics: tails are sealed
-        as often as delta.max.lag.ms needs, not after every append.
+        With `more_to_come` (after a micro-batch) another Log will append to the same topics: tails are sealed as often
+        as delta.max.lag.ms needs, not after every append.
         """
         if self._left_behind:
             self._followers.drain(_DRAIN_S)
@@ -124,14 +131,14 @@ class Log(LogReader):
         super().close()
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
-        """Seal the tails of these topics when this is closed, as if they had been appended to: by micro-batches, say,
-        each with a Log of its own.
+        """Seal the tails of these topics at close, as if this log had appended to them. For the micro-batches of a
+        query, each of which has a Log of its own.
         """
         for topic in topics:
             self._sealer.watch(topic)
 
     def stop_sealing(self) -> None:
-        """Have a `close` in another thread, begun or not, begin no further sealing."""
+        """Make a running or later `close` in another thread start no further sealing."""
         self._sealer.begin_nothing_more()
 
     def append(
@@ -155,19 +162,19 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> list[Appended | Rejected]:
-        """Append records that went through `encode.prepare`, to partitions of any topics, in one transaction.
+        """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
 
-        `codec` is the producer's, for topics whose compression.type nobody has set. PolicyViolationError for an
+        `codec` is the producer's, for topics without a compression.type of their own. PolicyViolationError for an
         internal topic.
         """
-        written = self.write(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable)
         try:
-            outcomes = list(self.commit(request, topics, timeout_ms=timeout_ms).outcomes)
+            outcomes = list(self.append_batches(request, topics, timeout_ms=timeout_ms).outcomes)
         except Exception:
-            self.failed(written, topics)
+            self.abandon(written, topics)
             raise
         pairs = zip(written.batches, outcomes, strict=True)
         delete_files(
@@ -175,15 +182,15 @@ class Log(LogReader):
         )
         return outcomes
 
-    def write(
+    def write_batches(
         self,
         items: Sequence[tuple[Topic, Records]],
         *,
         acks: Acks = "all",
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
-    ) -> Unappended:
-        """Encode records that went through `encode.prepare`, large ones into files in the log dirs."""
+    ) -> WrittenBatches:
+        """Encode records that went through `encoding.prepare`; large ones into files in the log dirs."""
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             validate_user_topic(topic.name, "write to")
@@ -205,11 +212,13 @@ class Log(LogReader):
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]
         write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
-        return Unappended([batch or next(rest) for batch in batches], blobs, write_id)
+        return WrittenBatches([batch or next(rest) for batch in batches], blobs, write_id)
 
-    def failed(self, written: Unappended, topics: Mapping[int, Topic]) -> None:
-        """The outcome of this append or registration is unknown: its files are deleted before any other is written,
-        unless it was. The next files are written under another write id.
+    def abandon(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> None:
+        """Call this when the outcome of the append (or registration) of these batches is unknown.
+
+        Before the next file is written, their files are deleted unless they were appended after all. The next files are
+        written under another write id.
         """
         if written.write_id is not None:
             self._writer.forget()
@@ -217,7 +226,7 @@ class Log(LogReader):
                 self._doubts.append(InDoubt(written.batches, topics, written.write_id))
 
     def _settle_doubts(self, timeout_ms: int) -> None:
-        """Raises what the store does: where not even that can be written, no further file is."""
+        """Decide the files of failed appends. Raises the errors of the store; then no further file is written."""
         with self._doubts_lock:
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
@@ -226,14 +235,16 @@ class Log(LogReader):
     def _write_somewhere(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch]]:
-        """Files for the items; where no log dir of a partition takes one, once more after the controller has looked."""
+        """Write a file for each item. If no log dir of a partition takes its file, the controller inspects the log dirs,
+        and the files are written once more.
+        """
         self._settle_doubts(timeout_ms)
         try:
             return self._write_files(items, encodings, acks, timeout_ms)
         except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
             if all(topic.replication_factor == 1 for topic, _ in items):
-                raise  # nobody else could lead
-            self._at_hand.look()
+                raise  # no other replica could become leader
+            self._fallback.look()
             return self._write_files(items, encodings, acks, timeout_ms)
 
     def _write_files(
@@ -273,7 +284,7 @@ class Log(LogReader):
         def try_writing(item: tuple[Topic, Records], name: str) -> Batch | Exception:
             try:
                 return write(item, name)
-            except Exception as error:  # what the others have written has to go
+            except Exception as error:  # the files of the other items are deleted then
                 return error
 
         write_id, new_names = names[0][0], [name for _, name in names]
@@ -293,17 +304,23 @@ class Log(LogReader):
                 raise each
         return write_id, batches
 
-    def commit(
+    def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
-        """The append transaction, and then what it makes due: forcing to disk, sealing full tails, publication."""
-        result = append_reaching(self.cluster, self._at_hand, request, topics, timeout_ms)
-        if any(_somebody_is_behind(state) for state in result.partitions.values()):
+        """Run the append transaction, and then the work that the append has made due."""
+        result = append_reaching(self.cluster, self._fallback, request, topics, timeout_ms)
+        if not result.committed_before:
+            self._follow_up(request, topics, result)
+        return result
+
+    def _follow_up(self, request: AppendRequest, topics: Mapping[int, Topic], result: AppendResult) -> None:
+        """Wake followers, warn of expired records, force to disk, seal full tails, publish."""
+        if any(_has_lagging_replica(state) for state in result.partitions.values()):
             self._left_behind = True
-            self._followers.wake()  # of embedded brokers: there is nobody else to do their work
+            self._followers.wake()  # of embedded brokers: no other process copies for them
         self.expired.look(request.batches, result.outcomes, topics)
         if not request.durable:
-            self._force_what_is_due(topics, result)
+            self._force_due_partitions(topics, result)
         touched = {
             batch.topic_id
             for batch, outcome in zip(request.batches, result.outcomes, strict=True)
@@ -323,12 +340,11 @@ class Log(LogReader):
             if not try_publish(self.cluster, [topics[topic_id]]):
                 self._sealer.watch(topics[topic_id])
         self._sealer.run_due()
-        return result
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
-        """Turn the tails of the partitions into segment files now, and publish; returns how many files.
+        """Seal the tails of the partitions now, and publish; returns the number of new segment files.
 
-        A topic that has been deleted, or made again, has none.
+        0 for a topic that has been deleted, or deleted and created again.
         """
         files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
         if files:
@@ -338,7 +354,7 @@ class Log(LogReader):
     def targets(
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
     ) -> dict[int, Target]:
-        """Where files of the partitions go. UnknownTopicOrPartitionError names one that is not there."""
+        """The log dirs for new files of the partitions. UnknownTopicOrPartitionError names a missing partition."""
         found = self.cluster.store.read(
             lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
         )
@@ -347,7 +363,7 @@ class Log(LogReader):
                 raise UnknownTopicOrPartitionError(f"partition {topic.name}-{partition}: unknown topic or partition")
         return found
 
-    def _force_what_is_due(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
+    def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [
             key
             for key, state in result.partitions.items()
@@ -357,34 +373,5 @@ class Log(LogReader):
             force(self.cluster.store, due)
 
 
-def _somebody_is_behind(state: PartitionState) -> bool:
+def _has_lagging_replica(state: PartitionState) -> bool:
     return any(replica.log_end_offset < state.log_end_offset for replica in state.replicas)
-
-
-def targets_of(
-    connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
-) -> dict[int, Target]:
-    """Where files of the partitions (all for None) go: the leader's log dir, and with acks=all those of the ISR."""
-    query = (
-        sa.select(
-            PARTITION.partition,
-            PARTITION.leader,
-            PARTITION.leader_epoch,
-            REPLICA.broker_id,
-            REPLICA.log_dir_id,
-            REPLICA.in_sync,
-        )
-        .join(t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition))
-        .where(PARTITION.topic_id == topic.topic_id)
-        .order_by(PARTITION.partition, REPLICA.preference)
-    )
-    if partitions is not None and len(partitions) < 1_000:
-        query = query.where(PARTITION.partition.in_(partitions))
-    found: dict[int, Target] = {}
-    for partition, leader, leader_epoch, broker_id, log_dir_id, in_sync in connection.execute(query):
-        if partition not in found:
-            found[partition] = Target(topic.topic_id, topic.folder, partition, leader_epoch, {})
-        if leader is not None and (broker_id == leader or (in_sync and acks == "all")):
-            target = found[partition]
-            found[partition] = replace(target, log_dirs={**target.log_dirs, broker_id: LogDirId(log_dir_id)})
-    return found

@@ -40,9 +40,9 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commits_offsets
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.kafka_errors import kafka_error
-from spark_log.log.log import Log, Records, Unappended
+from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.produce.future import Written
 from spark_log.produce.producer_batch import Piece
 from spark_log.produce.producer_settings import ProducerSettings
@@ -170,18 +170,18 @@ class ProducerTransaction:
             (group[0].topic, Records(group[0].partition, pa.concat_tables([_table(piece) for piece in group])))
             for group in groups.values()
         ]
-        written = log.write(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
+        written = log.write_batches(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         try:
             registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
         except BaseException:
-            log.failed(written, topics)
+            log.abandon(written, topics)
             raise
         again = [batch for batch in written.batches if batch.name not in registered]
         if again:  # those of an earlier try were there
             delete_files(self._cluster, topics, again)
 
-    def _register(self, groups: Mapping[int, list[Piece]], written: Unappended, timeout_ms: int) -> Sequence[Batch]:
+    def _register(self, groups: Mapping[int, list[Piece]], written: WrittenBatches, timeout_ms: int) -> Sequence[Batch]:
         with self._lock:
             self.check("register")  # a thread may have sent while another one was committing
             batches = written.batches
@@ -252,15 +252,15 @@ class ProducerTransaction:
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
         batches = [each.batch for each in sent]
-        parts = [transaction_store.ends(self._ref, self._pending)]
+        hooks = [transaction_store.commit_transaction_hook(self._ref, self._pending)]
         if self._offsets:
-            parts.append(commits_offsets(self._cluster.store, self._offsets))
+            hooks.append(commit_offsets_hook(self._cluster.store, self._offsets))
         topics: dict[int, Topic] = {topic.topic_id: topic for topic in (each.pieces[0].topic for each in sent)}
         durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
-        request = AppendRequest(batches, self._blobs, atomic=True, parts=parts, durable=durable)
-        result = log.commit(request, topics, timeout_ms=self._timeout_ms)
+        request = AppendRequest(batches, self._blobs, atomic=True, hooks=hooks, durable=durable)
+        result = log.append_batches(request, topics, timeout_ms=self._timeout_ms)
         failpoint("transaction.committed")
-        if result.replayed:
+        if result.committed_before:
             found = transaction_store.find_offsets(self._cluster.store, batches)
             return [found.get(batch.name, -1) for batch in batches]
         for outcome in result.outcomes:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from spark_log import clock
-from spark_log.append.append_transaction import AppendRequest, AppendResult, append
+from spark_log.append.append_transaction import AppendRequest, AppendResult, run_append_transaction
 from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.append.rules import Acks, Appended, Batch, Rejected, check_enough_in_sync
 from spark_log.cluster.cluster import Cluster
@@ -49,7 +49,9 @@ def append_reaching(
 ) -> AppendResult:
     """The append transaction, again for what was refused for want of replicas while something can be done about it."""
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
-    result = append(cluster.store, request, timeout_ms=timeout_ms)
+    result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
+    if result.committed_before:
+        return result
     outcomes, partitions = list(result.outcomes), dict(result.partitions)
     batches = list(request.batches)
     back_off_s = _BACK_OFF_S_MIN
@@ -57,7 +59,7 @@ def append_reaching(
         refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
         left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
         if left_ms <= 0 or not any(_within_reach(outcomes[number]) for number in refused):
-            return AppendResult(outcomes, partitions, result.replayed)
+            return AppendResult(outcomes, partitions)
         brought = False
         for number in refused:
             try:
@@ -66,11 +68,14 @@ def append_reaching(
             except SparkLogError as error:  # why, as things are now
                 outcomes[number] = Rejected(error)
         if not brought:
-            return AppendResult(outcomes, partitions, result.replayed)
+            return AppendResult(outcomes, partitions)
         clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
         # in an atomic request nothing was appended, not even what was not refused
         again = list(range(len(batches))) if request.atomic else refused
-        result = append(cluster.store, replace(request, batches=[batches[n] for n in again]), timeout_ms=left_ms)
+        rest = replace(request, batches=[batches[n] for n in again])
+        result = run_append_transaction(cluster.store, rest, timeout_ms=left_ms)
+        if result.committed_before:
+            return result
         partitions.update(result.partitions)
         for number, outcome in zip(again, result.outcomes, strict=True):
             outcomes[number] = outcome

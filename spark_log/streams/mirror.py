@@ -50,9 +50,9 @@ from spark_log.streams.mirror_positions import (
     SourcePartition,
     TargetPartition,
     judge,
-    moves,
     next_range,
     read_target,
+    save_positions_hook,
     write_positions,
 )
 
@@ -381,10 +381,14 @@ class Mirror:
             (each.batch for each in done), key=lambda b: (b.topic_id, b.partition, b.offsets.start if b.offsets else 0)
         )
         blobs = {each.batch.name: each.blob for each in done if each.blob is not None}
-        parts = [moves({(pairs[name].target.topic_id, number): each for (name, number), each in positions.items()})]
-        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
+        hooks = [
+            save_positions_hook(
+                {(pairs[name].target.topic_id, number): each for (name, number), each in positions.items()}
+            )
+        ]
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
         topics: dict[int, Topic] = {pair.target.topic_id: pair.target for pair in pairs.values()}
-        result = self._target_log.commit(request, topics)
+        result = self._target_log.append_batches(request, topics)
         for batch, outcome in zip(batches, result.outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 raise type(outcome.error)(f"topic {topics[batch.topic_id].name!r}: {outcome.error}") from outcome.error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_log.append.append_transaction import Part
+from spark_log.append.append_transaction import CommitHook
 from spark_log.errors import DataLossError, OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
 from spark_log.metadata import tables as t
@@ -160,7 +160,7 @@ def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPos
         connection.execute(t.mirror_position.update().where(here).values(values))
 
 
-def moves(positions: Mapping[Key, MirrorPosition]) -> Part:
+def save_positions_hook(positions: Mapping[Key, MirrorPosition]) -> CommitHook:
     """The part of an append that keeps where it ends."""
 
     def write(connection: sa.Connection, _now: StoreClock) -> bool:

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from spark_log.append.append_transaction import AppendRequest
 from spark_log.append.rules import SparkBatch, decide_spark_batch
-from spark_log.append.spark_batches import Remembered, find_last, once
+from spark_log.append.spark_batches import Remembered, append_once_hook, find_last
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import find_topics
@@ -39,7 +39,7 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commits_offsets
+from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import TransactionRef
@@ -182,14 +182,14 @@ class BatchTransaction:
         batches = [each.batch for each in store.read(lambda c: transaction_store.read_pending(c, ref.producer_id))]
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
-        parts = [
-            once(new, {batch.topic_id for batch in batches}),
-            transaction_store.ends(ref, len(batches)),
-            commits_offsets(store, self._commits),
+        hooks = [
+            append_once_hook(new, {batch.topic_id for batch in batches}),
+            transaction_store.commit_transaction_hook(ref, len(batches)),
+            commit_offsets_hook(store, self._commits),
         ]
-        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, parts=parts), micro_batch=True)
+        result = append_whole(self._cluster, AppendRequest(batches, atomic=True, hooks=hooks), micro_batch=True)
         failpoint("transaction.committed")
-        if result.replayed:  # by another driver, meanwhile: nothing of ours was appended
+        if result.committed_before:  # by another driver, meanwhile: nothing of ours was appended
             with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost
                 transaction_store.abort(self._cluster, ref)
         self._producer.committed = self._batch_id

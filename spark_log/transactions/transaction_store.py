@@ -1,12 +1,12 @@
-"""Transactions in the metadata store: read under lock, decide (`transactions`), write.
+"""Transactions in the metadata store: read under lock, decide (`transactions.rules`), write.
 
-    init_producer    who a transactional producer is; fences those before it
-    register         batches become pending: blobs are in the store, files in the log dirs, and nobody sees them
-    ends             the part of an append transaction that makes the pending batches it appends the log's
-    abort            what was pending is gone
+    init_producer              give a transactional producer its id and epoch; fence earlier producers of the same id
+    register                   make batches pending: blobs are in the store, files in the log dirs, no reader sees them
+    commit_transaction_hook    hook of the append transaction that commits: the batches it appends are no longer pending
+    abort                      drop the pending batches
 
-The batches that an append with the part `ends` appends are the pending ones, so a commit gives offsets in all
-partitions and commits the group offsets in one transaction of the store: all of it is seen, or nothing.
+A commit appends all pending batches in one append transaction, which also commits the group offsets. So readers see
+all of the transaction or nothing of it.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.append.append_transaction import Part, check_write_id
+from spark_log.append.append_transaction import CommitHook, check_write_id
 from spark_log.append.encoding import LOG_DIR_FAILURES
 from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
@@ -116,7 +116,7 @@ def init_producer(
         values = {"last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
         query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
         producer_id = connection.execute(query).scalar_one_or_none()
-        if producer_id is None:  # it may come into being meanwhile: then that one is taken
+        if producer_id is None:  # another process may insert the row first: then its producer id is used
             insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, "epoch": -1, **values})
             producer_id = connection.execute(query).scalar_one()
             insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
@@ -134,7 +134,7 @@ def init_producer(
 
 
 def check(store: Store, connection: sa.Connection, ref: TransactionRef) -> None:
-    """Whether the claim's transaction can go on or begin; the errors of `transactions.check`."""
+    """Raise the errors of `transactions.rules.check` unless the transaction can go on or begin."""
     rules.check(_read(connection, store.clock(connection), ref.producer_id).transaction, ref)
 
 
@@ -152,9 +152,9 @@ def register(
 ) -> list[Batch]:
     """Make the batches pending; the first ones begin the transaction. Returns them as they are registered.
 
-    With `again` some may be there from a try whose answer was lost: those stay as they are. Forced to disk only where
-    it is to be `durable`: the commit is, and it fails if a crash of the store has taken a batch away, of which a
-    producer knows. Raises what `transactions.check` does, and WriteIdExpiredError.
+    With `again` some may be registered already by a call whose answer was lost: those stay as they are. Forced to disk
+    only if `durable`: the commit is always forced, and it fails if a crash of the store has lost a pending batch.
+    Raises the errors of `transactions.rules.check`, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
@@ -177,8 +177,8 @@ def register(
     return registered
 
 
-def ends(ref: TransactionRef, batches: int) -> Part:
-    """The part of an append that commits the claim's transaction; it appends all the `batches` that are pending."""
+def commit_transaction_hook(ref: TransactionRef, batches: int) -> CommitHook:
+    """The hook of the append that commits the transaction, an append of all its `batches` pending batches."""
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = _lock(connection, now, ref.producer_id)
@@ -190,7 +190,7 @@ def ends(ref: TransactionRef, batches: int) -> Part:
 
 
 def abort(cluster: Cluster, ref: TransactionRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Drop what is pending, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
+    """Drop the pending batches, rows and files. ProducerFencedError, and InvalidTxnStateError if it was committed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Stored]:
         now = cluster.store.clock(connection)
@@ -206,7 +206,7 @@ def abort(cluster: Cluster, ref: TransactionRef, *, timeout_ms: int = DEFAULT_TI
 
 
 def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
-    """Abort the transactions that have been open for longer than their transaction.timeout.ms; transactional ids."""
+    """Abort transactions that have been open for longer than their transaction.timeout.ms; yields transactional ids."""
     store = cluster.store
     for producer_id, transactional_id in timed_out(store):
         dropped = store.transact(partial(_time_out, store, fence, producer_id))
@@ -234,7 +234,7 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
 def _time_out(
     store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
 ) -> list[Stored] | None:
-    """What was pending; None if its time is not over after all."""
+    """The batches that were pending; None if the transaction has not timed out."""
     fence(connection)
     now = store.clock(connection)
     try:
@@ -250,14 +250,14 @@ def _time_out(
 
 
 def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
-    """Forget the transactional ids that have had no transaction for transactional.id.expiration.ms; how many."""
+    """Delete the transactional ids without a transaction for transactional.id.expiration.ms; returns their number."""
     expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_CHUNK).with_for_update(of=t.producer)
-        # looked at again under the lock: a transaction may have begun while this waited for it
+        # checked again under the lock: a transaction may have begun while this waited for it
         locked = connection.execute(idle).scalars().all()
         still = sa.select(TRANSACTION.producer_id).where(
             TRANSACTION.producer_id.in_(locked), TRANSACTION.state != ONGOING.value
@@ -274,7 +274,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
 
 
 def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
-    """How many transactional ids `expire_ids` would forget now."""
+    """The number of transactional ids that `expire_ids` would delete now."""
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.transactional_id_expiration_ms
@@ -294,7 +294,7 @@ def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
 
 
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
-    """Base offsets by name of those of the batches that are segments now, and have not been merged into others."""
+    """Base offsets by name, of the batches that are still segments of their own (not merged into others)."""
     names = [batch.name for batch in batches]
     found: dict[str, int] = {}
     for first in range(0, len(names), _CHUNK):
@@ -341,7 +341,9 @@ def _lock(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
 def _save(
     connection: sa.Connection, now: StoreClock, row: _Row, after: Transaction, *, keep_blobs: bool = False
 ) -> None:
-    """Write what differs. Of what is over nothing is pending: the blobs go too, unless they are the log's now."""
+    """Write the changed columns. When the transaction ends, its pending rows are deleted, and its blobs unless they
+    belong to the log now.
+    """
     before = row.transaction
     facts = (after.epoch, after.number, after.state)
     if facts != (before.epoch, before.number, before.state):
@@ -380,7 +382,7 @@ def _batch(facts: str) -> Batch:
 
 
 def _delete_files(cluster: Cluster, dropped: Sequence[Stored]) -> None:
-    """Delete files that nobody will name any more; what cannot be reached now is left to the clean-up of orphans."""
+    """Delete the files of dropped batches; a file that cannot be deleted now is left to the clean-up of orphans."""
     files = [each.batch for each in dropped if not each.batch.inline]
     if not files:
         return

@@ -125,7 +125,7 @@ class History:
 
     def write_a_file_that_is_never_appended(self):
         table = prepare(keyed([(GONE, CANARY * 1_000)]), Encoding.of(self.topic.config), NOON_MS)
-        self.log.write([(self.topic, Records(0, table))])
+        self.log.write_batches([(self.topic, Records(0, table))])
 
     def optimize_the_delta_table(self):
         for location in delta_tables(self.cluster, self.topic).values():

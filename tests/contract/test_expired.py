@@ -96,7 +96,7 @@ def test_of_micro_batches_the_first_with_such_records_warns(cluster, log, warnin
     topic = create_topic(cluster, "t")
 
     def commit(timestamp_ms, micro_batch=True):
-        written = log.write([(topic, Records(0, table("a", timestamp_ms=timestamp_ms)))])
+        written = log.write_batches([(topic, Records(0, table("a", timestamp_ms=timestamp_ms)))])
         append_whole(cluster, AppendRequest(written.batches, written.blobs), micro_batch=micro_batch)
         return len(warnings())
 

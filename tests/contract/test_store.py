@@ -17,10 +17,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from spark_log import Admin, Consumer, Producer
-from spark_log.append.append_transaction import AppendRequest, append
+from spark_log.append.append_transaction import AppendRequest, run_append_transaction
 from spark_log.append.encoding import Encoding, blob_batch, encode_inline
 from spark_log.append.rules import Appended, ProducerSequence, Rejected, SparkBatch
-from spark_log.append.spark_batches import once
+from spark_log.append.spark_batches import append_once_hook
 from spark_log.append.write_ids import register, release, renew
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
@@ -378,7 +378,7 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
     def flush(partitions):
         names = [uuid.uuid4().hex for _ in range(partitions)]
         batches = [blob_batch(topic.topic_id, i, name, blob.facts, encoding) for i, name in enumerate(names)]
-        return append(cluster.store, AppendRequest(batches, dict.fromkeys(names, blob.data)))
+        return run_append_transaction(cluster.store, AppendRequest(batches, dict.fromkeys(names, blob.data)))
 
     small, _ = count(lambda: flush(100))  # a few go one by one on SQLite
     large, result = count(lambda: flush(10_000))
@@ -502,10 +502,10 @@ def test_each_partition_has_its_own_outcome_unless_all_or_nothing_is_asked_for(c
         return AppendRequest(batches, dict.fromkeys(names, blob.data), atomic=atomic)
 
     before = rows_of(cluster)
-    outcomes = append(cluster.store, request(atomic=True)).outcomes
+    outcomes = run_append_transaction(cluster.store, request(atomic=True)).outcomes
     assert isinstance(outcomes[1], Rejected)
     assert rows_of(cluster) == before, "nothing of it"
-    outcomes = append(cluster.store, request(atomic=False)).outcomes
+    outcomes = run_append_transaction(cluster.store, request(atomic=False)).outcomes
     assert [type(outcome) for outcome in outcomes] == [Appended, Rejected, Appended]
     assert read_all(log, topic) == [(0, 0, "x"), (1, 0, "x")]
 
@@ -537,18 +537,18 @@ def spark_write(cluster, topic, batch, *values):
         [blob_batch(topic.topic_id, 0, name, blob.facts, encoding)],
         {name: blob.data},
         atomic=True,
-        parts=[once(batch, [topic.topic_id])],
+        hooks=[append_once_hook(batch, [topic.topic_id])],
     )
-    return append(cluster.store, request)
+    return run_append_transaction(cluster.store, request)
 
 
 def test_a_spark_batch_is_appended_once_and_a_copied_checkpoint_is_an_error(cluster, log):
     topic = create_topic(cluster, "t")
     first = SparkBatch("stream:q", "t", 0, 1, "aa", strict=True)
-    assert not spark_write(cluster, topic, first, "a").replayed
-    assert spark_write(cluster, topic, first, "a").replayed
+    assert not spark_write(cluster, topic, first, "a").committed_before
+    assert spark_write(cluster, topic, first, "a").committed_before
     second = replace(first, version=1, fingerprint="bb")
-    assert not spark_write(cluster, topic, second, "b").replayed
+    assert not spark_write(cluster, topic, second, "b").committed_before
     for other in (replace(second, fingerprint="cc"), replace(second, record_count=2), first):
         before = rows_of(cluster)
         with pytest.raises(CheckpointMismatchError, match="stream:q"):
@@ -566,7 +566,7 @@ def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cl
         start.wait(timeout=60)
         for version in range(10):
             batch = SparkBatch("stream:q", f"{version}", 0, 1, "aa", strict=True)
-            outcomes.append(spark_write(cluster, topic, batch, f"{version}").replayed)
+            outcomes.append(spark_write(cluster, topic, batch, f"{version}").committed_before)
 
     threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
     for thread in threads:

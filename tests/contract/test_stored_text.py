@@ -4,9 +4,9 @@ import kafka.errors
 import pytest
 
 from spark_log import Admin, Consumer, Producer
-from spark_log.append.append_transaction import AppendRequest, append
+from spark_log.append.append_transaction import AppendRequest, run_append_transaction
 from spark_log.append.rules import SparkBatch
-from spark_log.append.spark_batches import once
+from spark_log.append.spark_batches import append_once_hook
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.topics import create_topic
 from spark_log.datasource.options.options import TXN_APP_ID_LENGTH_MAX, WriteOptions
@@ -71,4 +71,5 @@ def test_an_application_of_a_write(cluster):
     longest = options("é" * TXN_APP_ID_LENGTH_MAX).txn.app_id
     for replayed in (False, True):
         batch = SparkBatch(f"txn:{longest}", "t" * 249, 1, 0, "", strict=False)
-        assert append(cluster.store, AppendRequest([], parts=[once(batch, [])])).replayed == replayed
+        request = AppendRequest([], hooks=[append_once_hook(batch, [])])
+        assert run_append_transaction(cluster.store, request).committed_before == replayed

@@ -202,7 +202,7 @@ def test_another_producer_with_the_same_id_ends_the_loop(cluster, filled, consum
 @pytest.mark.parametrize("done", [True, False])
 def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume, produce, done):
     producer = produce(transactional_id="t")
-    commit, calls = producer._log.commit, []
+    commit, calls = producer._log.append_batches, []
 
     def commit_without_an_answer(*arguments, **named):
         calls.append(len(calls))
@@ -212,7 +212,7 @@ def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume,
             commit(*arguments, **named)
         raise MetadataStoreUnavailableError("the connection went away")
 
-    producer._log.commit = commit_without_an_answer
+    producer._log.append_batches = commit_without_an_answer
     totals = TransactionalLoop(consume(), producer).run(copy)
     assert totals == Totals(7, 1, aborted=0 if done else 1)
     assert len(calls) == (1 if done else 2)

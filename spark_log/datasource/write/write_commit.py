@@ -13,7 +13,8 @@ from spark_log.append import write_ids
 from spark_log.append.append_transaction import AppendRequest, AppendResult
 from spark_log.append.encoding import Encoding
 from spark_log.append.rules import Batch, Rejected, SparkBatch
-from spark_log.append.spark_batches import find_last, not_appended, once
+from spark_log.append.spark_batches import append_once_hook, find_last, not_appended
+from spark_log.append.targets import targets_of
 from spark_log.append.unused_files import delete_files
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
@@ -22,9 +23,9 @@ from spark_log.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.datasource.options.options import PendingWrite, WriteOptions
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.groups.transacted_offsets import Committer, commits_offsets
+from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook
 from spark_log.ids import WriteId
-from spark_log.log.log import Log, targets_of
+from spark_log.log.log import Log
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import WRITE_ID
 from spark_log.metadata.store import Attempt
@@ -82,16 +83,16 @@ def commit_write(
     """
     written, blobs = _written(outputs)
     with Cluster.open(cluster_address) as cluster:
-        batches, parts = written, []
+        batches, hooks = written, []
         if batch is not None:
             last = find_last(cluster.store, batch.application, batch.target)
             batches = not_appended(last, batch, written)
-            parts.append(once(batch, _topic_ids(cluster, batch, batches)))
+            hooks.append(append_once_hook(batch, _topic_ids(cluster, batch, batches)))
         if ends is not None:
             offsets = {Committer(ends.group_id): ends.commits(cluster)}
-            parts.append(commits_offsets(cluster.store, offsets))
-        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, parts=parts)
-        if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).replayed:
+            hooks.append(commit_offsets_hook(cluster.store, offsets))
+        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
+        if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).committed_before:
             _drop(cluster, written, write_id)
         elif len(batches) < len(written):
             _delete(cluster, [each for each in written if each not in batches])
@@ -127,7 +128,7 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
     topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
     log = Log(cluster, holder="spark commit")
     try:
-        result = log.commit(request, topics)
+        result = log.append_batches(request, topics)
     finally:
         log.close(more_to_come=micro_batch)
     for outcome in result.outcomes:

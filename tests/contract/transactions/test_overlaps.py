@@ -123,7 +123,7 @@ def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, pas
     """It may have been done: then asking again would say so of the new record too."""
     name = topic()
     producer = begin()
-    commit = producer._log.commit
+    commit = producer._log.append_batches
 
     def losing(*arguments, **options):
         commit(*arguments, **options)

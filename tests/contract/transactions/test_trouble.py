@@ -257,7 +257,7 @@ def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
 def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch, done):
     name, mine = topic(), group()
     producer = begin()
-    commit = producer._log.commit
+    commit = producer._log.append_batches
     losses = []
 
     def losing(*arguments, **options):
@@ -288,7 +288,7 @@ def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch,
 def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
     name = topic()
     producer = begin()
-    commit = producer._log.commit
+    commit = producer._log.append_batches
 
     def losing(*arguments, **options):
         if done:

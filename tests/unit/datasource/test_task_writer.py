@@ -31,7 +31,7 @@ from spark_log.errors import (
 from spark_log.log.log import Log
 from spark_log.records.schema import HEADERS
 from spark_log.transactions.rules import TransactionRef
-from spark_log.transactions.transaction_store import ends, init_producer, read_pending
+from spark_log.transactions.transaction_store import commit_transaction_hook, init_producer, read_pending
 from tests.support.records import ranges_of, read_all
 
 KIB = 1024
@@ -430,5 +430,5 @@ def test_writes_of_a_transaction_come_in_its_order(cluster: Cluster, log: Log) -
     assert len(files(cluster)) == 2
     stored = cluster.store.read(lambda connection: read_pending(connection, ref.producer_id))
     batches = [each.batch for each in stored]
-    append_whole(cluster, AppendRequest(batches, atomic=True, parts=[ends(ref, len(batches))]))
+    append_whole(cluster, AppendRequest(batches, atomic=True, hooks=[commit_transaction_hook(ref, len(batches))]))
     assert [value.split(" ")[0] for value in by_partition(log, topic)[0]] == ["0/0", "0/1", "1/0", "1/1"]
