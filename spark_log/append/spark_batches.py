@@ -30,7 +30,7 @@ class Remembered(NamedTuple):
 
 
 def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
-    """Hook of the append of a Spark batch to these topics. Raises the CheckpointMismatchError of `decide_spark_batch`."""
+    """Hook of the append of a Spark batch to these topics. Raises CheckpointMismatchError (`decide_spark_batch`)."""
     return lambda connection, now: _is_new(connection, now, new, topic_ids)
 
 
@@ -40,8 +40,8 @@ def find_last(store: Store, application: str, target: str) -> Remembered | None:
 
 
 def not_appended(last: Remembered | None, new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches that `append_once_hook` is to judge: all of them; or if `new` was appended before, those for topics that were
-    created since, where there are any.
+    """The batches to append: all of them; or, if `new` was appended before, those for topics created since (if there
+    are any).
     """
     if last is None or new.version > last.batch.version:
         return list(batches)

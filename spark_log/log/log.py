@@ -4,8 +4,8 @@ An append goes through these steps, each in one place:
 
     validate    `Log.append`: `append.encoding.prepare` refuses what may not be stored
     write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
-    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicas.replicated_append` repeats
-                it where leader or ISR have changed meanwhile
+    append      `Log.append_batches`: the append transaction, which assigns offsets; `replicas.replicated_append` runs
+                it again where leader or ISR have changed meanwhile
     follow up   `Log._follow_up`: force to disk, seal full tails, publish to the Delta tables
 """
 
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _TAILS_MAX = 4
-"""Multiple of inline.tail.bytes at which an append seals the tail itself, although tails are sealed in the background."""
+"""Multiple of inline.tail.bytes at which an append seals the tail itself, though tails are sealed in the background."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Log(LogReader):
     def _write_somewhere(
         self, items: Sequence[tuple[Topic, Records]], encodings: Mapping[int, Encoding], acks: Acks, timeout_ms: int
     ) -> tuple[WriteId, list[Batch]]:
-        """Write a file for each item. If no log dir of a partition takes its file, the controller inspects the log dirs,
+        """Write a file for each item. If no log dir of a partition takes its file, log dirs are inspected,
         and the files are written once more.
         """
         self._settle_doubts(timeout_ms)
