@@ -43,7 +43,9 @@ def fill(cluster: Cluster, group_id: str, members: int) -> None:
             member = rows.Member(said.topics)
             until_ms = now.lease_ms + _SESSION_TIMEOUT_MS
             name = f"filled-{number:05}"
-            row = rows.MemberRow(name, None, "benchmark", "here", said, member, _SESSION_TIMEOUT_MS, until_ms, now.era)
+            row = rows.MemberRow(
+                name, None, "benchmark", "here", said, member, _SESSION_TIMEOUT_MS, until_ms, now.clock_epoch
+            )
             rows.insert_member(connection, group_id, row)
         connection.execute(t.consumer_group.update().values(generation=members, empty_since_ms=None))
 

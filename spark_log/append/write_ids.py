@@ -25,7 +25,12 @@ def register(store: Store, holder: str, lease_ms: int) -> WriteId:
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)
-        values = {"write_id": write_id, "holder": holder, "until_ms": now.lease_ms + lease_ms, "era": now.era}
+        values = {
+            "write_id": write_id,
+            "holder": holder,
+            "until_ms": now.lease_ms + lease_ms,
+            "clock_epoch": now.clock_epoch,
+        }
         connection.execute(t.write_id.insert(), values)
 
     store.transact(insert)
@@ -38,7 +43,9 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
     def update(connection: sa.Connection, _attempt: Attempt) -> bool:
         now = store.clock(connection)
         change = t.write_id.update().where(WRITE_ID.write_id == write_id)
-        return bool(connection.execute(change.values(until_ms=now.lease_ms + lease_ms, era=now.era)).rowcount)
+        return bool(
+            connection.execute(change.values(until_ms=now.lease_ms + lease_ms, clock_epoch=now.clock_epoch)).rowcount
+        )
 
     return store.transact(update)
 
@@ -71,7 +78,7 @@ def expired(store: Store) -> set[str]:
 
 
 def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
-    return (WRITE_ID.era != now.era) | (WRITE_ID.until_ms <= now.lease_ms)
+    return (WRITE_ID.clock_epoch != now.clock_epoch) | (WRITE_ID.until_ms <= now.lease_ms)
 
 
 class Writer:

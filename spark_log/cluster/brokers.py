@@ -75,7 +75,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
         if known is not None:
             raise DuplicateBrokerRegistrationError(f"broker_id: there is a broker {broker_id} already")
         values = {"broker_id": broker_id, "rack": rack, "served": False, "holder": None, "epoch": 0}
-        connection.execute(t.broker.insert(), {**values, "lease_until_ms": None, "lease_era": None})
+        connection.execute(t.broker.insert(), {**values, "lease_until_ms": None, "lease_clock_epoch": None})
 
     cluster.store.transact(add)
     try:
@@ -91,7 +91,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
         row = _lock(connection, broker_id)
-        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
+        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         replicas = connection.execute(sa.select(sa.func.count()).where(REPLICA.broker_id == broker_id)).scalar_one()
         if replicas:
@@ -116,9 +116,9 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
 
     def embed(connection: sa.Connection, _attempt: Attempt) -> None:
         row = _lock(connection, broker_id)
-        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_era):
+        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
-        values = {"served": False, "holder": None, "lease_until_ms": None, "lease_era": None}
+        values = {"served": False, "holder": None, "lease_until_ms": None, "lease_clock_epoch": None}
         connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
 
     cluster.store.transact(embed, announce=True)
@@ -149,7 +149,7 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
 
 def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogDirId]:
     """Log dirs that are online, of brokers that are alive: replicas there may lead and be in sync."""
-    query = sa.select(LOG_DIR.log_dir_id, BROKER.served, BROKER.lease_until_ms, BROKER.lease_era)
+    query = sa.select(LOG_DIR.log_dir_id, BROKER.served, BROKER.lease_until_ms, BROKER.lease_clock_epoch)
     rows = connection.execute(query.join(t.broker, BROKER.broker_id == LOG_DIR.broker_id).where(LOG_DIR.online))
     return frozenset(LogDirId(row.log_dir_id) for row in rows if not row.served or _left_ms(row, now))
 
@@ -165,7 +165,7 @@ def _left_ms(row: Any, now: StoreClock) -> int | None:
     if not row.served:
         return None
     until_ms = row.lease_until_ms or 0
-    return 0 if now.expired(until_ms, row.lease_era or "") else int(until_ms - now.lease_ms)
+    return 0 if now.expired(until_ms, row.lease_clock_epoch or "") else int(until_ms - now.lease_ms)
 
 
 def _lock(connection: sa.Connection, broker_id: int) -> Any:
@@ -199,14 +199,14 @@ class BrokerSession:
         def body(connection: sa.Connection, _attempt: Attempt) -> int:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
-            if row.served and not now.expired(row.lease_until_ms or 0, row.lease_era or ""):
+            if row.served and not now.expired(row.lease_until_ms or 0, row.lease_clock_epoch or ""):
                 raise DuplicateBrokerRegistrationError(
                     f"broker {self.broker_id} is served by {row.holder}; its lease ends in"
                     f" {row.lease_until_ms - now.lease_ms} ms unless that process renews it"
                 )
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
-            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values({**values, **lease}))
             return epoch
 
@@ -219,10 +219,10 @@ class BrokerSession:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
             if (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(
-                row.lease_until_ms or 0, row.lease_era or ""
+                row.lease_until_ms or 0, row.lease_clock_epoch or ""
             ):
                 return False
-            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_era": now.era}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values(lease))
             return True
 

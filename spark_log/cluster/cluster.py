@@ -82,7 +82,7 @@ class Cluster:
                     "holder": None,
                     "epoch": 0,
                     "lease_until_ms": None,
-                    "lease_era": None,
+                    "lease_clock_epoch": None,
                 },
             )
             connection.execute(

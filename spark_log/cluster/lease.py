@@ -56,17 +56,17 @@ class Lease:
             here = LEASE.name == self._name
             row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one_or_none()
             if row is None:
-                new = {"name": self._name, "holder": None, "epoch": 0, "until_ms": 0, "era": ""}
+                new = {"name": self._name, "holder": None, "epoch": 0, "until_ms": 0, "clock_epoch": ""}
                 insert_if_missing(connection, t.lease, new)
                 row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one()
             now = self._store.clock(connection)
             ours = row.holder == self.holder and row.epoch == self.epoch
-            free = row.holder is None or now.expired(row.until_ms, row.era)
+            free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
             if not ours and not free:
                 return None
             epoch = int(row.epoch) if ours and not free else int(row.epoch) + 1
             until_ms = now.lease_ms + self.duration_ms
-            values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "era": now.era}
+            values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "clock_epoch": now.clock_epoch}
             connection.execute(t.lease.update().where(here).values(values))
             return epoch
 
@@ -87,10 +87,14 @@ class Lease:
 
         The row stays locked until the end of the transaction, so that nobody begins a term in its midst.
         """
-        query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.era).where(LEASE.name == self._name)
+        query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
         now = self._store.clock(connection)
-        if row is None or (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(row.until_ms, row.era):
+        if (
+            row is None
+            or (row.holder, row.epoch) != (self.holder, self.epoch)
+            or now.expired(row.until_ms, row.clock_epoch)
+        ):
             error = NotControllerError if self._name == "controller" else NotCoordinatorError
             raise error(f"lease {self._name!r}: term {self.epoch} of {self.holder} has ended")
 
@@ -103,7 +107,7 @@ def lease_status(store: Store, name: str) -> LeaseStatus:
         if row is None:
             return LeaseStatus(name, None, 0, 0)
         now = store.clock(connection)
-        free = row.holder is None or now.expired(row.until_ms, row.era)
+        free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
         return LeaseStatus(name, row.holder, row.epoch, 0 if free else row.until_ms - now.lease_ms)
 
     return store.read(read)

@@ -69,7 +69,7 @@ def join_group(store: Store, me: Identity, said: rows.Subscription) -> Heard:
             group, member = take_over(group, old.member, said.topics, same_assignors=same)
         row = rows.MemberRow(
             me.member_id, me.instance_id, me.client_id, me.host, said, member, me.session_timeout_ms,
-            now.lease_ms + me.session_timeout_ms, now.era,
+            now.lease_ms + me.session_timeout_ms, now.clock_epoch,
         )  # fmt: skip
         if old is None:
             rows.insert_member(connection, me.group_id, row)
@@ -196,7 +196,7 @@ def _write(
     rows.release(connection, me.group_id, row.member_id, released)
     rows.grant(connection, me.group_id, row.member_id, granted)
     until_ms = now.lease_ms + row.session_timeout_ms
-    after = replace(row, subscription=said, member=heard.member, until_ms=until_ms, era=now.era)
+    after = replace(row, subscription=said, member=heard.member, until_ms=until_ms, clock_epoch=now.clock_epoch)
     rows.save_member(connection, me.group_id, after)
     due = heard.group.generation != before.group.generation
     if due:

@@ -55,10 +55,10 @@ class MemberRow:
     member: Member
     session_timeout_ms: int
     until_ms: int
-    era: str
+    clock_epoch: str
 
     def live(self, now: StoreClock) -> bool:
-        return not now.expired(self.until_ms, self.era)
+        return not now.expired(self.until_ms, self.clock_epoch)
 
 
 @lru_cache(maxsize=8192)
@@ -106,7 +106,7 @@ _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
 _MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
     GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
-    GROUP_MEMBER.until_ms, GROUP_MEMBER.era,
+    GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch,
 ).where(GROUP_MEMBER.group_id == sa.bindparam("g"))  # fmt: skip
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
 _MEMBERS_SORTED = _MEMBERS.order_by(GROUP_MEMBER.member_id)
@@ -124,7 +124,7 @@ _GIVEN_TO_OTHERS = Prepared(
 )
 _DEAD = sa.select(GROUP_MEMBER.member_id).where(
     GROUP_MEMBER.group_id == sa.bindparam("g"),
-    (GROUP_MEMBER.era != sa.bindparam("era")) | (GROUP_MEMBER.until_ms <= sa.bindparam("now")),
+    (GROUP_MEMBER.clock_epoch != sa.bindparam("clock_epoch")) | (GROUP_MEMBER.until_ms <= sa.bindparam("now")),
 )
 
 
@@ -153,11 +153,11 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 
 
 def _member_row(row: Any) -> MemberRow:
-    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, era = row
+    member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, clock_epoch = row
     who = json.loads(client)
     said = _subscription_of(subscription)
     member = Member(said.topics, _partitions_of(target), generation=generation, beat=beat)
-    return MemberRow(member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, era)
+    return MemberRow(member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch)
 
 
 def read_member(connection: sa.Connection, group_id: str, member_id: str) -> MemberRow | None:
@@ -213,7 +213,9 @@ def given_to_others(
 
 def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> list[str]:
     """Members whose session has ended, by the store's clock."""
-    return list(connection.execute(_DEAD, {"g": group_id, "era": now.era, "now": now.lease_ms}).scalars())
+    return list(
+        connection.execute(_DEAD, {"g": group_id, "clock_epoch": now.clock_epoch, "now": now.lease_ms}).scalars()
+    )
 
 
 def count_members(connection: sa.Connection, group_id: str) -> int:
@@ -241,14 +243,14 @@ def _changing(row: MemberRow) -> dict[str, Any]:
         "beat": row.member.beat,
         "session_timeout_ms": row.session_timeout_ms,
         "until_ms": row.until_ms,
-        "era": row.era,
+        "clock_epoch": row.clock_epoch,
     }
 
 
 def renew_session(connection: sa.Connection, group_id: str, row: MemberRow, now: StoreClock) -> None:
     here = (GROUP_MEMBER.group_id == group_id) & (GROUP_MEMBER.member_id == row.member_id)
     until_ms = now.lease_ms + row.session_timeout_ms
-    connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, era=now.era))
+    connection.execute(t.group_member.update().where(here).values(until_ms=until_ms, clock_epoch=now.clock_epoch))
 
 
 def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str, Partitions]) -> None:

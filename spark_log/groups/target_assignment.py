@@ -68,7 +68,7 @@ def groups_in_need(store: Store) -> list[str]:
         now = store.clock(connection)
         stale = sa.select(CONSUMER_GROUP.group_id).where(CONSUMER_GROUP.target_generation < CONSUMER_GROUP.generation)
         dead = sa.select(GROUP_MEMBER.group_id).where(
-            (GROUP_MEMBER.era != now.era) | (GROUP_MEMBER.until_ms <= now.lease_ms)
+            (GROUP_MEMBER.clock_epoch != now.clock_epoch) | (GROUP_MEMBER.until_ms <= now.lease_ms)
         )
         return sorted(connection.execute(stale.union(dead)).scalars())
 

@@ -54,18 +54,18 @@ _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 class StoreClock:
     """The store's clock inside one transaction.
 
-    `wall_ms` is for timestamps. `lease_ms` judges leases; its values are comparable only within one `era`. On
-    SQLite it is the host's boot clock, which is never set back, and the era is the boot id; on PostgreSQL it is the
-    server's clock, and the era is empty.
+    `wall_ms` is for timestamps. `lease_ms` judges leases; its values are comparable only within one `clock_epoch`.
+    On SQLite it is the host's boot clock, which is never set back, and the clock epoch is the boot id; on PostgreSQL it
+    is the server's clock, and the clock epoch is empty.
     """
 
     wall_ms: int
     lease_ms: int
-    era: str
+    clock_epoch: str
 
-    def expired(self, until_ms: int, era: str) -> bool:
-        """Whether a lease until `until_ms`, written under `era`, has ended."""
-        return era != self.era or until_ms <= self.lease_ms
+    def expired(self, until_ms: int, clock_epoch: str) -> bool:
+        """Whether a lease until `until_ms`, written in `clock_epoch`, has ended."""
+        return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
 
 
 @dataclass

@@ -175,22 +175,32 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         sa.select(
             PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.number, TRANSACTION.state,
             PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
-            TRANSACTION.until_ms, TRANSACTION.era, pending,
+            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending,
         )
         .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
         .where(*where)
         .order_by(PRODUCER.transactional_id)
     )  # fmt: skip
     found = []
-    for name, producer_id, epoch, number, word, timeout_ms, began_ms, until_ms, era, batches in connection.execute(
-        query
-    ):
+    for (
+        name,
+        producer_id,
+        epoch,
+        number,
+        word,
+        timeout_ms,
+        began_ms,
+        until_ms,
+        clock_epoch,
+        batches,
+    ) in connection.execute(query):
         state = TransactionState(word)
         is_open = state is ONGOING
         found.append(
             TransactionListing(
                 name, producer_id, epoch, number, state, timeout_ms, None if state is EMPTY else began_ms,
-                max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, era), batches,
+                max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
+                batches,
             )
         )  # fmt: skip
     return found

@@ -53,7 +53,7 @@ _ROW = (
         TRANSACTION.number,
         TRANSACTION.state,
         TRANSACTION.until_ms,
-        TRANSACTION.era,
+        TRANSACTION.clock_epoch,
         PRODUCER.transaction_timeout_ms,
     )
     .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
@@ -67,12 +67,13 @@ _PENDING = Prepared(
     .where(TRANSACTION_SEGMENT.producer_id == bindparam("producer_id"))
 )
 _STATE = ("producer_epoch", "number", "state")
-_TIME = ("began_ms", "until_ms", "era")
+_TIME = ("began_ms", "until_ms", "clock_epoch")
 _HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
 _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
 _NOTHING_YET = {
-    "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0, "era": "",
+    "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
+    "clock_epoch": "",
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NEW_BLOBS = Prepared(t.blob.insert())
@@ -221,12 +222,16 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
     def late(connection: sa.Connection) -> list[tuple[int, str]]:
         now = store.clock(connection)
         ongoing = (
-            sa.select(PRODUCER.producer_id, PRODUCER.transactional_id, TRANSACTION.until_ms, TRANSACTION.era)
+            sa.select(PRODUCER.producer_id, PRODUCER.transactional_id, TRANSACTION.until_ms, TRANSACTION.clock_epoch)
             .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
             .where(TRANSACTION.state == ONGOING.value)
             .order_by(PRODUCER.producer_id)
         )
-        return [(key, name) for key, name, until_ms, era in connection.execute(ongoing) if now.expired(until_ms, era)]
+        return [
+            (key, name)
+            for key, name, until_ms, clock_epoch in connection.execute(ongoing)
+            if now.expired(until_ms, clock_epoch)
+        ]
 
     return store.read(late)
 
@@ -320,9 +325,9 @@ def _read(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
         raise InvalidProducerIdMappingError(
             f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
         )
-    [(transactional_id, epoch, number, state, until_ms, era, timeout_ms)] = rows
+    [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms)] = rows
     state = TransactionState(state)
-    expired = state is ONGOING and now.expired(until_ms, era)
+    expired = state is ONGOING and now.expired(until_ms, clock_epoch)
     found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
     return _Row(found, timeout_ms)
 
@@ -352,7 +357,9 @@ def _save(
             _SAVE.run(connection, [values])
         else:
             until_ms = now.lease_ms + row.timeout_ms
-            _SAVE_NEW.run(connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "era": now.era}])
+            _SAVE_NEW.run(
+                connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "clock_epoch": now.clock_epoch}]
+            )
     if before.state is ONGOING and after.state is not ONGOING:
         if not keep_blobs:
             mine = sa.select(TRANSACTION_SEGMENT.name).where(

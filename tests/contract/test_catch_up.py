@@ -105,7 +105,7 @@ class Replicated:
         return [folder / name for name in names]
 
     def embed(self):
-        self.sql(t.broker.update().values(served=False, lease_until_ms=None, lease_era=None))
+        self.sql(t.broker.update().values(served=False, lease_until_ms=None, lease_clock_epoch=None))
 
     def is_whole(self):
         assert_replicas_are_whole(self.cluster)

@@ -57,7 +57,7 @@ def postgres(postgres_url, tmp_path):
 
 
 def add_write_id(connection, name):
-    connection.execute(t.write_id.insert(), {"write_id": name, "holder": "a test", "until_ms": 0, "era": ""})
+    connection.execute(t.write_id.insert(), {"write_id": name, "holder": "a test", "until_ms": 0, "clock_epoch": ""})
 
 
 def write_ids(store):

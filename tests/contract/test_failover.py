@@ -284,7 +284,7 @@ def test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_record
     append(log, topic, "a")
     leader = partition(cluster, topic).leader
     cluster.store.transact(
-        lambda c, _: c.execute(t.broker.update().values(served=True, lease_until_ms=0, lease_era=""))
+        lambda c, _: c.execute(t.broker.update().values(served=True, lease_until_ms=0, lease_clock_epoch=""))
     )
     cluster.store.transact(
         lambda c, _: c.execute(t.broker.update().where(t.broker.c.broker_id == leader).values(served=False))

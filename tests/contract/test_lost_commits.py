@@ -58,7 +58,9 @@ def test_a_commit_that_reaches_the_server_after_the_question_is_refused(proxied)
 
     def body(connection, _attempt):
         holder = next(holders)
-        connection.execute(t.write_id.insert(), {"write_id": holder, "holder": holder, "until_ms": 0, "era": ""})
+        connection.execute(
+            t.write_id.insert(), {"write_id": holder, "holder": holder, "until_ms": 0, "clock_epoch": ""}
+        )
         return holder
 
     cut = proxy.cut("late", "INSERT INTO write_id")

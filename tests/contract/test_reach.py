@@ -128,7 +128,9 @@ def test_a_log_dir_is_replaced_by_an_empty_one_in_between(cluster, cluster_addre
 
 def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
-    served = t.broker.update().values(served=True, lease_until_ms=2**62, lease_era=cluster.store.now().era)
+    served = t.broker.update().values(
+        served=True, lease_until_ms=2**62, lease_clock_epoch=cluster.store.now().clock_epoch
+    )
     cluster.store.transact(lambda connection, _: connection.execute(served))  # nobody copies but who must
     write = Write(cluster_address, "b")
     assert isinstance(log.append(topic, [Records(0, table("a"))], acks=1)[0], Appended)

@@ -829,7 +829,7 @@ def test_a_body_that_fails_leaves_nothing(cluster):
     before = rows_of(cluster)
 
     def body(connection, _attempt):
-        connection.execute(t.write_id.insert(), {"write_id": "w", "holder": "h", "until_ms": 0, "era": ""})
+        connection.execute(t.write_id.insert(), {"write_id": "w", "holder": "h", "until_ms": 0, "clock_epoch": ""})
         raise SparkLogError("no")
 
     with pytest.raises(SparkLogError, match=r"^no$"):

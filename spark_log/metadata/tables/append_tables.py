@@ -15,7 +15,7 @@ write_id = _table(
         BigInteger,
         "store clock; after it, clean-up may delete the row, and then the files that no segment refers to",
     ),
-    column("era", String(64), "boot id under which until_ms was written (SQLite)"),
+    column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     comment="Leases of the right to create files. An append without one fails, so it cannot race with clean-up.",
 )
 

@@ -14,7 +14,9 @@ broker = _table(
     column("holder", Text, "host and process of a served broker, for display", nullable=True),
     column("epoch", BigInteger, "grows with each start of a served broker"),
     column("lease_until_ms", BigInteger, "store clock; NULL for an embedded broker", nullable=True),
-    column("lease_era", String(64), "boot id under which lease_until_ms was written (SQLite)", nullable=True),
+    column(
+        "lease_clock_epoch", String(64), "boot id of the host when lease_until_ms was written (SQLite)", nullable=True
+    ),
     comment="A failure domain that keeps replicas.",
 )
 
@@ -48,7 +50,7 @@ lease = _table(
     column("holder", Text, "process that holds it: host, process id, random part; NULL: free", nullable=True),
     column("epoch", BigInteger, "grows with each change of holder; every transaction of the holder checks it"),
     column("until_ms", BigInteger, "store clock"),
-    column("era", String(64), "boot id under which until_ms was written (SQLite)"),
+    column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     comment="Leases of the controller and the coordinator, with fencing epochs.",
 )
 

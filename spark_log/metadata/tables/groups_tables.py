@@ -41,7 +41,7 @@ group_member = _table(
     column("beat", BigInteger, "number of its last heartbeat that was written; a lower one arrives too late"),
     column("session_timeout_ms", Integer, "its membership ends after this time without a heartbeat"),
     column("until_ms", BigInteger, "store clock; end of its session"),
-    column("era", String(64), "boot id under which until_ms was written (SQLite)"),
+    column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     comment="A member of a group.",
 )
 

@@ -18,7 +18,7 @@ transaction = _table(
     column("state", String(16), "Empty, Ongoing, CompleteCommit or CompleteAbort"),
     column("began_ms", BigInteger, "store clock"),
     column("until_ms", BigInteger, "store clock; after it the coordinator aborts the transaction"),
-    column("era", String(64), "boot id under which until_ms was written (SQLite)"),
+    column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
     comment="The current or last transaction of a producer.",
 )
 
