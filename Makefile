@@ -13,11 +13,12 @@ export SPARK_LOCAL_IP        ?= 127.0.0.1
 export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Each has a Spark of its own, which uses two cores now and then.
 WORKERS ?= 2
+SEED := $(or $(SEED),$(shell date +%s))
 # Recipes that need Java start with this: an old default Java does not matter while a good one is installed.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta check lint-docker format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -55,6 +56,10 @@ format: venv  ## let ruff format and fix what it can
 
 test: check java postgres delta  ## check, then every test, in as many processes as WORKERS says
 	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-long: venv  ## the wide random searches; SEED=<number> repeats one
+	@echo "SEED=$(SEED)"
+	$(PYTHON) -m pytest -m long -n $(WORKERS) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)

@@ -1,7 +1,6 @@
 """Followers catch up: whole segments, in order, verified; whatever comes between, no LEO covers what is not there."""
 
 import logging
-import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -40,8 +39,6 @@ from tests.support.replicas import add_brokers
 
 CONFIGS = {"inline.max.bytes": "1500"}
 """What `large` makes goes into files, short values into the tail."""
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def large(text):
@@ -500,14 +497,14 @@ def catch_up_in_a_process(address, start, runs):
 def test_three_processes_at_the_same_replica_do_no_harm(replicated, cluster_address):
     for _ in range(20):
         replicated.append(large("x"))
-    start = spawn.Barrier(4)
-    processes = [spawn.Process(target=catch_up_in_a_process, args=(cluster_address, start, 20)) for _ in range(3)]
-    for process in processes:
+    start = processes.Barrier(4)
+    crowd = [processes.Process(target=catch_up_in_a_process, args=(cluster_address, start, 20)) for _ in range(3)]
+    for process in crowd:
         process.start()
     start.wait(timeout=60)
     for _ in range(15):
         replicated.append(large("y"))
-    for process in processes:
+    for process in crowd:
         process.join(timeout=60)
         assert process.exitcode == 0
     replicated.catch_up(3)

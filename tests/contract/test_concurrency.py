@@ -1,7 +1,6 @@
 """Many processes at once: dense offsets, each record once, nobody starves, no error comes through."""
 
 import contextlib
-import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -22,8 +21,6 @@ WRITERS = 8
 FLUSHES = 20
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def work(address, writer, producer_id, flushes, start, progress, outcomes):
@@ -70,13 +67,13 @@ def producers(cluster, count):
 def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):
     """Let the writers work, with two processes of maintenance beside them; what each writer told."""
     ids = [producer if n % 2 == 0 else None for n, producer in enumerate(producers(cluster, writers))]
-    start, done, outcomes = spawn.Barrier(writers + 3), spawn.Event(), spawn.Queue()
-    progress = spawn.Array("i", writers, lock=False)
+    start, done, outcomes = processes.Barrier(writers + 3), processes.Event(), processes.Queue()
+    progress = processes.Array("i", writers, lock=False)
     crowd = [
-        spawn.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
+        processes.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
         for n in range(writers)
     ]
-    helpers = [spawn.Process(target=maintenance, args=(address, start, done)) for _ in range(2)]
+    helpers = [processes.Process(target=maintenance, args=(address, start, done)) for _ in range(2)]
     for process in crowd + helpers:
         process.start()
     try:

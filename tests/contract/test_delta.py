@@ -1,7 +1,6 @@
 """A topic is also a Delta table: whatever is done to the table, its active files are the sealed segments again."""
 
 import json
-import multiprocessing
 import shutil
 import time
 from pathlib import Path
@@ -21,8 +20,6 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS, read_all, table
 
 FILES = {"inline.max.bytes": "0"}
-spawn = multiprocessing.get_context("spawn")
-
 
 class Topic:
     """A topic on SQLite whose appends are all files, with its log and its Delta table."""
@@ -265,8 +262,8 @@ def test_two_publishers_and_a_meddler_beside_appends(tmp_path):
     """None of them is told an error, no file is listed twice, none is missing in the end."""
     topic = Topic(tmp_path / "cluster")
     address = str(topic.cluster.store.address)
-    start, done = spawn.Barrier(3), spawn.Event()
-    publishers = [spawn.Process(target=keep_publishing, args=(address, start, done)) for _ in range(2)]
+    start, done = processes.Barrier(3), processes.Event()
+    publishers = [processes.Process(target=keep_publishing, args=(address, start, done)) for _ in range(2)]
     for process in publishers:
         process.start()
     start.wait(timeout=60)

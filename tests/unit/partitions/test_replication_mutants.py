@@ -1,8 +1,9 @@
 """The model of replication can fail: each rule broken in turn, and the model finds it.
 
 A mutant is a function that breaks one thing, by `monkeypatch.setattr`, in the rules or in what the model has of the
-shells. Some show only after a few steps that seldom come together. Those are looked for in a corner of the model: the
-same machine, where only the steps that matter can be taken, so that whatever fails there fails in the whole too.
+shells. The shortest trace that shows each mutant is in `replication_traces` and is replayed. `make test-long` searches
+for such traces: for some in a corner of the model, the same machine with only the steps that matter, since these steps
+seldom come together.
 """
 
 import inspect
@@ -10,18 +11,18 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RULE_MARKER, run_state_machine_as_test
+from hypothesis.stateful import INITIALIZE_RULE_MARKER, INVARIANT_MARKER, RULE_MARKER, run_state_machine_as_test
 
 from spark_log.append import rules
 from spark_log.controller import reassignment_rules
 from spark_log.partitions import replication
 from spark_log.partitions.replication import caught_up, fail_over, lose_files, rewrite
+from tests.unit.partitions.replication_traces import TRACES
 from tests.unit.partitions.test_replication_model import ReplicatedPartition
 
 SEARCH = settings(
     max_examples=20_000,  # a step that is seldom is found after a thousand, and now and then after several
     stateful_step_count=40,
-    derandomize=True,
     database=None,
     deadline=None,
     phases=[Phase.generate],
@@ -208,7 +209,7 @@ def who_lost_files_leads_on(patch):
 
 
 def a_log_dir_that_comes_back_is_not_fenced(patch):
-    patch(replication, "fence", lambda state: state)
+    patch(replication, "fence_writers", lambda state: state)
 
 
 # Maintenance
@@ -359,6 +360,30 @@ def corner(steps):
     return type("Corner", (ReplicatedPartition,), {name: None for name, _ in found if name not in steps})
 
 
+def replay(trace):
+    """The steps of a trace with the invariants between them, up to the first step that its precondition forbids."""
+    machine = ReplicatedPartition()
+    invariants = [found for _, found in inspect.getmembers(machine, lambda member: hasattr(member, INVARIANT_MARKER))]
+    for name, arguments in trace:
+        step = getattr(machine, name)
+        rule = getattr(step, RULE_MARKER, None) or getattr(step, INITIALIZE_RULE_MARKER)
+        if not all(precondition(machine) for precondition in rule.preconditions):
+            return
+        step(**arguments)
+        for check in invariants:
+            check()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_stored_trace_shows_the_mutant(mutant, monkeypatch):
+    trace = TRACES[mutant.__name__]
+    replay(trace)
+    mutant(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        replay(trace)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_model_finds_the_mutant(mutant, monkeypatch):
     mutant(monkeypatch.setattr)
