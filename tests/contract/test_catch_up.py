@@ -33,7 +33,7 @@ from spark_log.replicas.lagging_replicas import lagging
 from spark_log.replicas.throttle import Throttle
 from spark_log.segments.segment_copy import is_whole
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.python_process import killed_at
+from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
 
@@ -497,8 +497,8 @@ def catch_up_in_a_process(address, start, runs):
 def test_three_processes_at_the_same_replica_do_no_harm(replicated, cluster_address):
     for _ in range(20):
         replicated.append(large("x"))
-    start = processes.Barrier(4)
-    crowd = [processes.Process(target=catch_up_in_a_process, args=(cluster_address, start, 20)) for _ in range(3)]
+    start = forkserver.Barrier(4)
+    crowd = [forkserver.Process(target=catch_up_in_a_process, args=(cluster_address, start, 20)) for _ in range(3)]
     for process in crowd:
         process.start()
     start.wait(timeout=60)

@@ -15,6 +15,7 @@ from spark_log.errors import RetriableError
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from tests.support.numbered_writer import value
+from tests.support.python_process import forkserver
 from tests.support.records import read_all, table
 
 WRITERS = 8
@@ -67,13 +68,13 @@ def producers(cluster, count):
 def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):
     """Let the writers work, with two processes of maintenance beside them; what each writer told."""
     ids = [producer if n % 2 == 0 else None for n, producer in enumerate(producers(cluster, writers))]
-    start, done, outcomes = processes.Barrier(writers + 3), processes.Event(), processes.Queue()
-    progress = processes.Array("i", writers, lock=False)
+    start, done, outcomes = forkserver.Barrier(writers + 3), forkserver.Event(), forkserver.Queue()
+    progress = forkserver.Array("i", writers, lock=False)
     crowd = [
-        processes.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
+        forkserver.Process(target=work, args=(address, n, ids[n], flushes, start, progress, outcomes))
         for n in range(writers)
     ]
-    helpers = [processes.Process(target=maintenance, args=(address, start, done)) for _ in range(2)]
+    helpers = [forkserver.Process(target=maintenance, args=(address, start, done)) for _ in range(2)]
     for process in crowd + helpers:
         process.start()
     try:

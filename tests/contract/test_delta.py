@@ -17,9 +17,11 @@ from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_t
 from spark_log.log.log import Log, Records
 from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.python_process import forkserver
 from tests.support.records import NOON_MS, read_all, table
 
 FILES = {"inline.max.bytes": "0"}
+
 
 class Topic:
     """A topic on SQLite whose appends are all files, with its log and its Delta table."""
@@ -262,8 +264,8 @@ def test_two_publishers_and_a_meddler_beside_appends(tmp_path):
     """None of them is told an error, no file is listed twice, none is missing in the end."""
     topic = Topic(tmp_path / "cluster")
     address = str(topic.cluster.store.address)
-    start, done = processes.Barrier(3), processes.Event()
-    publishers = [processes.Process(target=keep_publishing, args=(address, start, done)) for _ in range(2)]
+    start, done = forkserver.Barrier(3), forkserver.Event()
+    publishers = [forkserver.Process(target=keep_publishing, args=(address, start, done)) for _ in range(2)]
     for process in publishers:
         process.start()
     start.wait(timeout=60)

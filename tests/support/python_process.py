@@ -7,6 +7,7 @@ imports, or of the start of the interpreter, use `subprocess_python` instead.
 import atexit
 import functools
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -16,7 +17,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import PRELOADED
+
 REPOSITORY = Path(__file__).parents[2]
+
+forkserver = multiprocessing.get_context("forkserver")
+"""For functions of a test in processes of their own, with locks and queues between them."""
+forkserver.set_forkserver_preload(list(PRELOADED))
 
 
 class PythonProcess(subprocess.Popen[Any]):
