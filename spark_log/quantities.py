@@ -42,6 +42,11 @@ def bytes_of(size: int) -> str:
     return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
+def rate_of(count: int, seconds: float, what: str = "record") -> str:
+    """`, 2,000 records/s`; empty below one a second."""
+    return f", {count / seconds:,.0f} {what}s/s" if 0 < seconds <= count else ""
+
+
 def exact_duration_of(milliseconds: int) -> str:
     """`7 days`, `36 hours`, `1 second`, `1,500 ms`: the largest unit that divides it."""
     for unit, size in _DURATIONS:

@@ -13,7 +13,6 @@ from spark_log.cli.options import Cluster_, TopicName
 from spark_log.cli.output import count_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
-from spark_log.errors import UnknownTopicOrPartitionError
 
 
 class IsolationLevel(StrEnum):
@@ -78,7 +77,7 @@ def consume(
         _consume_as_member(topic, cluster, group, position, partition, max_messages, follow, idle, values, as_json)
         return
 
-    from spark_log.cli.receiving import Receiver
+    from spark_log.cli.topic_reader import Receiver
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.log import Log
 
@@ -122,9 +121,13 @@ def _consume_as_member(
             "with --group it is earliest or latest, for where nothing is committed", param_hint="--from"
         )
 
-    from spark_log.cli.receiving import member_batches
+    from spark_log.cli.topic_reader import member_batches
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
     from spark_log.consume.consumer import Consumer
 
+    with Cluster.open(cluster) as opened:
+        opened.store.read(lambda connection: find_topic(connection, topic))
     reset = "earliest" if isinstance(position, Earliest) else "latest"
     consumer = Consumer(
         topic,
@@ -137,8 +140,6 @@ def _consume_as_member(
     )
     count = 0
     try:
-        if not consumer.partitions_for_topic(topic):
-            raise UnknownTopicOrPartitionError(f"topic {topic!r}: unknown topic or partition")
         for row in _rows(member_batches(consumer, max_messages, follow, idle), None):
             _print(row, values, as_json)
             count += 1

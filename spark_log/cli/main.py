@@ -39,7 +39,8 @@ class OneLineErrors(TyperGroup):
         except BrokenPipeError:
             raise  # typer ends quietly when the reader of a pipe has gone
         except (SparkLogError, OSError) as error:
-            typer.echo(f"spark-log: {' '.join(redact(str(error)).split())}", err=True)
+            text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
+            typer.echo(f"spark-log: {' '.join(redact(text).split())}", err=True)
             raise typer.Exit(1) from error
 
 
@@ -62,6 +63,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
 app.command("maintenance")(maintenance.maintenance)
+app.command("upkeep", hidden=True)(maintenance.maintenance)
 app.add_typer(store.app, name="store")
 app.add_typer(delta.app, name="delta")
 app.command("path")(path.path)

@@ -132,9 +132,10 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
         print_table("partitions far above the mean of their topic", ("partition", "records", "bytes", "times"), rows)
 
 
+@app.command("losses", hidden=True)
 @app.command()
-def losses(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
-    """Show what elections have cut off: offsets, records, and whether readers had seen them."""
+def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
+    """Show the truncations of elections: which offsets and records were removed, and whether readers had seen them."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.partitions.truncations import list_losses
 
@@ -144,7 +145,7 @@ def losses(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -
     if as_json:
         print_json([asdict(loss) for loss in found])
     elif not found:
-        say("Elections have cut off nothing.")
+        say("No election has truncated a partition.")
     else:
         columns = ("partition", "offsets", "records", "seen by readers", "election", "leader epoch", "at")
         rows = [

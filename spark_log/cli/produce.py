@@ -4,17 +4,26 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from spark_log.cli.line_batches import line_batches
+from spark_log.cli.line_batches import BATCH_BYTES, line_batches
 from spark_log.cli.options import Cluster_, Json, TopicName, parse_headers
 from spark_log.cli.output import bytes_of, count_of, note, print_json, say
 from spark_log.cli.record_lines import LineFormat, Record, parse_json
+from spark_log.config.values import INT32_MAX
+from spark_log.quantities import rate_of
+
+if TYPE_CHECKING:
+    from spark_log.cli.record_sender import RecordSender
+    from spark_log.produce.producer import Producer
 
 RECORDS_PER_BATCH_MAX = 100_000
 """Short lines make many Python objects of few bytes; this keeps a batch within some hundred MB of memory."""
+
+BUFFER_BYTES = 8 * BATCH_BYTES
+"""Memory of the producer: enough that it does not cut a batch into smaller files."""
 
 
 class Format(StrEnum):
@@ -85,50 +94,50 @@ def produce(
     parse = parse_json if format_ is Format.json else plain.parse
 
     from spark_log import clock
-    from spark_log.cli.sending import LogSender, Sender, TransactionSender
-    from spark_log.cluster.cluster import Cluster
-    from spark_log.log.log import Log
+    from spark_log.cli.record_sender import RecordSender, warnings_as_notes
 
-    with Cluster.open(cluster) as opened:
-        log = Log(opened, holder="spark-log produce", seal_beside=True)
-        into = log.find_topic(topic)
-        sender: Sender
-        if transactional_id is None:
-            sender = LogSender(log, into, 1 if acks is AcksName.leader else "all", partition, headers)
-        else:
-            sender = TransactionSender(_producer(cluster, transactional_id), into, partition, headers)
-        started = clock.monotonic_s()
-        try:
-            with sender, _open(file) as source, _Progress(file) as progress:
-                for records, size in _records(source, parse):
-                    sender.send(records)
-                    for expired in log.expired.take():
-                        note(f"Warning: {expired}")
-                    progress.advance(size, sender.records)
-        except KeyboardInterrupt:
-            if transactional_id is not None:
-                note("Stopped: the transaction is aborted.")
-                raise typer.Exit(1) from None
-            note("Stopped.")
-        finally:
-            log.close()
-            _summarise(topic, sender, clock.monotonic_s() - started, as_json)
+    producer = _producer(cluster, topic, acks, transactional_id)
+    sender = RecordSender(producer, topic, partition, headers)
+    started = clock.monotonic_s()
+    try:
+        with warnings_as_notes(), _open(file) as source, _Progress(file) as progress:
+            for records, size in _records(source, parse):
+                sender.send(records)
+                progress.advance(size, sender.records)
+            sender.commit()
+    except KeyboardInterrupt:
+        if transactional_id is not None:
+            note("Stopped: the transaction is aborted.")
+            raise typer.Exit(1) from None
+        note("Stopped.")
+    finally:
+        sender.close()
+        _summarise(topic, sender, clock.monotonic_s() - started, as_json)
 
 
-def _producer(cluster: str, transactional_id: str) -> Any:
+def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | None) -> "Producer":
+    """UnknownTopicOrPartitionError; usage error for a transactional id that no producer can have."""
     from kafka.errors import KafkaConfigurationError
 
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
     from spark_log.produce.producer import Producer
 
     with Cluster.open(cluster) as opened:
-        longest_ms = opened.store.settings.transaction_max_timeout_ms
+        opened.store.read(lambda connection: find_topic(connection, topic))
+        settings: dict[str, Any] = {"acks": 1, "enable_idempotence": False} if acks is AcksName.leader else {}
+        if transactional_id is not None:
+            longest_ms = opened.store.settings.transaction_max_timeout_ms
+            settings = {"transactional_id": transactional_id, "transaction_timeout_ms": longest_ms}
     try:
         return Producer(
             cluster=cluster,
             client_id="spark-log-produce",
-            transactional_id=transactional_id,
-            transaction_timeout_ms=longest_ms,
+            allow_auto_create_topics=False,
+            batch_size=1,  # without a key each record goes to the next partition
+            buffer_memory=BUFFER_BYTES,
+            max_request_size=INT32_MAX,  # only max.message.bytes of the topic limits a record
+            **settings,
         )
     except KafkaConfigurationError as error:
         raise typer.BadParameter(str(error), param_hint="--transactional-id") from None
@@ -148,13 +157,13 @@ def _open(file: Path | None) -> BinaryIO:
     return open(file, "rb") if file else typer.get_binary_stream("stdin")
 
 
-def _summarise(topic: str, sender: Any, seconds: float, as_json: bool) -> None:
+def _summarise(topic: str, sender: "RecordSender", seconds: float, as_json: bool) -> None:
     if as_json:
         facts = {"topic": topic, "records": sender.records, "bytes": sender.bytes, "seconds": round(seconds, 3)}
         print_json({**facts, "end_offsets": {str(number): end for number, end in sorted(sender.ends.items())}})
         return
     ends = ", ".join(f"{topic}-{partition} ends at {end:,}" for partition, end in sorted(sender.ends.items())[:8])
-    rate = f", {sender.records / seconds:,.0f} records/s" if seconds > 1 else ""
+    rate = rate_of(sender.records, seconds)
     say(
         f"Sent {count_of(sender.records, 'record')} ({bytes_of(sender.bytes)}) in {seconds:.1f} s{rate}. {ends}".strip()
     )

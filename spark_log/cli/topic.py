@@ -8,7 +8,7 @@ from spark_log.cli import topic_tables as show
 from spark_log.cli.erase import erase
 from spark_log.cli.options import Cluster_, Json, TopicName, parse_before, parse_pairs
 from spark_log.cli.output import count_of, print_json, say
-from spark_log.cli.producers import producers
+from spark_log.cli.topic_producers import producers
 
 app = typer.Typer(no_args_is_help=True, help="Make, show, change and delete topics.")
 

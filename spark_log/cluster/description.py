@@ -7,8 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.cluster.topics import Topic, find_topics, unknown_topic
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, REPLICA
@@ -83,7 +82,7 @@ def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreCl
     found = find_topics(connection, names)
     for name in names:
         if name not in found:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+            raise unknown_topic(connection, name)
     return describe(connection, [found[name] for name in names], now)
 
 

@@ -1,5 +1,6 @@
 """Topics: create, list, describe, alter, delete. Kafka's rules and words."""
 
+import difflib
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA
 from spark_log.metadata.store import Attempt, StoreClock
 
 _MANY_PARTITIONS = 100
+_NAMES_COMPARED_MAX = 10_000
 
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow, and nobody has needed it."""
@@ -101,8 +103,16 @@ def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> T
     """The topic, or UnknownTopicOrPartitionError."""
     topic = find_topics(connection, [name], lock=lock).get(name)
     if topic is None:
-        raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        raise unknown_topic(connection, name)
     return topic
+
+
+def unknown_topic(connection: sa.Connection, name: str, advice: str = "") -> UnknownTopicOrPartitionError:
+    """The error for a topic that does not exist; it names an existing topic with a similar name, and else `advice`."""
+    names = connection.scalars(sa.select(t.topic.c.name).limit(_NAMES_COMPARED_MAX)).all()
+    similar = difflib.get_close_matches(name, names, 1)
+    hint = f" (did you mean {similar[0]!r}?)" if similar else advice
+    return UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition{hint}")
 
 
 def create_topic(

@@ -1,13 +1,16 @@
-"""Checks before Spark starts, which would take seconds to say the same in fifty lines."""
+"""Checks before Spark starts: a job with wrong arguments fails at once, with one line."""
 
 import glob
 import os
 from collections.abc import Iterable, Mapping
+from typing import cast
 from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import Connection
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import Topic, create_topic, find_topics
+from spark_log.cluster.topics import Topic, create_topic, find_topics, unknown_topic
 from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.jobs.produce import NewTopic
@@ -29,21 +32,28 @@ def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
         raise InvalidOptionError(f"{path!r} exists and is not empty: choose --mode append or overwrite, or another one")
 
 
-def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, hint: str = "") -> Topic:
-    """The topic; made if it is missing and `new` says how. UnknownTopicOrPartitionError says what to do, and `hint`."""
-    topic = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
-    if topic is None and new is not None:
-        try:
-            topic = create_topic(cluster, name, new.partitions, new.replication_factor, new.configs)
-        except TopicAlreadyExistsError:  # somebody was faster, or it collides, which the second look tells
-            topic = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
-            if topic is None:
-                raise
-    if topic is None:
-        raise UnknownTopicOrPartitionError(
-            f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`{hint})"
-        )
-    return topic
+def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: str = "") -> Topic:
+    """The topic; created if it does not exist and `new` is given.
+
+    UnknownTopicOrPartitionError says how to create it: with `spark-log topic create`, or `option` of the job.
+    """
+
+    def find(connection: Connection) -> Topic | UnknownTopicOrPartitionError:
+        advice = f" (make it with `spark-log topic create {name}`{option and f' or {option}'})"
+        return find_topics(connection, [name]).get(name) or unknown_topic(connection, name, advice)
+
+    found = cluster.store.read(find)
+    if isinstance(found, Topic):
+        return found
+    if new is None:
+        raise found
+    try:
+        return cast(Topic, create_topic(cluster, name, new.partitions, new.replication_factor, new.configs))
+    except TopicAlreadyExistsError:  # another process was faster, or the name collides with another one
+        found = cluster.store.read(find)
+        if isinstance(found, Topic):
+            return found
+        raise
 
 
 def end_offsets(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartition, int]:

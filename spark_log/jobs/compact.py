@@ -11,7 +11,7 @@ from spark_log import clock
 from spark_log.arguments import ClusterAddress
 from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded
-from spark_log.quantities import count_of
+from spark_log.quantities import count_of, rate_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,5 +121,5 @@ def _summary(reports: "Sequence[Report]", seconds: float, as_json: bool) -> list
     if not reports:
         return [f"compact: nothing is due, {seconds:.1f} s"]
     lines = [str(each) for each in reports]
-    rate = f", {before.records / seconds:,.0f} records/s" if seconds > 0 else ""
+    rate = rate_of(before.records, seconds)
     return [*lines, f"compact: {before.records:,} -> {count_of(after.records, 'record')}, {seconds:.1f} s{rate}"]

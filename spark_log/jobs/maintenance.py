@@ -11,8 +11,8 @@ import typer
 from spark_log import clock
 from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topics
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.cluster.topics import find_topic, find_topics
+from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded, one_line
 from spark_log.jobs.summary import tell
@@ -100,10 +100,7 @@ def run(arguments: MaintenanceArguments) -> int:
 
 def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
     """What can be checked before Spark starts. UnknownTopicOrPartitionError."""
-    found = cluster.store.read(lambda connection: find_topics(connection, names))
-    for name in names or ():
-        if name not in found:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+    cluster.store.read(lambda connection: [find_topic(connection, name) for name in names or ()])
 
 
 def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:

@@ -38,7 +38,7 @@ def run(arguments: ProduceArguments) -> int:
     shared = arguments.shared
     with Cluster.open(shared.cluster) as cluster:
         check_paths(arguments.paths, os.environ)
-        topic = find_or_create(cluster, arguments.topic, arguments.new_topic, " or --create-topic")
+        topic = find_or_create(cluster, arguments.topic, arguments.new_topic, "--create-topic")
         before = end_offsets(cluster, [topic.name])
         spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
         started = clock.monotonic_s()

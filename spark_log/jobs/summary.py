@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.expired_records import Expired
-from spark_log.quantities import count_of
+from spark_log.quantities import count_of, rate_of
 
 _PARTITIONS_SHOWN_MAX = 32
 
@@ -69,7 +69,7 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
             "after": _nested(summary.after),
         }
         return [json.dumps(facts)]
-    rate = f", {summary.records / summary.seconds:,.0f} records/s" if summary.seconds > 0 else ""
+    rate = rate_of(summary.records, summary.seconds)
     size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else count_of(summary.bytes, "byte")
     lines = [f"{summary.job}: {count_of(summary.records, 'record')}, {size}, {summary.seconds:.1f} s{rate}"]
     if summary.malformed:

@@ -16,10 +16,10 @@ from kafka.errors import KafkaError
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import find_topic
 from spark_log.consume.consumer import Consumer
 from spark_log.datasource.options.topic_choice import SubscribePattern
-from spark_log.errors import InvalidOptionError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.jobs.failures import one_line
 from spark_log.jobs.summary import tell
 from spark_log.jobs.transform import TransformArguments
@@ -89,10 +89,7 @@ def _check_topics(arguments: TransformArguments) -> None:
     named = [] if isinstance(arguments.topics, SubscribePattern) else [*arguments.topics.topics]
     named += [] if arguments.to_topic is None else [arguments.to_topic]
     with Cluster.open(arguments.cluster) as cluster:
-        found = cluster.store.read(lambda connection: find_topics(connection, named))
-    for name in named:
-        if name not in found:
-            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition")
+        cluster.store.read(lambda connection: [find_topic(connection, name) for name in named])
 
 
 def _consumer(arguments: TransformArguments) -> Consumer:

@@ -96,6 +96,26 @@ def test_max_messages_and_follow_end(events: Path) -> None:
     assert len(consumed(events, "--follow", "-n", "3")) == 3
 
 
+def test_a_misspelt_topic_is_answered_with_a_similar_name(events: Path) -> None:
+    for command in (["consume", "evnts"], ["produce", "evnts"], ["topic", "describe", "evnts"]):
+        refused = run(*command, stdin="a", cluster=events)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr == "spark-log: topic 'evnts': unknown topic or partition (did you mean 'events'?)\n"
+
+
+def test_missing_cluster_says_how_to_make_one() -> None:
+    refused = run("topic", "list")
+    assert refused.exit_code == 2
+    assert "'--cluster' (env var: 'SPARK_LOG_CLUSTER')" in refused.stderr
+    assert "`spark-log init FOLDER` makes one" in refused.stderr
+
+
+def test_former_names_of_commands_work_and_are_not_in_the_help(events: Path) -> None:
+    assert ok("upkeep", "seal", cluster=events) == ok("maintenance", "seal", cluster=events)
+    assert ok("partition", "losses", cluster=events) == ok("partition", "truncations", cluster=events)
+    assert "upkeep" not in ok("--help") and "losses" not in ok("partition", "--help")
+
+
 def test_control_characters_do_not_reach_the_terminal(events: Path) -> None:
     ok("produce", "events", stdin="\x1b[31mred\n", cluster=events)
     assert "\x1b" not in ok("consume", "events", cluster=events)

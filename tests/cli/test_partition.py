@@ -126,7 +126,7 @@ def test_offline_partitions_are_seen_and_brought_back(cluster: Path, brokers: Cl
         None, True, 2, [2], [3], [2, 3],
     )  # fmt: skip
     assert part["lag"] == {"2": 0, "3": 2}
-    assert ok("partition", "losses", cluster=cluster) == "Elections have cut off nothing.\n"
+    assert ok("partition", "truncations", cluster=cluster) == "No election has truncated a partition.\n"
 
     refused = run("partition", "elect", "--topic", "t", "-p", "0", cluster=cluster)
     assert (refused.exit_code, refused.stderr) == (
@@ -139,7 +139,7 @@ def test_offline_partitions_are_seen_and_brought_back(cluster: Path, brokers: Cl
     assert run("partition", "elect", "--unclean", "--all", stdin="n\n", cluster=cluster).exit_code == 1
     elected = ok("partition", "elect", "--unclean", "--all", "--yes", cluster=cluster)
     assert elected == "1 partition with a new leader, 1 needed none.\nt-0: elected\n"
-    [loss] = json.loads(ok("partition", "losses", "--json", cluster=cluster))
+    [loss] = json.loads(ok("partition", "truncations", "--json", cluster=cluster))
     assert (loss["topic"], loss["partition"], loss["start_offset"], loss["end_offset"]) == ("t", 0, 0, 2)
     assert (loss["record_count"], loss["seen_count"], loss["unclean"]) == (2, 2, True)
     assert "2 records lost in all." in ok("partition", "losses", "--topic", "t", cluster=cluster)
@@ -199,7 +199,7 @@ def test_wrong_usage_is_told(cluster: Path, brokers: Cluster, tmp_path: Path) ->
         ((*reassign, "--plan", str(plan)), "partitions[0].replicas: expected distinct broker ids"),
         ((*reassign, "--plan", str(tmp_path / "none.json")), "none.json"),
         (("partition", "elect", "--topic", "t", "-p", "7"), "partition t-7: unknown topic or partition"),
-        (("partition", "losses", "--topic", "nope"), "topic 'nope'"),
+        (("partition", "truncations", "--topic", "nope"), "topic 'nope'"),
     ):
         failed = run(*arguments, cluster=cluster)
         assert failed.exit_code == 1, failed.output
