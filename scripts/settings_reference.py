@@ -1,6 +1,6 @@
 """Writes conf/topic.properties from the definitions in spark_log/config/topic_configs.py; a test compares the two.
 
-python scripts/settings_reference.py            writes the file
+Run `python scripts/settings_reference.py` after a change of a definition.
 """
 
 import textwrap
@@ -11,7 +11,8 @@ from spark_log.config import definitions
 TARGET = Path(__file__).resolve().parents[1] / "conf" / "topic.properties"
 
 _HEAD = """\
-# Every setting of a topic, with its default. Names and units are Kafka's; what is ours says so.
+# Every setting of a topic, with its default. Names and units are Kafka's; settings that Kafka does not have begin with
+# "Ours".
 # Set them with `spark-log topic create NAME --config name=value` or `spark-log topic alter`; all take effect at once.
 # Written by scripts/settings_reference.py from spark_log/config/topic_configs.py.
 """

@@ -22,7 +22,7 @@ def add(
         typer.Option(
             "--log-dir",
             metavar="FOLDER-OR-URI",
-            help="Where it keeps its replicas; repeatable. A folder on the disk, not its mount point.",
+            help="Location of its replicas; repeatable. A folder on the disk, not its mount point.",
             show_default=False,
         ),
     ],
@@ -31,7 +31,7 @@ def add(
 ) -> None:
     """Add a broker: a place for replicas.
 
-    It is *embedded*: it needs no process, whoever appends or coordinates does its work. `broker start` serves it.
+    It is *embedded*: it needs no process, because clients and coordinators do its work. `broker start` serves it.
 
     **Examples**
 
@@ -48,7 +48,7 @@ def add(
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the brokers: alive or not, who serves them, their log dirs, replicas and leaders."""
+    """List the brokers: state, serving process, log dirs, replicas and leaders."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.cluster.cluster import Cluster
     from spark_log.coordinator.coordinator import controller_status
@@ -100,13 +100,13 @@ def start(
         typer.Option(
             "--setting",
             metavar="NAME=VALUE",
-            help="A cluster setting for this process, as broker.session.timeout.ms=9000; repeatable.",
+            help="A cluster setting for this process, such as broker.session.timeout.ms=9000; repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Serve a broker until stopped: keep its replicas up to date, stand for controller and coordinator.
+    """Serve a broker until stopped: update its replicas, run a candidate for controller and coordinator.
 
-    SIGTERM or Ctrl-C ends it and lets others lead at once. Killed, it counts as dead when its lease has run out
+    SIGTERM or Ctrl-C ends it, and other brokers lead at once. If it is killed, it is dead when its lease expires
     (broker.session.timeout.ms).
     """
     from spark_log.cluster.cluster import Cluster
@@ -122,7 +122,7 @@ def start(
         Cluster.open(cluster) as opened,
         Broker(opened, broker_id, settings=with_settings(opened, given) if given else None) as broker,
     ):
-        stop.on_signals()  # until now they may end the wait for a predecessor's lease
+        stop.on_signals()  # before, a signal ends the wait for the lease of a predecessor
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
         acting = False
         while not stop.wait(0.1) and broker.failure is None:
@@ -136,7 +136,7 @@ def start(
 
 @app.command()
 def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
-    """Make a broker that was served embedded again: alive without a process."""
+    """Make a served broker embedded again: it is then alive without a process."""
     from spark_log.cluster.brokers import embed_broker
     from spark_log.cluster.cluster import Cluster
 
@@ -147,7 +147,7 @@ def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
 
 @app.command()
 def remove(broker_id: BrokerId_, cluster: Cluster_) -> None:
-    """Forget a broker that has no replicas any more. Its files stay where they are."""
+    """Remove a broker that has no replicas any more. Its files are not deleted."""
     from spark_log.cluster.brokers import remove_broker
     from spark_log.cluster.cluster import Cluster
 

@@ -22,14 +22,16 @@ def config(
     cluster: Cluster_,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting, as transaction.max.timeout.ms=60000; repeatable."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting, such as transaction.max.timeout.ms=60000; repeatable."
+        ),
     ] = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to its default; repeatable.")
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Reset a setting to its default; repeatable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the settings that hold for the whole cluster, or change them. Running clients obey after some seconds.
+    """Show the settings of the whole cluster, or change them. Running clients apply a change within seconds.
 
     **Examples**
 
@@ -63,7 +65,7 @@ def init(
         typer.Argument(
             metavar="FOLDER-OR-URL",
             envvar=CLUSTER_ENVIRONMENT_VARIABLE,
-            help="A folder to make, or the postgresql+psycopg:// URL of an empty database.",
+            help="A new folder, or the postgresql+psycopg:// URL of an empty database.",
             show_default=False,
         ),
     ],
@@ -71,17 +73,17 @@ def init(
         str | None,
         typer.Option(
             metavar="URI",
-            help="Where broker 1 keeps its segments: a folder or URI that every worker reaches. "
+            help="Location of the segments of broker 1: a folder or URI that every worker reaches. "
             "[default: FOLDER/broker-1; needed with a database]",
             show_default=False,
         ),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="An existing cluster is no error, and stays as it is.")
+        bool, typer.Option("--if-not-exists", help="An existing cluster is not an error and is not changed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a cluster with one broker.
+    """Create a cluster with one broker.
 
     **Examples**
 
@@ -103,15 +105,18 @@ def init(
         if as_json:
             print_json({"cluster_id": cluster.cluster_id, "address": shown, "log_dirs": dirs})
             return
-        say(f"{'Made' if made else 'There is'} cluster {cluster.cluster_id} at {shown}, segments in {', '.join(dirs)}.")
+        say(
+            f"{'Created' if made else 'There is'} cluster {cluster.cluster_id} at {shown}, segments in"
+            f" {', '.join(dirs)}."
+        )
         repeatable = cluster.store.address.without_password
         if repeatable != shown:
-            say("Put the password into the environment variable PGPASSWORD, or into ~/.pgpass.")
+            say("Set the password in the environment variable PGPASSWORD, or in ~/.pgpass.")
         say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={repeatable}; spark-log topic create events --partitions 4")
 
 
 def status(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the cluster: its store, whether its log dirs answer, and how much the topics of users hold."""
+    """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.names import is_internal
     from spark_log.cluster.topics import find_topics

@@ -35,27 +35,30 @@ def consume(
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
     ] = None,
-    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end; Ctrl-C stops.")] = False,
     idle: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="With --follow: stop when nothing came for so long.")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="With --follow: stop after this time without a record."),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Read as a member of this group: from what it has committed, and commit."),
+        typer.Option("--group", "-g", help="Read as a member of this group: from its committed offsets, and commit."),
     ] = None,
     isolation_level: Annotated[
         IsolationLevel,
-        typer.Option(help="Both see the same: what is committed, and no open transaction makes them wait."),
+        typer.Option(help="Both levels read committed records only, and neither waits for an open transaction."),
     ] = IsolationLevel.read_committed,
-    values: Annotated[bool, typer.Option("--values", help="Print the bytes of the values only, one a line.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Print only the bytes of the values, one per line.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a record, as `produce` reads.")
+        bool, typer.Option("--json", help="Print one JSON object per record, as `produce --format json` reads it.")
     ] = False,
 ) -> None:
-    """Print the records of a topic that are there when it starts, or with --follow all that come.
+    """Print the records that a topic has now; with --follow also the records that arrive later.
 
-    Records of a partition come in order. Bytes that are not UTF-8 are shown as base64.
+    Records of a partition are in order. Bytes that are not UTF-8 are shown as base64.
 
     **Examples**
 
@@ -77,15 +80,15 @@ def consume(
         _consume_as_member(topic, cluster, group, position, partition, max_messages, follow, idle, values, as_json)
         return
 
-    from spark_log.cli.topic_reader import Receiver
+    from spark_log.cli.topic_reader import TopicReader
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.log import Log
 
     with Cluster.open(cluster) as opened:
         log = Log(opened, holder="spark-log consume")
-        receiver = Receiver(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
-        receiver.seek(position)
-        batches = receiver.follow(idle) if follow else receiver.read_available()
+        reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
+        reader.seek(position)
+        batches = reader.follow(idle) if follow else reader.read_available()
         count = 0
         try:
             for row in _rows(batches, max_messages):
@@ -96,7 +99,7 @@ def consume(
         finally:
             log.close()
         sys.stdout.flush()
-    for lost_partition, lost in receiver.lost.items():
+    for lost_partition, lost in reader.lost.items():
         note(f"{topic}-{lost_partition.partition}: {count_of(lost, 'offset')} deleted before they could be read")
     if not values and not as_json:
         note(f"{count_of(count, 'record')}.")
@@ -118,7 +121,8 @@ def _consume_as_member(
         raise typer.BadParameter("--partition and --group exclude each other: the group assigns the partitions")
     if not isinstance(position, Earliest | Latest):
         raise typer.BadParameter(
-            "with --group it is earliest or latest, for where nothing is committed", param_hint="--from"
+            "with --group it is earliest or latest: the start of a partition without a committed offset",
+            param_hint="--from",
         )
 
     from spark_log.cli.topic_reader import member_batches

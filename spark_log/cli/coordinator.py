@@ -1,4 +1,4 @@
-"""`spark-log coordinator`: do the periodic duties of the cluster until stopped."""
+"""`spark-log coordinator`: run the periodic tasks of the cluster until stopped."""
 
 from typing import Annotated
 
@@ -11,23 +11,23 @@ from spark_log.cli.output import note, print_facts, print_json, say
 def coordinator(
     cluster: Cluster_,
     status: Annotated[
-        bool, typer.Option("--status", help="Show who is the coordinator, and end. Exit code 1: none is.")
+        bool, typer.Option("--status", help="Show the active coordinator, and end. Exit code 1: there is none.")
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--setting",
             metavar="NAME=VALUE",
-            help="A cluster setting for this process alone, as log.merge.interval.ms=60000; repeatable. It "
-            "then keeps to the cluster's settings as they are when it starts.",
+            help="A cluster setting for this process alone, such as log.merge.interval.ms=60000; repeatable. Later "
+            "changes of the cluster's settings then have no effect on this process.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Stand for coordinator: end the sessions of dead consumers, assign partitions, do maintenance.
+    """Run a coordinator: it ends the sessions of dead consumers, assigns partitions and runs maintenance.
 
-    One acts at a time; start as many as you like, on any host. Without any, consumers see to groups themselves.
-    SIGTERM or Ctrl-C gives the lease back.
+    Start any number, on any host: one at a time is active. Without a coordinator, consumers manage their groups
+    themselves. SIGTERM or Ctrl-C ends it and releases the lease.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import with_settings
@@ -48,11 +48,11 @@ def coordinator(
             return
         stop = Stop().on_signals()
         settings = with_settings(opened, given) if given else None
-        with Coordinator(opened, settings=settings) as standing:
-            say(f"Standing for coordinator of {opened.store.address}. Ctrl-C stops.")
+        with Coordinator(opened, settings=settings) as running:
+            say(f"Coordinator of {opened.store.address} is running. Ctrl-C stops it.")
             acting = False
             while not stop.wait(0.2):
-                if standing.acting != acting:
-                    acting = standing.acting
-                    note("Acting." if acting else "Another one acts.")
+                if running.acting != acting:
+                    acting = running.acting
+                    note("It is the active coordinator." if acting else "Another coordinator is active.")
         say("Stopped.")

@@ -1,4 +1,4 @@
-"""`spark-log delta install`: Delta for Spark, once, after `pip install`."""
+"""`spark-log delta install`: Delta for Spark, once after `pip install`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help='Install what Spark needs for forma
 
 @app.callback()
 def _group() -> None:
-    """Install what Spark needs for format("delta"). Topics need none of it: format("spark_log") works without."""
+    """Install what Spark needs for format("delta"). Topics do not need it: format("spark_log") works without."""
 
 
 @app.command()
@@ -28,8 +28,8 @@ def install(
 ) -> None:
     """Download the JARs of Delta and of Spark's Avro functions, verify them, and print the Spark settings for Delta.
 
-    Run it once on every machine of the Spark cluster. JARs that are there already are not downloaded again. They come
-    from Maven Central, or from the mirror whose URL is in DEFAULT_ARTIFACT_REPOSITORY. Only the settings go to stdout.
+    Run it once on every machine of the Spark cluster. Existing JARs are not downloaded again. The source
+    is Maven Central, or the mirror whose URL is in DEFAULT_ARTIFACT_REPOSITORY. Only the settings go to stdout.
 
     Without it, `spark.jars.packages io.delta:delta-spark_4.2_2.13:4.4.0` beside those settings makes each Spark
     application fetch Delta itself.

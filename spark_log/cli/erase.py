@@ -1,4 +1,4 @@
-"""`spark-log topic erase`: every record of given keys goes."""
+"""`spark-log topic erase`: erase every record of given keys."""
 
 from typing import Annotated
 
@@ -8,8 +8,8 @@ from spark_log.cli.options import Cluster_, Json, TopicName, parse_before
 from spark_log.cli.output import count_of, note, print_json, say
 
 _PURGE = """\
-The files that held these records are deleted at once in every log dir, with older copies that merges and compactions
-left. Spark jobs, consumers and Delta streams that are on one of them fail, and versions of the Delta table from before
+The files that contain these records are deleted at once in every log dir, also older copies from before merges and
+compactions. Spark jobs, consumers and Delta streams that read one of them fail, and older versions of the Delta table
 cannot be read any more."""
 
 
@@ -19,7 +19,7 @@ def erase(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            "--key", "-k", metavar="KEY", help="A key; repeatable. Other users see it in `ps`: better a file."
+            "--key", "-k", metavar="KEY", help="A key; repeatable. Other users see it in `ps`: prefer --keys-file."
         ),
     ] = None,
     keys_file: Annotated[
@@ -31,7 +31,7 @@ def erase(
         list[str] | None,
         typer.Option(
             metavar="[PARTITION=]OFFSET",
-            help="Erase only what lies before this offset, of one partition or of all. Repeatable.",
+            help="Erase only records before this offset, of one partition or of all. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -43,8 +43,8 @@ def erase(
 ) -> None:
     """Erase every record of some keys: values, headers and tombstones. All other records keep their offsets.
 
-    What is appended while it runs is not looked at: stop whoever still writes such records first. For topics of many
-    gigabytes there is `spark-submit jobs/erase.py`.
+    Records that are appended while it runs are not erased: first stop the programs that write them. For topics of many
+    gigabytes use `spark-submit "$(spark-log path jobs)/erase.py"`.
 
     **Examples**
 
@@ -59,7 +59,9 @@ def erase(
     if not key and keys_file is None:
         raise typer.BadParameter("expected --key or --keys-file")
     if keys_file == STDIN and not yes:
-        raise typer.BadParameter("with keys on stdin nobody can be asked: add --yes", param_hint="--keys-file")
+        raise typer.BadParameter(
+            "keys on stdin need --yes: there is no input left for the confirmation", param_hint="--keys-file"
+        )
     keys = keys_of(key or (), keys_file, encoded=encoded)
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))

@@ -32,7 +32,7 @@ _SHIFT = re.compile(r"[+-][0-9]{1,18}")
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the groups: state, members, and how many records they are behind."""
+    """List the groups: state, members and lag."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_inspection import group_lag, list_groups
 
@@ -55,7 +55,7 @@ def describe(
     follow: Annotated[bool, typer.Option("--follow", help="Show the lag live; Ctrl-C stops.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a group: its members, what each has, and the lag of every partition.
+    """Show a group: its members, their partitions, and the lag of every partition.
 
     **Examples**
 
@@ -68,16 +68,16 @@ def describe(
 
     with Cluster.open(cluster) as opened:
 
-        def look() -> tuple["GroupDescription", list["PartitionLag"]]:
+        def read() -> tuple["GroupDescription", list["PartitionLag"]]:
             [described] = describe_groups(opened.store, [group])
             if described.state == "Dead":
                 raise GroupIdNotFoundError(f"group {group!r}: there is no such group")
             return described, group_lag(opened.store, group)
 
         if follow:
-            _follow(look)
+            _follow(read)
             return
-        described, lag = look()
+        described, lag = read()
     if as_json:
         print_json(_as_json(described, lag))
         return
@@ -101,7 +101,7 @@ def _lag_row(row: "PartitionLag") -> tuple[object, ...]:
     return (f"{row.topic}-{row.partition}", row.committed, row.log_end, row.lag, member)
 
 
-def _follow(look: Any) -> None:
+def _follow(read: Any) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -109,7 +109,7 @@ def _follow(look: Any) -> None:
     from spark_log import clock
 
     def table() -> Table:
-        described, lag = look()
+        described, lag = read()
         members = count_of(len(described.members), "member")
         title = f"{described.group_id}: {described.state}, {members}, lag {_total(lag):,}"
         shown = Table(*_LAG_COLUMNS, title=title, title_justify="left")
@@ -143,7 +143,7 @@ def reset(
     topic: Topics = None,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the new offsets; so does a call without --execute.")
+        bool, typer.Option("--dry-run", help="Only show the new offsets, as without --execute.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -190,7 +190,7 @@ def delete(group: GroupId, cluster: Cluster_) -> None:
 
 @app.command("delete-offsets")
 def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
-    """Forget what a group has committed, for topics that no live member of it reads."""
+    """Delete committed offsets of a group, for topics that none of its live members reads."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_operations import delete_offsets
 
@@ -207,7 +207,7 @@ def remove_member(
     member: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Member ids.")] = None,
     instance: Annotated[list[str] | None, typer.Option("--instance", help="group.instance.id; repeatable.")] = None,
 ) -> None:
-    """Take members out of a group, static ones too; others take over their partitions."""
+    """Remove members from a group, also static ones; the others take over their partitions."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_operations import remove_from_group
 
@@ -227,7 +227,7 @@ def _reset_to(text: str) -> "ResetTo":
         position = parse_position(text)
     except ValueError:
         raise typer.BadParameter(
-            f"expected earliest, latest, an offset, +N, -N, a time as 2026-01-31T12:00:00Z, or @milliseconds;"
+            f"expected earliest, latest, an offset, +N, -N, a time such as 2026-01-31T12:00:00Z, or @milliseconds;"
             f" got {text!r}",
             param_hint="--to",
         ) from None
@@ -250,7 +250,7 @@ def _committed(opened: Any, group: str) -> dict[Any, int]:
 
 
 def _chosen(opened: Any, topics: Sequence[str] | None, committed: Mapping[Any, int]) -> list[Any]:
-    """The partitions that --topic names, else all that the group has committed."""
+    """The partitions that --topic names, or all with a committed offset of the group."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 

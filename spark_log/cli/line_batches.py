@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into batches of lines: large while there is much to read, small while it trickles."""
+"""Cuts a stream of bytes into batches of lines: large batches of fast input, small batches of slow input."""
 
 import io
 import select
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""A batch is about so large at most: some MiB a partition make a good segment file."""
+"""About the largest batch: a few MiB per partition make a good segment file."""
 
 LINGER_S = 0.05
-"""How long to wait for more before a batch that is not full goes out (Kafka's linger.ms)."""
+"""Wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
 
 _READ_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: flo
         if ended and not lines[-1]:
             lines.pop()
         if len(rest) >= batch_bytes:
-            batch_bytes = 2 * len(rest)  # one long line: read on, without joining it anew for every piece
+            batch_bytes = 2 * len(rest)  # a long line: read more of it before the next join
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
         if ended:

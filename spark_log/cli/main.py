@@ -1,4 +1,4 @@
-"""`spark-log`: the command line. One module a command group; what is heavy is imported when a command runs.
+"""`spark-log`: the command line. Each command group is one module; heavy modules are imported when a command runs.
 
 Exit codes: 0 done, 1 an error of ours or of the machine (one line on stderr), 2 wrong usage.
 """
@@ -37,7 +37,7 @@ class OneLineErrors(TyperGroup):
             explain_missing_cluster(error)
             raise
         except BrokenPipeError:
-            raise  # typer ends quietly when the reader of a pipe has gone
+            raise  # typer ends quietly when the reader of a pipe has ended
         except (SparkLogError, OSError) as error:
             text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
             typer.echo(f"spark-log: {' '.join(redact(text).split())}", err=True)
@@ -85,7 +85,7 @@ def main(
 ) -> None:
     """A distributed log with Kafka's model, native to Spark.
 
-    Every command needs a cluster: option `--cluster`, or once and for all `export SPARK_LOG_CLUSTER=/data/log`.
+    Every command needs a cluster: option `--cluster`, or once for a shell `export SPARK_LOG_CLUSTER=/data/log`.
 
     **Start here:**
 

@@ -1,4 +1,4 @@
-"""`spark-log maintenance`: do the coordinator's maintenance now."""
+"""`spark-log maintenance`: run the maintenance of the coordinator now."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def maintenance(
     cluster: Cluster_,
     task: Annotated[
-        list[str] | None, typer.Argument(metavar="TASK", help="Which; all by default.", show_default=False)
+        list[str] | None, typer.Argument(metavar="TASK", help="Task to run. [default: all]", show_default=False)
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -31,30 +31,30 @@ def maintenance(
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Seal every inline tail, whatever its age.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing; tell what would be done and deleted, and why.")
+        bool, typer.Option("--dry-run", help="Change nothing; show what would be done and deleted, and why.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each report.")] = False,
 ) -> None:
-    """Do maintenance now, and tell what was done. A coordinator does the same on its own schedule; both may.
+    """Run maintenance now and report it. A coordinator does the same on a schedule; both may run at the same time.
 
     **Tasks**, in the order in which they run
 
-    - `flush`: force to disk what was acknowledged before (flush.ms)
-    - `seal`: inline tails older than delta.max.lag.ms or segment.ms become files, and Delta tables list them
+    - `flush`: force acknowledged records to disk (flush.ms)
+    - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list these in the Delta tables
     - `transactions`: abort transactions that have been open for longer than their transaction.timeout.ms
-    - `retention`: drop what retention.ms and retention.bytes no longer keep
-    - `compact`: keep the last value of every key (cleanup.policy=compact), where partitions are not too large for it
-    - `merge`: small segments become one of segment.bytes
-    - `delta`: Delta tables are brought up to date, checkpointed, and freed of expired log files
-    - `files`: delete retired files, deleted topics, and files that nobody names
-    - `expire`: forget offsets of empty groups, silent producers and transactional ids
+    - `retention`: drop records that retention.ms and retention.bytes no longer keep
+    - `compact`: keep the last value of every key (cleanup.policy=compact) in partitions that are not too large
+    - `merge`: merge small segments into segments of segment.bytes
+    - `delta`: update Delta tables, write their checkpoints, delete their expired log files
+    - `files`: delete retired files, deleted topics, and files that the metadata does not name
+    - `expire`: delete the offsets of empty groups, and inactive producers and transactional ids
 
     **Examples**
 
     - `spark-log maintenance`
     - `spark-log maintenance seal merge --topic events`
     - `spark-log maintenance retention --dry-run`
-    - `spark-log maintenance seal --now` (then each topic's Delta table has every record)
+    - `spark-log maintenance seal --now` (afterwards every Delta table has all records)
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance import TASKS
@@ -77,7 +77,7 @@ def maintenance(
     if waiting:
         verb = "is" if waiting == 1 else "are"
         say(
-            f"{count_of(waiting, 'record')} {verb} not in the Delta tables yet: delta.max.lag.ms is not over."
+            f"{count_of(waiting, 'record')} {verb} not in the Delta tables yet: delta.max.lag.ms has not passed."
             " `spark-log maintenance seal --now` does not wait for it."
         )
     for text in failures:
@@ -103,24 +103,24 @@ def _run(
         try:
             yield from run(cluster, [name], topics=topics, now=now, dry_run=dry_run)
         except UnknownTopicOrPartitionError:
-            raise  # nothing has been done
+            raise  # no task has run
         except (SparkLogError, OSError) as error:
             failures.append(f"{name}: {' '.join(redact(str(error)).split())}")
 
 
 def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> int:
-    """Records of these topics that their Delta tables do not list, of the log dir that lacks most."""
+    """Records of these topics that their Delta tables do not list, in the log dir that lacks most."""
     from spark_log.cluster.topics import find_topics
     from spark_log.delta.delta_lag import delta_lags
 
-    def look(connection: "Connection") -> int:
+    def count(connection: "Connection") -> int:
         ids = [topic.topic_id for topic in find_topics(connection, names or None).values()]
         most: dict[int, int] = {}
         for (topic_id, _), lag in delta_lags(connection, ids).items():
             most[topic_id] = max(lag.records, most.get(topic_id, 0))
         return sum(most.values())
 
-    return cluster.store.read(look)
+    return cluster.store.read(count)
 
 
 def _spinner() -> AbstractContextManager[Any]:

@@ -1,6 +1,6 @@
 """Options that several commands share, and the text forms of their values.
 
-Text becomes types here; what is wrong is a usage error (exit code 2) that names the option and the value.
+Texts are parsed here. A wrong one is a usage error (exit code 2) that names the option and the value.
 """
 
 from collections.abc import Iterable

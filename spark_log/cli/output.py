@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for scripts, errors as one line."""
+"""Prints tables for people, JSON for scripts, and lines of text."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from spark_log.quantities import count_of as count_of
 from spark_log.quantities import time_of as time_of
 
 WIDTH_OF_PIPES = 200
-"""Columns of a table that does not go to a terminal: rich would cut it at 80."""
+"""Width of a table that is not printed to a terminal; the default of rich is 80 columns."""
 
 
 def print_json(value: Any) -> None:
@@ -43,12 +43,12 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def say(text: str) -> None:
-    """One line of what was done, on stdout."""
+    """Print one line about the result, on stdout."""
     typer.echo(text)
 
 
 def note(text: str) -> None:
-    """One line beside the data, on stderr."""
+    """Print one line that is not data, on stderr."""
     typer.echo(text, err=True)
 
 

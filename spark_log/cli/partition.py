@@ -1,4 +1,4 @@
-"""`spark-log partition …`: elect leaders, move replicas, see how evenly everything lies, and what elections lost."""
+"""`spark-log partition …`: elect leaders, move replicas, show balance and truncations."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,9 +14,7 @@ from spark_log.ids import TopicPartition
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
 
-app = typer.Typer(
-    no_args_is_help=True, help="Elect leaders, move replicas, show how evenly they lie and what elections lost."
-)
+app = typer.Typer(no_args_is_help=True, help="Elect leaders, move replicas, show balance and truncations.")
 
 TopicNames = Annotated[list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Repeatable.")]
 
@@ -33,14 +31,14 @@ def elect(
         bool,
         typer.Option(
             "--unclean/--preferred",
-            help="Unclean: let a replica lead that may lack records, where no in-sync one is alive. "
-            "Preferred: let the first of AR lead.",
+            help="Unclean: elect a replica that may lack records where no in-sync replica is alive. "
+            "Preferred: elect the first of AR.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Hold elections: let preferred leaders lead again, or bring offline partitions back at the price of records.
+    """Elect leaders: the preferred ones, or for offline partitions replicas that may lack records.
 
     **Examples**
 
@@ -84,7 +82,7 @@ def elect(
 
 @app.command()
 def balance(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show how evenly bytes, records and leaders lie on brokers and log dirs, and which partitions are to blame."""
+    """Show how evenly bytes, records and leaders are distributed, and which partitions cause an imbalance."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.controller.balance import load_balance
     from spark_log.errors import redact
@@ -163,7 +161,7 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
 def reassign(
     cluster: Cluster_,
     to_brokers: Annotated[
-        str | None, typer.Option("--to-brokers", metavar="N,N,…", help="Spread the partitions evenly on these.")
+        str | None, typer.Option("--to-brokers", metavar="N,N,…", help="Distribute the partitions evenly over these.")
     ] = None,
     topic: TopicNames = None,
     replication_factor: Annotated[
@@ -173,17 +171,19 @@ def reassign(
         Path | None, typer.Option("--plan", metavar="FILE", help="A plan in the JSON of Kafka's own tool; - is stdin.")
     ] = None,
     throttle: Annotated[
-        str | None, typer.Option("--throttle", metavar="BYTES", help="Copy at most so much a second, such as 50MB.")
+        str | None, typer.Option("--throttle", metavar="BYTES", help="Copy at most this much per second, such as 50MB.")
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Go back to the replicas there were before.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show what is under way, and end.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan as JSON, and move nothing.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Restore the replicas from before the reassignment.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show reassignments in progress, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan as JSON; change nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move replicas to other brokers while everybody goes on reading and writing.
+    """Move replicas to other brokers. Reads and writes continue.
 
-    Without a plan it goes on with what is under way. Ctrl-C stops the copying, not the reassignment: start it again, or
-    cancel it. Where brokers are served they do the copying, and this command watches.
+    Without a plan it continues reassignments in progress. Ctrl-C stops the copying, not the reassignment: run the
+    command again, or cancel it. Served brokers copy the replicas themselves, and this command shows the progress.
 
     **Examples**
 

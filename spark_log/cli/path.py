@@ -1,4 +1,4 @@
-"""`spark-log path`: where pip has put the folders `jobs` and `conf`."""
+"""`spark-log path`: the installed folders `jobs` and `conf`."""
 
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, files
@@ -22,7 +22,7 @@ def path(
         Folder, typer.Argument(help="jobs: programs for spark-submit. conf: recommended settings.", show_default=False)
     ],
 ) -> None:
-    """Print where this installation has the jobs for spark-submit, or the recommended Spark settings.
+    """Print the folder of the jobs for spark-submit, or of the recommended Spark settings.
 
     **Examples**
 

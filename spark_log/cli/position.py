@@ -1,4 +1,4 @@
-"""Where a read starts: the text of `--from` as a value. Pure.
+"""Option `--from`: the position where a read starts.
 
 earliest | latest | 1234 (an offset) | -10 (the last ten of each partition) | 2026-01-31T12:00:00Z | @1769860800000
 """
@@ -70,7 +70,7 @@ def start_offset(
 ) -> int:
     """The first offset to read of `partition` with these (log start offset, high watermark).
 
-    `at_timestamps` has the first offset with the wanted timestamp, None where every record is older. Raises
+    `at_timestamps` has the first offset with the requested timestamp, None if every record is older. Raises
     OffsetOutOfRangeError for an offset outside the limits.
     """
     low, high = limits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spark_log.produce.producer import Producer
 
 RECORDS_PER_BATCH_MAX = 100_000
-"""Short lines make many Python objects of few bytes; this keeps a batch within some hundred MB of memory."""
+"""A batch of short lines is many Python objects; this limits its memory to a few hundred MB."""
 
 BUFFER_BYTES = 8 * BATCH_BYTES
 """Memory of the producer: enough that it does not cut a batch into smaller files."""
@@ -43,38 +43,42 @@ def produce(
         Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="Read this file, not stdin.")
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="lines: a value a line. json: an object a line, as `consume --json`.")
+        Format,
+        typer.Option(
+            "--format", help="lines: one value per line. json: one object per line, as `consume --json` prints."
+        ),
     ] = Format.lines,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Splits a line into key and value.")
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in a line.")
     ] = None,
     null_marker: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A key or value that equals it is null (a tombstone).")
+        str | None, typer.Option(metavar="TEXT", help="A key or value with this text is null (a tombstone).")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send to this partition; else the key decides.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Send to this partition. [default: by the key]")
     ] = None,
     header: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=TEXT", help="A header of every record; repeatable."),
     ] = None,
     acks: Annotated[
-        AcksName, typer.Option(help="Who must have a record: the leader, or all in-sync replicas.")
+        AcksName, typer.Option(help="Replicas that must have a record: 1 (the leader) or all (in-sync replicas).")
     ] = AcksName.all,
     transactional_id: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="Send all of it in one transaction: it is seen whole when the input ends, which it must within 15 "
-            "minutes, or not at all. Aborts what another producer with this id has left open.",
+            help="Send all input in one transaction: its records become visible when the input ends, or none does. It "
+            "must end within 15 minutes. The open transaction of an earlier producer with this id is aborted.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Send lines to a topic, from stdin or a file.
 
-    Records with a key go where Kafka's clients would send them; without, round-robin. A line is acknowledged when it is
-    durable; slow input is sent line by line, fast input in large batches.
+    A record with a key goes to the partition that Kafka's clients would choose; records without a key go to the
+    partitions in turn. A line is acknowledged when it is durable. Slow input is sent line by line, fast input in large
+    batches.
 
     **Examples**
 
@@ -144,7 +148,7 @@ def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | 
 
 
 def _records(source: BinaryIO, parse: Callable[[bytes, int], Record]) -> Iterator[tuple[list[Record], int]]:
-    """Batches of records, and how many bytes of input each was."""
+    """Batches of records, each with its size in bytes of input."""
     number = 0
     for lines in line_batches(source):
         for first in range(0, len(lines), RECORDS_PER_BATCH_MAX):
@@ -170,12 +174,12 @@ def _summarise(topic: str, sender: "RecordSender", seconds: float, as_json: bool
 
 
 class _Progress:
-    """A bar on stderr when somebody watches: of the file's bytes, or only a count where the end is not known."""
+    """A progress bar on stderr if it is a terminal: of the bytes of the file, or a count if the size is not known."""
 
     def __init__(self, file: Path | None) -> None:
         self._bar: Any = None
         self._total = file.stat().st_size if file else None
-        # stdin that is a terminal shows what is typed already
+        # a terminal shows the typed input already
         self._wanted = sys.stderr.isatty() and not (file is None and sys.stdin.isatty())
 
     def __enter__(self) -> "_Progress":

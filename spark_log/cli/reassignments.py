@@ -1,4 +1,4 @@
-"""What `spark-log partition reassign` does: plans, their execution with a progress bar, status, cancel."""
+"""`spark-log partition reassign`: plans, their execution with a progress bar, status, cancel."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ def read_plan(path: Path) -> Plan:
 def make_plan(
     cluster: Cluster, partitions: Sequence[TopicPartition], broker_ids: Sequence[int], factor: int | None
 ) -> Plan:
-    """The partitions spread on these brokers; where that changes nothing, a partition is left out."""
+    """A plan that distributes the partitions over these brokers, without partitions that stay as they are."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.cluster.placement import BrokerLoad
     from spark_log.controller.reassignment_proposal import propose
@@ -40,7 +40,9 @@ def make_plan(
     known = {broker.broker_id: broker for broker in list_brokers(cluster)}
     for at, broker_id in enumerate(broker_ids):
         if broker_id not in known or broker_id in broker_ids[:at]:
-            reason = "comes twice" if broker_id in known else f"is none of the brokers {', '.join(map(str, known))}"
+            reason = (
+                "is given twice" if broker_id in known else f"is not one of the brokers {', '.join(map(str, known))}"
+            )
             raise InvalidReplicationAssignmentError(f"--to-brokers: {broker_id} {reason}")
     brokers = [
         BrokerLoad(known[i].broker_id, known[i].rack, {d.log_dir_id: d.replicas for d in known[i].log_dirs})
@@ -52,7 +54,7 @@ def make_plan(
 
 
 def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_run: bool, as_json: bool) -> None:
-    """Begin it and carry it out; or with `dry_run` print it as JSON, and what it costs beside it."""
+    """Begin and execute the plan; with `dry_run` print it as JSON, and its cost on stderr."""
     from spark_log.controller.assignment_json import dump_assignments
     from spark_log.controller.balance import load_replicas
     from spark_log.controller.reassignment_proposal import moved_bytes
@@ -69,9 +71,9 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
         note(f"The plan changes {what}.")
         return
     if not plan:
-        print_json([]) if as_json else say("Everything is where it should be.")
+        print_json([]) if as_json else say("All replicas are in place already.")
         return
-    note(f"Moving {what}. To go back: spark-log partition reassign --cancel")
+    note(f"Moving {what}. To cancel: spark-log partition reassign --cancel")
     begin_reassignments(cluster, plan, throttle_bytes_per_s)
     _carry_out(cluster, list(plan), as_json)
 
@@ -79,7 +81,7 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
 def go_on(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
     under_way = [tp for tp in list_reassignments(cluster.store) if tp in set(partitions)]
     if not under_way:
-        print_json([]) if as_json else say("No reassignment is under way.")
+        print_json([]) if as_json else say("No reassignment is in progress.")
         return
     _carry_out(cluster, under_way, as_json)
 
@@ -114,7 +116,7 @@ def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool
             ]
         )
     elif not found:
-        say("No reassignment is under way.")
+        say("No reassignment is in progress.")
     else:
         columns = ("partition", "from", "to", "replicas", "isr", "left", "throttle")
         print_table(None, columns, [_row(tp, status) for tp, status in found.items()])
@@ -141,7 +143,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
 
         def tell(left: UnderWay) -> None:
             bytes_left = sum(status.bytes_left for status in left.values())
-            # what is written meanwhile may have to be copied too
+            # records that arrive meanwhile may have to be copied too
             total = max(bar.tasks[0].total or 0, bytes_left + bar.tasks[0].completed)
             description = f"{len(partitions) - len(left):,} of {count_of(len(partitions), 'partition')} moved"
             bar.update(task, total=total, completed=total - bytes_left, description=description)
@@ -149,7 +151,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
         try:
             carry_out(cluster, cluster.store.settings, partitions, tell)
         except KeyboardInterrupt:
-            note("Stopped copying. To go on: spark-log partition reassign; to go back, with --cancel.")
+            note("Stopped copying. To continue: spark-log partition reassign; to cancel: add --cancel.")
             raise typer.Exit(130) from None
     now = _assignments(cluster, partitions)
     if as_json:

@@ -1,8 +1,8 @@
-"""Lines of text <-> records. Pure; what `produce` accepts as JSON is what `consume --json` prints.
+"""Lines of text <-> records. `produce --format json` accepts what `consume --json` prints.
 
 A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
-"partition": n}. Bytes that are not UTF-8 stand as base64 under `key_base64` or `value_base64` instead. A value that is
-an object, a list, a number or a truth value means its compact JSON text. Only the value is required; null is a
+"partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
+an object, a list, a number or a boolean stands for its compact JSON text. Only the value is required; null is a
 tombstone.
 """
 
@@ -24,7 +24,7 @@ _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 @dataclass(frozen=True)
 class Record:
-    """A record to append. `partition` and `timestamp_ms` None: not chosen."""
+    """A record to append. `partition` or `timestamp_ms` None: the default of a producer."""
 
     key: bytes | None
     value: bytes | None
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass(frozen=True)
 class LineFormat:
-    """How a plain line becomes a record: `key_separator` splits it, `null_marker` as a whole key or value is null."""
+    """Format of plain lines: `key_separator` separates key and value; `null_marker` stands for a null key or value."""
 
     key_separator: bytes | None = None
     null_marker: bytes | None = None
@@ -76,7 +76,7 @@ def parse_json(line: bytes, number: int) -> Record:
 
 
 def show_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the read schema (`timestamp` as milliseconds) as `parse_json` reads it, with where it was."""
+    """A row of the read schema (`timestamp` as milliseconds) as `parse_json` reads it, with its position."""
     shown: dict[str, Any] = {name: row[name] for name in ("topic", "partition", "offset", "timestamp")}
     shown["timestampType"] = _TIMESTAMP_TYPES[row["timestampType"]]
     _put_bytes(shown, "key", row["key"])

@@ -1,4 +1,4 @@
-"""`spark-log store …`: the metadata store, and whether it is the one that the log dirs were written under."""
+"""`spark-log store …`: the metadata store, and whether it belongs to the log dirs."""
 
 from typing import Annotated, Any
 
@@ -10,14 +10,14 @@ from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_js
 app = typer.Typer(no_args_is_help=True, help="Show the metadata store, and accept one that was restored.")
 
 _ACCEPT = """\
-The metadata store knows less than it did if it was restored from a backup, or promoted without its last transactions.
-Once it is accepted, what it does not name is taken out of the Delta tables, and clean-up deletes it from the log dirs.
-Records that only those files hold are lost then: copy the files away first if you want to look at them."""
+A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
+After you accept it, files that it does not name are removed from the Delta tables, and clean-up deletes them from the
+log dirs. Records that exist only in these files are then lost: copy the files first if you need them."""
 
 
 @app.command()
 def status(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the metadata store: what it is, its identity and revision, and what the log dirs have that it does not name.
+    """Show the metadata store: its kind, identity and revision, and the files of the log dirs that it does not name.
 
     Exit code 1 if it is not the store that was recorded.
     """
@@ -42,10 +42,10 @@ def accept(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Accept the metadata store as it is now: clean-up of files and publication to Delta tables go on.
+    """Accept the metadata store as it is now: clean-up of files and publication to Delta tables continue.
 
-    They stop when a PostgreSQL server has another system identifier or timeline than the one that was recorded, and
-    where a Delta table lists segments that the metadata has never heard of: then the store is an older one.
+    Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one, and where a
+    Delta table lists segments that the metadata does not know: this is a sign of an older store.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
@@ -62,7 +62,7 @@ def accept(
     if as_json:
         print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:
-        say(f"Accepted{f' {now}' if now else ''}. Clean-up and publication go on.")
+        say(f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue.")
 
 
 def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
@@ -93,11 +93,11 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
 
 def _print_unnamed(unnamed: Any) -> None:
     if not unnamed:
-        note("The log dirs that answer have no segment file that the metadata does not name.")
+        note("The metadata names every segment file of the reachable log dirs.")
         return
     rows = [(each.log_dir, each.folder, each.files, bytes_of(each.bytes), each.newest or "-") for each in unnamed]
     print_table("Files that the metadata does not name", ("log dir", "topic folder", "files", "bytes", "newest"), rows)
     note(
-        f"{count_of(sum(each.files for each in unnamed), 'file')}. Some are always there: writers are at work on them,"
-        " or were killed."
+        f"{count_of(sum(each.files for each in unnamed), 'file')}. Some are normal: files of active writers and of"
+        " writers that were killed."
     )

@@ -1,4 +1,4 @@
-"""`spark-log topic …`: make, show, change and delete topics."""
+"""`spark-log topic …`: create, show, change and delete topics."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from spark_log.cli.options import Cluster_, Json, TopicName, parse_before, parse
 from spark_log.cli.output import count_of, print_json, say
 from spark_log.cli.topic_producers import producers
 
-app = typer.Typer(no_args_is_help=True, help="Make, show, change and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, show, change and delete topics.")
 
 Config = Annotated[
     list[str] | None,
@@ -26,10 +26,10 @@ def create(
     replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
-    validate_only: Annotated[bool, typer.Option("--validate-only", help="Check, and make nothing.")] = False,
+    validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only; create nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     **Examples**
 
@@ -50,9 +50,9 @@ def create(
     elif existing:
         say(f"Topic {name} exists already with {count_of(existing[name].partition_count, 'partition')}.")
     elif made is None:
-        say(f"Topic {name} could be made.")
+        say(f"Topic {name} can be created.")
     else:
-        say(f"Made topic {name} with {count_of(partitions, 'partition')}.")
+        say(f"Created topic {name} with {count_of(partitions, 'partition')}.")
 
 
 @app.command("list")
@@ -78,11 +78,11 @@ def alter(
     config: Config = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", "-d", metavar="NAME", help="Put a config back to its default; repeatable."),
+        typer.Option("--delete-config", "-d", metavar="NAME", help="Reset a config to its default; repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a topic's configs, without a restart of anything.
+    """Change the configs of a topic. No restart is needed.
 
     **Example:** `spark-log topic alter events -c retention.ms=-1 -d compression.type`
     """
@@ -92,7 +92,7 @@ def alter(
     changes: dict[str, str | None] = dict(parse_pairs(config or (), "--config"))
     for config_name in delete_config or ():
         if config_name in changes:
-            raise typer.BadParameter(f"{config_name!r} is set as well", param_hint="--delete-config")
+            raise typer.BadParameter(f"{config_name!r} is also given with --config", param_hint="--delete-config")
         changes[config_name] = None
     if not changes:
         raise typer.BadParameter("expected at least one --config or --delete-config")
@@ -107,11 +107,11 @@ def alter(
 @app.command()
 def add_partitions(
     name: TopicName,
-    total: Annotated[int, typer.Argument(help="Number of partitions to have.", show_default=False)],
+    total: Annotated[int, typer.Argument(help="The new number of partitions.", show_default=False)],
     cluster: Cluster_,
     as_json: Json = False,
 ) -> None:
-    """Raise the number of partitions to TOTAL. Keys go to other partitions than before, as in Kafka."""
+    """Raise the number of partitions to TOTAL. Afterwards keys go to other partitions, as in Kafka."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import add_partitions as add
 
@@ -136,7 +136,7 @@ def delete(
     from spark_log.cluster.topics import delete_topic
 
     with Cluster.open(cluster) as opened:
-        describe_topics(opened, names)  # all of them exist, or none is deleted
+        describe_topics(opened, names)  # if one does not exist, none is deleted
         if not yes:
             typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
         for name in dict.fromkeys(names):
@@ -155,7 +155,7 @@ def delete_records(
         list[str],
         typer.Option(
             metavar="[PARTITION=]OFFSET",
-            help="Delete what lies before this offset, of one partition or of all; -1 is the end. Repeatable.",
+            help="Delete records before this offset, of one partition or of all; -1 is the end. Repeatable.",
             show_default=False,
         ),
     ],
@@ -193,5 +193,5 @@ def configs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain the topic configs: default, what is valid, what it does. Needs no cluster."""
+    """Explain the topic configs: default, valid values, meaning. Needs no cluster."""
     show.config_definitions(names or [], as_json)

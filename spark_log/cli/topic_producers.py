@@ -1,4 +1,4 @@
-"""`spark-log topic producers`: who has written to a topic's partitions, and who is about to."""
+"""`spark-log topic producers`: the producers of a topic, with their open transactions."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -17,9 +17,9 @@ def producers(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the idempotent producers whose last sequences are remembered, and those with an open transaction here.
+    """Show the idempotent producers of a topic, with their last sequences, and those with an open transaction.
 
-    An open transaction's start is where it would begin if it was committed now: its records have no offsets yet.
+    The start of an open transaction is the offset that a commit would give it now: its records have no offsets yet.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
@@ -34,7 +34,7 @@ def producers(
     if as_json:
         print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
     elif not rows:
-        say("No producer is known: idempotent ones are for a day, transactional ones while their transaction is open.")
+        say("No producer is known: idempotent ones are known for a day, transactional ones during a transaction.")
     else:
         print_table(
             None,

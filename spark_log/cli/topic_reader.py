@@ -1,4 +1,4 @@
-"""Reads a topic for the command line: where to start, what is there now, and, to follow, what comes."""
+"""Reads a topic for the command line: from a position to the current end, or on and on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.segments.slices import Positions
 
-LOOK_S = 1.0
-"""How long to follow without a look of our own, should nobody say that there is something new."""
+POLL_S = 1.0
+"""Longest pause between two polls, in case a notification of a change is lost."""
 
 
 @dataclass
-class Receiver:
+class TopicReader:
     """Reads partitions of a topic from `next_offsets` on, never at or above the high watermark."""
 
     log: Log
     topic: Topic
     partitions: Sequence[int] | None
-    """None: all, also those that are added while following."""
+    """None: all, also partitions that are added while following."""
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     lost: dict[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that retention took away before they were read, by partition."""
+    """Number of offsets that were deleted before they were read, by partition."""
 
     def seek(self, position: Position) -> None:
         """Start there. UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
@@ -50,7 +50,7 @@ class Receiver:
         """
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, limit in self._limits().items():
-            start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition: from its start
+            start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition is read from its start
             if start < limit.log_start_offset:
                 self.lost[tp] = self.lost.get(tp, 0) + limit.log_start_offset - start
                 start = limit.log_start_offset
@@ -65,19 +65,19 @@ class Receiver:
                 tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
                 self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
         except OffsetOutOfRangeError:
-            return  # retention has moved the start between the look and the plan: the next look counts what is lost
+            return  # retention moved the start after the limits were read: the next call counts the lost offsets
         for tp, (_, end) in ranges.items():
             self.next_offsets[tp] = end  # compaction may have removed the last records of the range
 
     def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-        """`read_available` again and again; ends once nothing has come for `idle_s` seconds (None: never)."""
+        """Call `read_available` repeatedly; end after `idle_s` seconds without a record (None: never)."""
         quiet_since = clock.monotonic_s()
         while idle_s is None or clock.monotonic_s() - quiet_since < idle_s:
-            look = self.log.cluster.store.changes.current()
+            seen = self.log.cluster.store.changes.current()
             for batch in self.read_available():
                 yield batch
                 quiet_since = clock.monotonic_s()
-            self.log.cluster.store.changes.wait(look, LOOK_S if idle_s is None else min(LOOK_S, idle_s))
+            self.log.cluster.store.changes.wait(seen, POLL_S if idle_s is None else min(POLL_S, idle_s))
 
     def _limits(self) -> dict[TopicPartition, Positions]:
         limits = self.log.positions(self.topic)
@@ -93,9 +93,9 @@ class Receiver:
 
 
 def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-    """What a group's member reads, committed once the next batch is asked for: printed, then committed.
+    """The batches that a member of a group reads; a batch is committed when the next one is requested.
 
-    Without `follow` it ends where its partitions ended at the last look.
+    Without `follow` it ends at the end offsets of its partitions.
     """
     left = limit
     quiet_since = clock.monotonic_s()

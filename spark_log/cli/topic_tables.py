@@ -1,4 +1,4 @@
-"""What `spark-log topic` shows, as tables and as JSON."""
+"""The output of `spark-log topic`, as tables and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load_topics(address: str) -> list[dict[str, Any]]:
-    """Every topic's facts, by name."""
+    """The facts of every topic, by name."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
     from spark_log.cluster.usage import Usage, usage
@@ -37,7 +37,7 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        say("No topics yet. Make one: spark-log topic create NAME --partitions 4")
+        say("There is no topic. Create one: spark-log topic create NAME --partitions 4")
     else:
         print_table(
             None,
@@ -133,7 +133,7 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def config_definitions(names: Sequence[str], as_json: bool) -> None:
-    """The documented configs; InvalidConfigurationError for a name that is none."""
+    """The documented configs. InvalidConfigurationError for an unknown name."""
     from spark_log.config import definitions
     from spark_log.errors import InvalidConfigurationError
 
@@ -164,7 +164,7 @@ def _delta_state(table: Mapping[str, Any]) -> str:
 
 
 def _leader(part: Mapping[str, Any]) -> Any:
-    """The leader, and the preferred one where that is another."""
+    """The leader, and the preferred leader if that is another broker."""
     if part["offline"]:
         return "OFFLINE"
     if part["leader"] == part["preferred_leader"]:
@@ -175,6 +175,6 @@ def _leader(part: Mapping[str, Any]) -> Any:
 def _cell(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, Mapping):  # who lags, and by how many records
+    if isinstance(value, Mapping):  # lagging brokers, with the number of records
         return " ".join(f"{broker}:{lag}" for broker, lag in value.items() if lag)
     return bytes_of(value) if name == "bytes" else value

@@ -35,8 +35,8 @@ def list_(
 ) -> None:
     """List the current or last transaction of every transactional id.
 
-    One that has sent no records yet is not known to the store, and not listed as Ongoing. One that was left open is
-    aborted by a coordinator, `spark-log maintenance transactions`, or the next producer with its id.
+    A transaction without records is not in the store and not listed as Ongoing. An abandoned transaction is aborted by
+    a coordinator, by `spark-log maintenance transactions`, or by the next producer with its id.
 
     **Examples**
 
@@ -60,7 +60,7 @@ def list_(
 
 @app.command()
 def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json = False) -> None:
-    """Show a transactional id: its producer, the state of its transaction, and what that has sent where."""
+    """Show a transactional id: its producer, the state of its transaction, and the pending batches by partition."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.transactions.transaction_inspection import describe_transactions
 
@@ -96,7 +96,7 @@ def abort(
     cluster: Cluster_,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Abort the open transaction of a transactional id: what it has sent is dropped.
+    """Abort the open transaction of a transactional id: its records are dropped.
 
     It fences nobody. A producer that is still at work on it learns of it at its next call
     (TransactionAbortableError), aborts, and goes on with the next transaction.
@@ -117,7 +117,7 @@ def abort(
         if not yes:
             asked = f"Abort the transaction of {transactional_id} (open for {_open_for(transaction)}, {records})?"
             typer.confirm(asked, abort=True, err=True)
-        abort_transaction(opened, transaction.ref)  # the one that was shown, and no later one
+        abort_transaction(opened, transaction.ref)  # exactly the transaction that was shown, no later one
     say(f"Aborted the transaction of {transactional_id}: {records} dropped.")
 
 
@@ -125,14 +125,14 @@ def abort(
 def find_hanging(
     cluster: Cluster_,
     max_timeout_ms: Annotated[
-        int, typer.Option("--max-timeout-ms", metavar="MS", min=0, help="The largest time-out that should be.")
+        int, typer.Option("--max-timeout-ms", metavar="MS", min=0, help="The largest expected time-out.")
     ] = 900_000,
     as_json: Json = False,
 ) -> None:
-    """Find transactions past their own time-out that nobody has aborted, or open for 5 minutes longer than the largest.
+    """Find open transactions past their own time-out, or open for 5 minutes longer than --max-timeout-ms.
 
-    They keep no reader waiting, only their records in the store. A coordinator aborts the former within seconds; where
-    none runs, `spark-log maintenance transactions` does.
+    They delay no reader but keep their records in the store. A coordinator aborts transactions past their time-out
+    within seconds; without one `spark-log maintenance transactions` does.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.transactions.transaction_inspection import find_hanging
@@ -142,7 +142,7 @@ def find_hanging(
     if as_json:
         print_json([_as_json(each) for each in found])
     elif not found:
-        say("No transaction hangs.")
+        say("There is no hanging transaction.")
     else:
         columns = ("transactional id", "open for", "time-out", "partitions", "records")
         rows = [

@@ -74,7 +74,7 @@ def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
     pipe = subprocess.PIPE
     standing = PythonProcess("-c", program, "coordinator", "--cluster", cluster, stdout=pipe, stderr=pipe, text=True)
     assert standing.stderr is not None
-    assert standing.stderr.readline() == "Acting.\n"
+    assert standing.stderr.readline() == "It is the active coordinator.\n"
     status = json.loads(ok("coordinator", "--status", "--json", cluster=cluster))
     assert status["term"] == 1
     assert status["lease_left_ms"] > 0

@@ -60,7 +60,7 @@ def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
         append(log, "t", "a", "b")
         waiting = ok("maintenance", "seal", cluster=cluster)
         assert waiting == (
-            "Nothing to do.\n2 records are not in the Delta tables yet: delta.max.lag.ms is not over."
+            "Nothing to do.\n2 records are not in the Delta tables yet: delta.max.lag.ms has not passed."
             " `spark-log maintenance seal --now` does not wait for it.\n"
         )
         before = ok("topic", "describe", "t", cluster=cluster).splitlines()[-1]

@@ -47,8 +47,8 @@ def test_replicas_move_to_other_brokers(cluster: Path, brokers: Cluster, log: Lo
     assert {ar[0] for ar in assigned(brokers, "t")} == {3, 4}
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
     again = ok("partition", "reassign", "--to-brokers", "3,4", cluster=cluster)
-    assert again == "Everything is where it should be.\n"
-    assert ok("partition", "reassign", cluster=cluster) == "No reassignment is under way.\n"
+    assert again == "All replicas are in place already.\n"
+    assert ok("partition", "reassign", cluster=cluster) == "No reassignment is in progress.\n"
 
 
 def test_a_plan_is_printed_and_executed(cluster: Path, brokers: Cluster, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_status_cancel_and_going_on(cluster: Path, brokers: Cluster, log: Log) -
     cancelled = ok("partition", "reassign", "--cancel", "--topic", "t", cluster=cluster)
     assert cancelled == "Cancelled the reassignment of 1 partition.\n"
     assert assigned(brokers, "t") == [[2, 3], [1, 2]]
-    assert ok("partition", "reassign", "--status", cluster=cluster) == "No reassignment is under way.\n"
+    assert ok("partition", "reassign", "--status", cluster=cluster) == "No reassignment is in progress.\n"
 
 
 def test_preferred_leaders_are_elected(cluster: Path, brokers: Cluster) -> None:
@@ -192,8 +192,8 @@ def test_wrong_usage_is_told(cluster: Path, brokers: Cluster, tmp_path: Path) ->
     plan = tmp_path / "plan.json"
     plan.write_text('{"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 1]}]}')
     for arguments, message in (
-        ((*reassign, "--to-brokers", "1,9"), "--to-brokers: 9 is none of the brokers 1, 2, 3, 4"),
-        ((*reassign, "--to-brokers", "3,3"), "--to-brokers: 3 comes twice"),
+        ((*reassign, "--to-brokers", "1,9"), "--to-brokers: 9 is not one of the brokers 1, 2, 3, 4"),
+        ((*reassign, "--to-brokers", "3,3"), "--to-brokers: 3 is given twice"),
         ((*reassign, "--to-brokers", "3"), "brokers: t-0 needs 2 of them, got [3]"),
         ((*reassign, "--to-brokers", "3,4", "--topic", "nope"), "topic 'nope': unknown topic or partition"),
         ((*reassign, "--plan", str(plan)), "partitions[0].replicas: expected distinct broker ids"),

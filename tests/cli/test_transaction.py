@@ -62,7 +62,7 @@ def test_an_open_transaction_is_shown_and_aborted(events: Path, transfer: Any) -
     assert [row[:3] for row in rows_of(shown)] == [["events-0", "1", "3"], ["events-1", "1", "1"]]
     described = json.loads(ok("transaction", "describe", "transfer", "--json", cluster=events))
     assert [(part["partition"], part["records"]) for part in described["pending"]] == [(0, 3), (1, 1)]
-    assert ok("transaction", "find-hanging", cluster=events) == "No transaction hangs.\n"
+    assert ok("transaction", "find-hanging", cluster=events) == "There is no hanging transaction.\n"
     assert "open_transactions  1, the oldest for " in ok("status", cluster=events)
     status = json.loads(ok("status", "--json", cluster=events))
     assert status["open_transactions"] == 1 and status["oldest_transaction_ms"] >= 0
@@ -120,7 +120,7 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
     [row] = rows_of(ok("maintenance", "transactions", cluster=events))
     assert (row[0], row[-1]) == ("transactions", "aborted killed: its time was over")
     assert ok("maintenance", "transactions", cluster=events) == "Nothing to do.\n"
-    assert ok("transaction", "find-hanging", cluster=events) == "No transaction hangs.\n"
+    assert ok("transaction", "find-hanging", cluster=events) == "There is no hanging transaction.\n"
     [listed] = json.loads(ok("transaction", "list", "--state", "CompleteAbort", "--json", cluster=events))
     assert (listed["transactional_id"], listed["batches"]) == ("killed", 0)
     assert consumed(events) == []

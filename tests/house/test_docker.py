@@ -162,7 +162,7 @@ def said_at_its_start(coordinator: subprocess.Popen[str]) -> str:
     """Its first line, once it has the lease."""
     assert coordinator.stdout is not None
     assert coordinator.stderr is not None
-    assert "Acting.\n" in iter(coordinator.stderr.readline, "")  # its duties may complain first
+    assert "It is the active coordinator.\n" in iter(coordinator.stderr.readline, "")  # its duties may complain first
     return coordinator.stdout.readline()
 
 
@@ -173,7 +173,7 @@ def test_the_coordinator_makes_the_cluster_and_is_healthy_while_it_coordinates(
     assert here.healthy("postgres")
     assert not here.healthy("coordinator"), "there is no cluster"
     with here.running("coordinator") as process:
-        assert said_at_its_start(process).startswith("Made cluster")
+        assert said_at_its_start(process).startswith("Created cluster")
         assert here.healthy("coordinator")
         create = ["spark-log", "topic", "create", "clicks"]
         subprocess.run(create, env=here.environment("driver"), check=True, timeout=60)
