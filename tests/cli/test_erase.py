@@ -25,7 +25,7 @@ def test_it_asks_tells_and_never_repeats_a_key(cluster: Path, tmp_path: Path) ->
         asked = ["topic", "erase", "t", "--keys-file", str(keys), "--purge", "--cluster", str(cluster)]
         refused = CliRunner().invoke(app, asked, input="n\n")
         assert refused.exit_code == 1
-        assert "Delta table from before\ncannot be read any more" in refused.stderr
+        assert "versions of the Delta table\ncannot be read any more" in refused.stderr
         assert "Erase all records of 2 keys from t?" in refused.stderr
         assert len(rows_of(log, topic)) == 6
 
