@@ -47,7 +47,7 @@ def test_it_asks_tells_and_never_repeats_a_key(cluster: Path, tmp_path: Path) ->
             ),
             (("u", "-k", "secret-c"), 1, "'u'"),
             (("t",), 2, "expected --key or --keys-file"),
-            (("t", "--keys-file", "-"), 2, "add --yes"),
+            (("t", "--keys-file", "-"), 2, "need --yes"),
             (("t", "-k", "!secret-c", "--base64"), 1, "key 1 is not base64"),
             (("t", "--keys-file", str(tmp_path / "none")), 1, "No such file"),
         ):
