@@ -3,7 +3,7 @@
 import difflib
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,6 +97,12 @@ def find_topics(
     if lock:
         query = query.with_for_update()
     return {row.name: _topic_of(row) for row in connection.execute(query)}
+
+
+def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
+    """The topics with these ids that still exist, by id."""
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids))
+    return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
 def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> Topic:

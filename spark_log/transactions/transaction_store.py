@@ -26,7 +26,7 @@ from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import segment_path
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import topics_of_ids
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     InvalidProducerIdMappingError,
@@ -394,14 +394,15 @@ def _delete_files(cluster: Cluster, dropped: Sequence[Stored]) -> None:
     if not files:
         return
     try:
-        folders: dict[int, str] = {topic.topic_id: topic.folder for topic in cluster.store.read(find_topics).values()}
+        topic_ids = {batch.topic_id for batch in files}
+        topics = cluster.store.read(lambda connection: topics_of_ids(connection, topic_ids))
         infos = cluster.log_dirs()
     except SparkLogError as error:
         logger.info("files of an aborted transaction are left to the clean-up: %s", error)
         return
     for batch in files:
-        if batch.topic_id in folders:
-            path = segment_path(folders[batch.topic_id], batch.partition, batch.name)
+        if batch.topic_id in topics:
+            path = segment_path(topics[batch.topic_id].folder, batch.partition, batch.name)
             for info in infos.values():
                 if info.broker_id in batch.written_to:
                     with suppress(*LOG_DIR_FAILURES):

@@ -18,7 +18,7 @@ from spark_log.append.targets import targets_of
 from spark_log.append.unused_files import delete_files
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
 from spark_log.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.datasource.options.options import PendingWrite, WriteOptions
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
@@ -125,7 +125,7 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
 
     Warns of records that retention.ms does not keep; of a stream's micro-batches the first with such records does.
     """
-    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    topics = _topics(cluster, request.batches)
     log = Log(cluster, holder="spark commit")
     try:
         result = log.append_batches(request, topics)
@@ -138,6 +138,11 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
         if not (micro_batch and expired.begun_before):
             logger.warning("%s", expired)
     return result
+
+
+def _topics(cluster: Cluster, batches: Sequence[Batch]) -> dict[int, Topic]:
+    topic_ids = {batch.topic_id for batch in batches}
+    return cluster.store.read(lambda connection: topics_of_ids(connection, topic_ids))
 
 
 def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, bytes]]:
@@ -168,5 +173,5 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
 
 def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
     """Delete files that no metadata names, nor will; where a log dir is away, clean-up does it later."""
-    topics: dict[int, Topic] = {topic.topic_id: topic for topic in cluster.store.read(find_topics).values()}
+    topics = _topics(cluster, batches)
     delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])

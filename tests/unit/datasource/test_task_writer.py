@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.append.append_transaction import AppendRequest
@@ -411,6 +412,18 @@ def test_a_log_dir_that_is_gone_is_an_error_that_says_so(cluster: Cluster) -> No
     with pytest.raises(Exception, match="nonexistent/log-dir") as raised:
         write(replace(this, log_dirs=gone), rows(["a"]))
     assert isinstance(raised.value, StorageUnavailableError) or "LogDirMismatch" in type(raised.value).__name__
+
+
+def test_a_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> None:
+    make(cluster)
+    this = plan(cluster)
+    output = write(this, rows(["a"]))
+    statements: list[str] = []
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    append_whole(cluster, AppendRequest(output.batches, output.blobs, atomic=True))
+    of_topics = [each for each in statements if "FROM topic" in each]
+    assert of_topics
+    assert [each for each in of_topics if "WHERE" not in each] == []
 
 
 # --- pending --------------------------------------------------------------------------------------------------------
