@@ -58,11 +58,14 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of a cluster yet to be made: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`."""
+    """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`.
+
+    The PostgreSQL database has its tables already, since creating them takes most of the time of many tests.
+    """
     if request.param != "postgres":
         return str(tmp_path / "cluster")
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.create_prepared_database()
 
 
 @pytest.fixture(scope="session")

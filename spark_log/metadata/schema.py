@@ -31,6 +31,13 @@ def create(connection: sa.Connection) -> None:
     tables.metadata.create_all(connection, checkfirst=False)
 
 
+def is_empty(connection: sa.Connection) -> bool:
+    """Whether a store of this revision has its tables but no cluster yet, as a copy of a template database has."""
+    if revision_of(connection) != tables.SCHEMA_REVISION:
+        return False
+    return connection.execute(sa.select(tables.cluster.c.cluster_id)).first() is None
+
+
 def check_known(revision: str | None, address: Address) -> None:
     """UnsupportedVersionError unless this version of spark-log can upgrade a store of this revision."""
     from spark_log.metadata import migrations  # imports Alembic, which only an upgrade needs

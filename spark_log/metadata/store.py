@@ -309,9 +309,10 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
     store = Store(address, create=True)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if schema.revision_of(connection) is not None:
+        if schema.revision_of(connection) is None:
+            schema.create(connection)
+        elif not schema.is_empty(connection):
             raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
-        schema.create(connection)
         connection.execute(
             tables.cluster.insert(),
             {

@@ -84,6 +84,12 @@ def rows_of(cluster, *tables):
 # A cluster
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def cluster_address(request, tmp_path):
+    """Where there is nothing: in this file the tables are created."""
+    return str(tmp_path / "cluster") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
 def test_a_cluster_is_made_once_and_opened_by_its_address(cluster, cluster_address, tmp_path):
     with Cluster.open(cluster_address) as again:
         assert again.cluster_id == cluster.cluster_id

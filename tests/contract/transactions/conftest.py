@@ -13,7 +13,7 @@ from tests.contract.transactions.looking import NUMBERS
 def cluster_address(request, tmp_path_factory):
     if request.param != "postgres":
         return str(tmp_path_factory.mktemp(f"transactions-on-{request.param}") / "cluster")
-    return request.getfixturevalue("postgres_server").create_database()
+    return request.getfixturevalue("postgres_server").create_prepared_database()
 
 
 @pytest.fixture(scope="module")
