@@ -34,6 +34,9 @@ class TopicPartition(NamedTuple):
     topic: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
 
 class OffsetRange(NamedTuple):
     """Records with start <= offset < end."""

@@ -210,7 +210,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
                 if tp.topic != name:
                     continue
                 if tp not in limits:
-                    raise UnknownTopicOrPartitionError(f"partition {name}-{tp.partition}: unknown topic or partition")
+                    raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
                 if int(spec) == OffsetSpec.EARLIEST:
                     offsets[partition] = limits[tp].log_start_offset
                 elif int(spec) == OffsetSpec.LATEST:

@@ -99,9 +99,7 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
             f"producer {spec.producer_id}: its epoch is {transaction.producer_epoch}, not {spec.producer_epoch}"
         )
     if transaction.state is not ONGOING or partition not in _partitions(found):
-        raise InvalidTxnStateError(
-            f"producer {spec.producer_id} has no open transaction in {partition.topic}-{partition.partition}"
-        )
+        raise InvalidTxnStateError(f"producer {spec.producer_id} has no open transaction in {partition}")
     abort(cluster, transaction.ref)
 
 

@@ -169,7 +169,7 @@ def reset(
     if as_json:
         print_json([{**tp._asdict(), "current_offset": reset.current, "new_offset": reset.new} for tp, reset in resets])
     else:
-        rows = [(f"{tp.topic}-{tp.partition}", reset.current, reset.new) for tp, reset in resets]
+        rows = [(str(tp), reset.current, reset.new) for tp, reset in resets]
         print_table(None, ("partition", "current offset", "new offset"), rows)
     if not execute:
         note("Nothing is changed. To commit the new offsets, add --execute.")
@@ -282,8 +282,8 @@ def _as_json(described: "GroupDescription", lag: Sequence["PartitionLag"]) -> An
             "client_id": member.client_id,
             "host": member.host,
             "topics": sorted(member.topics),
-            "assignment": [f"{tp.topic}-{tp.partition}" for tp in sorted(member.assignment)],
-            "target": [f"{tp.topic}-{tp.partition}" for tp in sorted(member.target)],
+            "assignment": [str(tp) for tp in sorted(member.assignment)],
+            "target": [str(tp) for tp in sorted(member.target)],
             "generation": member.generation,
             "session_left_ms": member.session_left_ms,
         }

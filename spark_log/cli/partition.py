@@ -73,7 +73,7 @@ def elect(
         needless = len(outcomes) - len(elected) - len(refused)
         say(f"{count_of(len(elected), 'partition')} with a new leader, {needless:,} needed none.")
         for tp in elected:
-            say(f"{_show(tp)}: elected")
+            say(f"{tp}: elected")
     for error in refused.values():
         note(f"spark-log: {error}")
     if refused:
@@ -123,10 +123,10 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
         if broker.led_elsewhere:
             say(f"broker {broker.broker_id} should lead {_some(broker.led_elsewhere)}: spark-log partition elect")
         if broker.largest:
-            heavy = ", ".join(f"{_show(facts.tp)} ({bytes_of(facts.bytes)})" for facts in broker.largest)
+            heavy = ", ".join(f"{facts.tp} ({bytes_of(facts.bytes)})" for facts in broker.largest)
             say(f"broker {broker.broker_id} is full of {heavy}: spark-log partition reassign")
     if found.skewed:
-        rows = [(_show(s.tp), s.records, bytes_of(s.bytes), f"{s.ratio:.1f}") for s in found.skewed]
+        rows = [(str(s.tp), s.records, bytes_of(s.bytes), f"{s.ratio:.1f}") for s in found.skewed]
         print_table("partitions far above the mean of their topic", ("partition", "records", "bytes", "times"), rows)
 
 
@@ -245,9 +245,5 @@ def _flat(facts: Any) -> dict[str, Any]:
 
 
 def _some(partitions: Sequence[TopicPartition], most: int = 5) -> str:
-    shown = ", ".join(map(_show, partitions[:most]))
+    shown = ", ".join(map(str, partitions[:most]))
     return shown if len(partitions) <= most else f"{shown} and {len(partitions) - most:,} more"
-
-
-def _show(tp: TopicPartition) -> str:
-    return f"{tp.topic}-{tp.partition}"

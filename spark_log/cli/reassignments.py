@@ -125,7 +125,7 @@ def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool
 def _row(tp: TopicPartition, status: ReassignmentStatus) -> tuple[object, ...]:
     rate = status.throttle_bytes_per_s
     return (
-        f"{tp.topic}-{tp.partition}", _ids(status.reassignment.original), _ids(status.reassignment.target),
+        str(tp), _ids(status.reassignment.original), _ids(status.reassignment.target),
         _ids(status.replicas), _ids(status.in_sync), bytes_of(status.bytes_left),
         None if rate is None else f"{bytes_of(rate)}/s",
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _assignments(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict
     }
     for tp in partitions:
         if tp not in found:
-            raise UnknownTopicOrPartitionError(f"partition {tp.topic}-{tp.partition}: unknown topic or partition")
+            raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
     return {tp: found[tp] for tp in partitions}
 
 

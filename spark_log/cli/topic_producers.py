@@ -41,7 +41,7 @@ def producers(
             ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
             [
                 (
-                    f"{tp.topic}-{tp.partition}", each.producer_id, each.producer_epoch, each.transactional_id,
+                    str(tp), each.producer_id, each.producer_epoch, each.transactional_id,
                     each.last_sequence, time_of(each.last_ms), each.transaction_start_offset,
                 )
                 for tp, each in rows

@@ -37,9 +37,9 @@ class TopicReader:
         if isinstance(position, AtTimestamp):
             wanted = {tp.partition: position.timestamp_ms for tp in limits}
             found = self.log.offsets_for_times(self.topic, wanted)
-            times = {_show(tp): found[tp.partition] for tp in limits}
+            times = {str(tp): found[tp.partition] for tp in limits}
         self.next_offsets = {
-            tp: start_offset(position, _show(tp), (limit.log_start_offset, limit.high_watermark), times)
+            tp: start_offset(position, str(tp), (limit.log_start_offset, limit.high_watermark), times)
             for tp, limit in limits.items()
         }
 
@@ -87,7 +87,7 @@ class TopicReader:
         for tp in chosen:
             if tp not in limits:
                 raise UnknownTopicOrPartitionError(
-                    f"partition {_show(tp)} does not exist: the topic has partitions 0 to {len(limits) - 1}"
+                    f"partition {tp} does not exist: the topic has partitions 0 to {len(limits) - 1}"
                 )
         return {tp: limits[tp] for tp in chosen}
 
@@ -115,7 +115,3 @@ def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float
             ends = consumer.end_offsets(sorted(consumer.assignment()))
             if all(consumer.position(tp) >= end for tp, end in ends.items()):
                 return
-
-
-def _show(tp: TopicPartition) -> str:
-    return f"{tp.topic}-{tp.partition}"

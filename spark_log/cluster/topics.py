@@ -5,7 +5,7 @@ import json
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,7 +33,7 @@ _MANY_PARTITIONS = 100
 _NAMES_COMPARED_MAX = 10_000
 
 PARTITIONS_MAX = 100_000
-"""More in one topic are refused: every describe and plan would be slow, and nobody has needed it."""
+"""More in one topic are refused: every describe and plan would be slow."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Topic:
     overrides: Mapping[str, str]
     created_ms: int
 
-    @property
+    @cached_property
     def config(self) -> TopicConfig:
-        return topic_config(json.dumps(dict(self.overrides)))
+        """The typed configs, parsed at the first access."""
+        return TopicConfig.from_overrides(self.overrides)
 
     @property
     def folder(self) -> str:
@@ -60,7 +61,7 @@ class Topic:
 
 @lru_cache(maxsize=1024)
 def topic_config(overrides_json: str) -> TopicConfig:
-    """The configs of a topic from column topic.configs. Cached: every append asks."""
+    """The configs of a topic from column topic.configs. Cached, because every append needs them."""
     return TopicConfig.from_overrides(json.loads(overrides_json))
 
 

@@ -48,7 +48,7 @@ def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
     for at, entry in enumerate(document["partitions"]):
         tp, replicas = _entry(f"partitions[{at}]", entry)
         if tp in assignments:
-            raise InvalidReplicationAssignmentError(f"partitions[{at}]: {tp.topic}-{tp.partition} comes twice")
+            raise InvalidReplicationAssignmentError(f"partitions[{at}]: {tp} comes twice")
         assignments[tp] = replicas
     return assignments
 

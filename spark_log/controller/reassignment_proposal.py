@@ -34,9 +34,7 @@ def propose(
         }
         for tp, factor in factors.items():
             if not 1 <= factor <= len(racks):
-                raise InvalidReplicationAssignmentError(
-                    f"brokers: {tp.topic}-{tp.partition} needs {factor} of them, got {sorted(racks)}"
-                )
+                raise InvalidReplicationAssignmentError(f"brokers: {tp} needs {factor} of them, got {sorted(racks)}")
         chosen = _spread(mine, factors, racks, total)
         for tp, brokers_of in chosen.items():
             total.update(brokers_of)

@@ -191,7 +191,7 @@ def _naming(tp: TopicPartition) -> Iterator[None]:
     except (
         InvalidReplicationAssignmentError, NoReassignmentInProgressError, UnknownTopicOrPartitionError,
     ) as error:  # fmt: skip
-        raise type(error)(f"partition {tp.topic}-{tp.partition}: {error}") from error
+        raise type(error)(f"partition {tp}: {error}") from error
 
 
 def _check_factor(state: PartitionState, target: Sequence[int]) -> None:

@@ -43,7 +43,7 @@ def elect(
     outcomes: dict[TopicPartition, SparkLogError | None] = {}
     for tp in sorted(partitions):
         if tp not in before:
-            outcomes[tp] = UnknownTopicOrPartitionError(f"partition {_show(tp)}: unknown topic or partition")
+            outcomes[tp] = UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
         elif keys[tp] in changed:
             outcomes[tp] = None
         else:
@@ -55,11 +55,11 @@ def elect(
 def _why_not(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bool) -> SparkLogError:
     if unclean:
         if state.leader is not None:
-            return ElectionNotNeededError(f"partition {_show(tp)}: broker {state.leader} leads it")
-        return EligibleLeadersNotAvailableError(f"partition {_show(tp)}: none of its replicas is alive")
+            return ElectionNotNeededError(f"partition {tp}: broker {state.leader} leads it")
+        return EligibleLeadersNotAvailableError(f"partition {tp}: none of its replicas is alive")
     preferred = state.replicas[0] if state.replicas else None
     if preferred is None or preferred.broker_id == state.leader:
-        return ElectionNotNeededError(f"partition {_show(tp)}: its preferred leader leads it")
+        return ElectionNotNeededError(f"partition {tp}: its preferred leader leads it")
     if not alive:
         reason = "is not alive"
     elif not preferred.in_sync:
@@ -69,7 +69,7 @@ def _why_not(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
     else:
         reason = f"lacks {count_of(state.log_end_offset - preferred.log_end_offset, 'record')} at the end of the log"
     return PreferredLeaderNotAvailableError(
-        f"partition {_show(tp)}: its preferred leader, broker {preferred.broker_id}, {reason}"
+        f"partition {tp}: its preferred leader, broker {preferred.broker_id}, {reason}"
     )
 
 
@@ -87,7 +87,3 @@ def _look(
             if tp in wanted:
                 found[tp] = (key, state, bool(state.replicas) and state.replicas[0].log_dir_id in alive)
     return found
-
-
-def _show(tp: TopicPartition) -> str:
-    return f"{tp.topic}-{tp.partition}"

@@ -169,11 +169,11 @@ def _check(
             raise AssignorFailedError(f"{wrong} partitions, but it is not a member of the group")
         for p in partitions:
             if not isinstance(p.partition, int) or not 0 <= p.partition < counts.get(p.topic, 0):
-                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, which does not exist")
+                raise AssignorFailedError(f"{wrong} {p}, which does not exist")
             if p.topic not in subscribed[member_id]:
-                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, which it is not subscribed to")
+                raise AssignorFailedError(f"{wrong} {p}, which it is not subscribed to")
             if p in owners:
-                raise AssignorFailedError(f"{wrong} {p.topic}-{p.partition}, and {owners[p]} too")
+                raise AssignorFailedError(f"{wrong} {p}, and {owners[p]} too")
             owners[p] = member_id
 
 

@@ -177,7 +177,7 @@ def log_partition_of(group_id: str) -> int:
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
     """UnknownTopicOrPartitionError that names the partitions, if there are any."""
     if partitions:
-        shown = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+        shown = ", ".join(map(str, sorted(partitions)))
         raise UnknownTopicOrPartitionError(
             f"not committed: {shown}: unknown topic or partition, or the offset is of a topic that was deleted"
         )

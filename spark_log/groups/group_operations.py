@@ -154,7 +154,7 @@ def _resolution(
     found = cluster.store.read(lambda connection: find_positions(connection, legal))
     for partition in targets:
         if partition not in found:
-            raise UnknownTopicOrPartitionError(f"{partition.topic}-{partition.partition}: unknown topic or partition")
+            raise UnknownTopicOrPartitionError(f"{partition}: unknown topic or partition")
     times: dict[TopicPartition, int | None] = {}
     for name in sorted({partition.topic for partition in targets}):
         asked = {

@@ -185,5 +185,5 @@ def check_commit(group_id: str, known: int, generation: int, others: Mapping[Top
             f"group {group_id!r}: the commit is of generation {generation}, the member is in {known}"
         )
     if others:
-        (topic, partition), owner = min(others.items())
-        raise IllegalGenerationError(f"group {group_id!r}: {topic}-{partition} belongs to {owner} now")
+        partition, owner = min(others.items())
+        raise IllegalGenerationError(f"group {group_id!r}: {partition} belongs to {owner} now")

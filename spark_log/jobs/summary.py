@@ -83,7 +83,7 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
     shown = sorted(summary.after.items())[:_PARTITIONS_SHOWN_MAX]
     for tp, after in shown:
         before = summary.before.get(tp, 0)
-        lines.append(f"  {tp.topic}-{tp.partition}: offset {before:,} -> {after:,} ({after - before:+,})")
+        lines.append(f"  {tp}: offset {before:,} -> {after:,} ({after - before:+,})")
     if len(summary.after) > len(shown):
         lines.append(f"  … and {count_of(len(summary.after) - len(shown), 'partition')} more")
     if summary.expired is not None:

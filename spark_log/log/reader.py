@@ -205,11 +205,9 @@ def _check_ranges(limits: Mapping[TopicPartition, Positions], ranges: Mapping[To
     for topic_partition, (start, end) in ranges.items():
         limit = limits.get(topic_partition)
         if limit is None:
-            raise UnknownTopicOrPartitionError(
-                f"partition {topic_partition.topic}-{topic_partition.partition}: unknown topic or partition"
-            )
+            raise UnknownTopicOrPartitionError(f"partition {topic_partition}: unknown topic or partition")
         if start < end and not limit.log_start_offset <= start <= end <= limit.high_watermark:
             raise OffsetOutOfRangeError(
-                f"{topic_partition.topic}-{topic_partition.partition}: offsets [{start}, {end}) are not between the log"
+                f"{topic_partition}: offsets [{start}, {end}) are not between the log"
                 f" start offset {limit.log_start_offset} and the high watermark {limit.high_watermark}"
             )

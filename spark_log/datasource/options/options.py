@@ -24,7 +24,6 @@ from spark_log.datasource.options.positions import (
     SpecificTimestamps,
     TimestampStrategy,
     check_unresolved,
-    show,
 )
 from spark_log.datasource.options.topic_choice import Subscription, parse_subscription
 from spark_log.errors import InvalidOptionError, redact
@@ -247,10 +246,10 @@ def _check_batch(starting: Position, ending: Position) -> None:
         raise InvalidOptionError("ending offset can't be earliest for batch queries on spark_log")
     for tp, offset in starting.offsets.items() if isinstance(starting, SpecificOffsets) else ():
         if offset == LATEST:
-            raise InvalidOptionError(f"startingOffsets for {show(tp)} can't be latest for batch queries on spark_log")
+            raise InvalidOptionError(f"startingOffsets for {tp} can't be latest for batch queries on spark_log")
     for tp, offset in ending.offsets.items() if isinstance(ending, SpecificOffsets) else ():
         if offset == EARLIEST:
-            raise InvalidOptionError(f"ending offset for {show(tp)} can't be earliest for batch queries on spark_log")
+            raise InvalidOptionError(f"ending offset for {tp} can't be earliest for batch queries on spark_log")
 
 
 def _check_committed(given: OptionText, starting: Position, ending: Position) -> None:

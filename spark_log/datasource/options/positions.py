@@ -120,22 +120,16 @@ def resolve(
             if starting and strategy == "error":
                 for tp in sorted(tp for tp, offset in hits.items() if offset is None):
                     raise InvalidOptionError(
-                        f"No offset matched from request of topic-partition {show(tp)} and timestamp "
-                        f"{timestamps_ms[tp]}."
+                        f"No offset matched from request of topic-partition {tp} and timestamp {timestamps_ms[tp]}."
                     )
             return {tp: available[tp].end if offset is None else offset for tp, offset in hits.items()}
         case _:
             assert_never(position)
 
 
-def show(tp: TopicPartition) -> str:
-    """`topic-partition`, as Kafka prints it."""
-    return f"{tp.topic}-{tp.partition}"
-
-
 def show_all(partitions: Collection[TopicPartition]) -> str:
     """`Set(t-0, t-1)`, sorted, cut after some: there may be thousands."""
-    shown = [show(tp) for tp in sorted(partitions)[:_SHOWN_PARTITIONS_MAX]]
+    shown = [str(tp) for tp in sorted(partitions)[:_SHOWN_PARTITIONS_MAX]]
     more = len(partitions) - len(shown)
     return f"Set({', '.join(shown)}" + (f", … and {more} more)" if more else ")")
 

@@ -24,7 +24,7 @@ A range that is empty loses nothing, except where the topic was recreated or the
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_log.datasource.options.positions import show, show_all
+from spark_log.datasource.options.positions import show_all
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.partitions.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
@@ -91,22 +91,22 @@ def resolve_ranges(
                 continue
             first = now.start
             if first != 0:
-                losses.append(f"Added partition {show(tp)} starts from {first} instead of 0.")
+                losses.append(f"Added partition {tp} starts from {first} instead of 0.")
         elif tp.topic in recreated:
             losses.append(
-                f"Topic {tp.topic} was deleted and created again: partition {show(tp)} offset was changed "
+                f"Topic {tp.topic} was deleted and created again: partition {tp} offset was changed "
                 f"from {first} to {last}."
             )
             first = last if now is None else now.start
         elif (cut := _truncated(tp, first, start_epochs, truncations)) is not None and tp.topic not in replaced:
             losses.append(
-                f"Partition {show(tp)} offset was changed from {first} to {cut}: the records in offset [{cut}, {first})"
+                f"Partition {tp} offset was changed from {first} to {cut}: the records in offset [{cut}, {first})"
                 " were lost by an unclean leader election after they had been read."
             )
             first = cut
         elif last < first:
             losses.append(
-                f"Partition {show(tp)} offset was changed from {first} to {last}. This could either be a user error "
+                f"Partition {tp} offset was changed from {first} to {last}. This could either be a user error "
                 "that the start offset is set too high and this is the first batch, or records were lost by an unclean "
                 "leader election."
             )
@@ -203,4 +203,4 @@ def _clip(
 
 def _unreadable(tp: TopicPartition, first: int, last: int, group_id: str | None) -> str:
     group = f" with consumer group {group_id}" if group_id else ""
-    return f"Could not read records in offset [{first}, {last}) for topic partition {show(tp)}{group}."
+    return f"Could not read records in offset [{first}, {last}) for topic partition {tp}{group}."

@@ -199,7 +199,7 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
         low: dict[Key, int] = {}
         for tp, key in keys.items():
             if key not in states:
-                raise UnknownTopicOrPartitionError(f"partition {tp[0]}-{tp[1]}: unknown topic or partition")
+                raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
             if not topics[tp.topic].config.deletes:
                 raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
             low[key] = _wanted_log_start(tp, before[tp], states[key])
@@ -222,8 +222,7 @@ def _wanted_log_start(tp: TopicPartition, offset: int, state: PartitionState) ->
     wanted = state.high_watermark if offset == -1 else offset
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= wanted <= state.high_watermark:
         raise OffsetOutOfRangeError(
-            f"before_offset: {offset!r} for {tp[0]}-{tp[1]} is not between 0 and the high watermark"
-            f" {state.high_watermark}"
+            f"before_offset: {offset!r} for {tp} is not between 0 and the high watermark {state.high_watermark}"
         )
     return max(wanted, state.log_start_offset)
 
