@@ -1,4 +1,6 @@
-"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient, for what spark-log has."""
+"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient, as far as spark-log has
+them.
+"""
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +46,7 @@ class AdminSettings:
     client_id: str = "spark-log-admin"
     """For people."""
     request_timeout_ms: int = 30_000
-    """How long a call waits for the metadata store, where the call itself does not say."""
+    """Default time-out of calls to the metadata store."""
     metadata_max_age_ms: int = 300_000
     """Accepted; nothing is cached: every call asks the store."""
 
@@ -291,7 +293,7 @@ class Admin:
     def describe_groups(
         self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
     ) -> dict[str, dict[str, Any]]:
-        """State, assignor and members of each group, with what each member has."""
+        """State, assignor and members of each group, with the partitions of each member."""
         return groups.describe_groups(self._cluster, group_ids)
 
     @kafka_errors()
@@ -310,7 +312,7 @@ class Admin:
     def reset_group_offsets(
         self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
     ) -> dict[Any, dict[str, Any]]:
-        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped into what can be read.
+        """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped to the readable offsets.
 
         NonEmptyGroupError; UnknownTopicOrPartitionError where a topic is deleted meanwhile; then nothing is written.
         """
@@ -359,7 +361,7 @@ class Admin:
     def find_hanging_transactions(
         self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
     ) -> list[dict[str, Any]]:
-        """Open ones past their own time-out that nobody has aborted, or open for longer than this and five minutes.
+        """Transactions that are open although their own time-out is over, or open for five minutes longer than this.
 
         They keep no reader waiting. A coordinator, and `spark-log maintenance transactions`, aborts the former.
         """
@@ -369,7 +371,7 @@ class Admin:
     def abort_transaction(self, spec: Any) -> None:
         """kafka-python's AbortTransactionSpec. Here it ends the whole transaction, in every partition it has sent to.
 
-        Fences nobody: its producer's next call raises TransactionAbortableError; it aborts, and goes on.
+        The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can go on.
         """
         transactions.abort_transaction(self._cluster, spec)
 

@@ -21,7 +21,7 @@ from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """{'topic' or 'broker': {name: {config: facts}}}; by default what differs from the default."""
+    """{'topic' or 'broker': {name: {config: facts}}}; by default the configs that differ from their defaults."""
     wanted = ConfigFilterType.build_from(config_filter)
     described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
@@ -39,7 +39,7 @@ def describe_configs(
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
-    """As kafka-python, but what is set for the whole cluster counts as modified: there is no other place to set it."""
+    """As kafka-python, but settings of the whole cluster count as modified: there is no other place to set them."""
     if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
         return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
     return bool(wanted.should_skip(source))

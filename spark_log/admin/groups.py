@@ -98,7 +98,7 @@ def alter_group_offsets(
 
 
 def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
-    """Where the group has live members, every partition has UnknownMemberIdError: only they commit its offsets."""
+    """If the group has live members, every partition gets UnknownMemberIdError: only members commit its offsets."""
     targets = {}
     for partition, spec in offset_specs.items():
         targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)

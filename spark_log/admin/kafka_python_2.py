@@ -123,7 +123,7 @@ _ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "topic_error_codes": lambda result: [(one["name"], one["error_code"]) for one in _entries(result)],
     "topic_errors": lambda result: [(one["name"], one["error_code"], one["error_message"]) for one in _entries(result)],
 }
-"""Attribute of a result in version 2: what it was."""
+"""Attribute of a result in version 2: its replacement."""
 
 
 def _entries(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def describe_log_dirs(
 ) -> list[dict[str, Any]]:
     """[{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}].
 
-    The size of a replica is that of its files; `offset_lag` is what it lacks below the high watermark.
+    The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
     chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
     wanted = None if topic_partitions is None else set(chosen)
@@ -151,7 +151,7 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
 
 
 def _space(uri: str) -> dict[str, int]:
-    """Of the volume of a local folder; -1 where nobody can say."""
+    """Of the volume of a local folder; -1 if unknown."""
     try:
         log_dir = LogDir(uri)
         if log_dir.local:

@@ -63,7 +63,8 @@ class SparkLogDataSource(DataSource):
         return "spark_log"
 
     def schema(self) -> StructType:
-        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or what option `columns` names.
+        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or those that option `columns`
+        names.
 
         `load()` calls it without saying whether it is for a batch or a stream: InvalidOptionError for options that are
         wrong in both. CREATE TABLE passes the properties of the table, and each query of the table its own options.

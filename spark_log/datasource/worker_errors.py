@@ -17,7 +17,7 @@ _Class = TypeVar("_Class")
 
 
 def message_only(cls: type[_Class]) -> type[_Class]:
-    """Class decorator: what a public method raises of our errors is shown by its message; others keep the traceback."""
+    """Class decorator: our errors from public methods are shown by their message only; others keep the traceback."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, _wrapped(method))

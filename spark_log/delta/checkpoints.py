@@ -27,7 +27,7 @@ COMMITS_MAX = 10
 
 @dataclass(frozen=True)
 class LogFiles:
-    """What was done to the log of one table; files and bytes of its log, before and after. `version`: checkpointed."""
+    """The maintenance of the log of one table: files and bytes before and after. `version`: of the checkpoint."""
 
     version: int
     files_before: int
@@ -106,7 +106,7 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
         version = table.version()
         before = log_dir.list_files(folder)
         table.create_checkpoint()
-        sync_checkpoint(log_dir, topic, version)  # first: what it stands for may be deleted now
+        sync_checkpoint(log_dir, topic, version)  # first: the log files before it may be deleted now
         table.cleanup_metadata()
     after = log_dir.list_files(folder)
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))

@@ -1,5 +1,5 @@
-"""How far each Delta table of a topic is behind the log: records that readers of the log see and the table does not
-list, and since when.
+"""The lag of each Delta table of a topic: the records that readers of the log see and the table does not list, and
+since when.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -45,7 +45,7 @@ class Repair:
 
 
 def plan_repair(whole: Mapping[str, bool]) -> Repair:
-    """What makes a Delta log readable that does not open, given its files, and which of them are whole.
+    """The repair that makes an unreadable Delta log readable, given its files, and which of them are whole.
 
     In an order in which it may end after any step: a file goes after its checksums, which Spark would hold against the
     next file of its name, a checkpoint after the hint that names it, and what is torn last.
@@ -56,7 +56,7 @@ def plan_repair(whole: Mapping[str, bool]) -> Repair:
     start = max(checkpoints, default=-1)
     if not _readable(commits, start, first_is_whole=whole.get(f"{0:020d}.json", False)):
         return Repair(delete=_in_order(whole, torn))
-    # what lies below a checkpoint is not read to open the table
+    # opening the table reads nothing below a checkpoint
     empty = {name for name in torn if (match := _COMMIT.fullmatch(name)) and int(match[1]) > start}
     delete = {name for name in torn if _CHECKPOINT.fullmatch(name)}
     if delete or _HINT in torn:

@@ -41,7 +41,7 @@ DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64())
 """offset = base_offset + offset_delta, for any Delta reader."""
 
 _CHECKPOINT_COMMITS = 100
-"""How often a commit makes a checkpoint too, which its append waits for; maintenance makes them more often."""
+"""Commits between checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
@@ -64,7 +64,7 @@ class Difference:
 
 
 def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """What makes the active files of a table the wanted ones."""
+    """The changes that make the active files of a table the wanted ones."""
     there = set(active)
     return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
@@ -125,7 +125,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
             table = _open_table(log_dir, topic, create=has_replicas)
             if table is None or _publish_once(cluster, topic, info, log_dir, table):
                 return
-        except CommitFailedError:  # somebody else committed first: look at the new state
+        except CommitFailedError:  # another process committed first: compare with the new state
             continue
         except BaseException as error:
             # an OSError: an object store that does not go on with an answer
@@ -171,7 +171,7 @@ def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tu
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
     if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
-        return None  # deleted meanwhile, and with it what is recorded
+        return None  # deleted meanwhile, together with its records
     # a table that never had a commit of ours has seen nothing
     cursors = publication_state.cursors(connection, topic, info) if in_table else {}
     if as_we_left_it and not due.fallen:
@@ -259,7 +259,7 @@ def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
 
 
 def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
-    """Force the checkpoint of this version to disk, which deltalake does not: a torn one would be read by everybody."""
+    """Force the checkpoint of this version to disk, which deltalake does not: every reader would read a torn one."""
     paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
     for path, size in zip(paths, log_dir.sizes(paths), strict=True):
         if size is not None:
@@ -296,7 +296,7 @@ def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable |
 
 
 def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """The table's active files by path, with what a removal must repeat of them."""
+    """The table's active files by path, with the facts that a removal must repeat."""
     columns = pa.table(table.get_add_actions(flatten=True))
     facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
     rows = zip(
@@ -313,7 +313,7 @@ def _commit(
     application: str,
     transaction_version: int,
 ) -> None:
-    """One Delta commit, on exactly the version that was compared. CommitFailedError if somebody else was first."""
+    """One Delta commit, on exactly the version that was compared. CommitFailedError if another process was first."""
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -359,7 +359,7 @@ def _partition_values(partition: int | None, base_offset: int | None) -> dict[st
 def storage_options(log_dir: LogDir) -> dict[str, str]:
     """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
 
-    Both take what the URI does not say from the same AWS_... environment variables.
+    Both take settings that are not in the URI from the same AWS_... environment variables.
     """
     parts = urlsplit(log_dir.uri)
     if log_dir.local or parts.scheme != "s3":

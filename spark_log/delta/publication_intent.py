@@ -1,4 +1,4 @@
-"""The intent of a publication: what it will add to a Delta table, noted before its commit.
+"""The intent of a publication: the files it will add to a Delta table, recorded before its commit.
 
     note      one SQL transaction: up to where each partition's records will have been seen, under a new version number
     commit    of the Delta table, whose app transaction has that version
@@ -71,7 +71,7 @@ def is_noted(connection: sa.Connection, topic: Topic, info: LogDirInfo, version:
 
 
 def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: int) -> None:
-    """The Delta table has our commit of this version: record it, and forget it and what was noted before."""
+    """The Delta table has our commit of this version: record it as published, and delete the intents up to it."""
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id:
         return

@@ -1,4 +1,4 @@
-"""What the metadata says of the Delta tables: what each is to list, what it is known to list, and noting that.
+"""The Delta tables in the metadata: the files each must list, the files it is known to list, and recording them.
 
 A log dir's table of a topic lists the sealed segments of *its* replicas, each up to min(high watermark, the replica's
 LEO). A cursor for each partition says what was published last, so that only what has changed since is looked at.
@@ -47,7 +47,7 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a publication says of a partition.
+    """The state of a partition in a publication.
 
     With partition.change `change`, the files below `limit` were listed. Below `seen_offset` every record has been in
     the table, at some time, as a file's.
@@ -106,7 +106,7 @@ def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple
 
 
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
-    """What of the topic has changed in this log dir since it was published."""
+    """The partitions of the topic that have changed in this log dir since its publication."""
     source, stale = _stale(topic, info)
     blobs_from = _first_blobs(connection, topic, info)
     cursors: dict[int, Cursor] = {}
@@ -236,7 +236,7 @@ def record(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """Note what was published, unless something else has been noted since `before` was read."""
+    """Record a publication, unless another one has been recorded since `before` was read."""
     # the partitions' parent row: a topic deleted meanwhile takes no more notes, two publishers take turns
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
@@ -252,7 +252,7 @@ def replace(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """As `record`, in a transaction that has locked the topic and found that `before` is what is recorded."""
+    """As `record`, in a transaction that has locked the topic and found `before` unchanged."""
     keys = {"topic_id": topic.topic_id, "log_dir_id": info.log_dir_id}
     here = (PUBLICATION.topic_id == topic.topic_id) & (PUBLICATION.log_dir_id == info.log_dir_id)
     if not what.has_replicas:

@@ -1,4 +1,6 @@
-"""What a group has read when a micro-batch is done: the ends of the batch, from Spark's offset log. Driver."""
+"""The offsets that a group has read when a micro-batch is done: the ends of the batch, from Spark's offset log.
+Driver.
+"""
 
 import json
 import posixpath
@@ -24,7 +26,9 @@ class BatchEnds:
     entry: str
 
     def commits(self, cluster: Cluster) -> dict[TopicPartition, Commit]:
-        """What the group commits, of the topics that there are. InvalidOptionError if the query reads none here."""
+        """The commits of the group, for the topics that exist. InvalidOptionError if the query reads none of this
+        cluster.
+        """
         topics = cluster.store.read(find_topics)
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         ends = ends_of_batch(self.entry, cluster.cluster_id, topic_ids, self.group_id)

@@ -29,7 +29,7 @@ class End(NamedTuple):
 def ends_of_batch(
     entry: str, cluster_id: str, topic_ids: Mapping[str, TopicId], group_id: str
 ) -> dict[TopicPartition, End]:
-    """Where the batch ends in each partition that its sources of this cluster read; the lowest end, if several do.
+    """The end of the batch in each partition that its sources of this cluster read; the lowest one, if several read it.
 
     Without topics that are gone, or have been created again since: `topic_ids` are those that there are now. Raises
     InvalidOptionError if no source of the query reads from this cluster.
@@ -53,12 +53,12 @@ def ends_of_batch(
 
 
 def fingerprint_of_batch(entry: str) -> str:
-    """16 hex digits: the same when the batch comes again, others for one that was planned anew."""
+    """16 hex digits: the same when Spark repeats the batch, others for a batch that was planned anew."""
     return hashlib.blake2b(entry.encode(), digest_size=8).hexdigest()
 
 
 def _ours(line: str, cluster_id: str) -> StreamOffset | None:
-    """The offset, if the source's JSON says that it is one of ours."""
+    """The offset, if the JSON is that of a spark_log source."""
     if "{" not in line:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a streaming query's checkpoint holds. Pure.
+"""The offset that a streaming query keeps in its checkpoint. Pure.
 
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@epochs":{"t":{"0":2,"1":0}},"@cluster":"…"}    the end of a batch
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@start":{"t":{"0":0,"1":2}},…}                  the end of batch 0

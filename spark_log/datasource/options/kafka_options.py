@@ -34,7 +34,8 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Refused:
-    """An error on these sides, unless its value is `unless`: what spark-log does anyway. Ignored on the other side.
+    """An error on these sides, unless its value is `unless`, the value that spark-log behaves like. Ignored on the
+    other side.
 
     `{name}` in `message` is the option without its prefix. Options of one message are named together.
     """
@@ -60,7 +61,7 @@ KAFKA_OPTIONS: Mapping[str, Decision] = {
     "bootstrap.servers": Honoured("alias of option cluster"),
     "group.id": Honoured("alias of option group.id"),
     "client.rack": Honoured("reads prefer replicas in this rack"),
-    "isolation.level": Honoured("both levels see the same: what a transaction sent is visible once it is committed"),
+    "isolation.level": Honoured("both levels read the same: records of a transaction are visible once it is committed"),
     "compression.type": Honoured("codec of writes to topics that have no compression.type of their own"),
     "acks": Honoured("every write has acks=all, which 1 and 0 do not exceed"),
     # refused: without it, secrets or bytes would go unprotected

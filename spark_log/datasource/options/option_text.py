@@ -8,7 +8,7 @@ from spark_log.quantities import parse_time_string_ms
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-"""What Java's parseLong accepts, up to the range."""
+"""Texts that Java's parseLong accepts, apart from the range."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 

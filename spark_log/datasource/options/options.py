@@ -46,7 +46,7 @@ TXN_APP_ID_LENGTH_MAX = 508
 
 @dataclass(frozen=True, repr=False)
 class ReadOptions:
-    """What the user asked a batch or a stream to read. Frozen and picklable; the cluster's address stays on the
+    """The options of a batch or streaming read. Frozen and picklable; the cluster's address stays on the
     driver."""
 
     cluster: str
@@ -59,7 +59,7 @@ class ReadOptions:
     ending: Position
     """endingTimestamp > endingOffsetsByTimestamp > endingOffsets; always latest for a stream."""
     starting_timestamp_strategy: TimestampStrategy = "error"
-    """startingOffsetsByTimestampStrategy: what a start by timestamp does where no record is as new."""
+    """startingOffsetsByTimestampStrategy: for a start by timestamp in a partition without such a new record."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
@@ -81,7 +81,7 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None, environ: Mapping[str, str]) -> "ReadOptions":
         """`options` as Spark hands them over; `environ` is os.environ, passed in. Raises InvalidOptionError.
 
-        `streaming` None: not known yet; only what neither a batch nor a stream accepts is refused.
+        `streaming` None: not known yet; only values that neither a batch nor a stream accepts are refused.
         """
         given = OptionText(options)
         if streaming:
@@ -158,7 +158,7 @@ class PendingWrite:
     order: int
     """Of the writes of the transaction: those of a lower one come first in the log."""
     after_topic_id: int = 0
-    """Rows of topics up to this id are left out: a batch that comes again is in them."""
+    """Rows of topics up to this id are left out: they have the batch already."""
 
     def __str__(self) -> str:
         ref = self.ref
@@ -167,7 +167,7 @@ class PendingWrite:
 
 @dataclass(frozen=True, repr=False)
 class WriteOptions:
-    """What the user asked a batch or a stream to write to. Frozen and picklable."""
+    """The options of a batch or streaming write. Frozen and picklable."""
 
     cluster: str
     """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), else the environment."""

@@ -1,4 +1,4 @@
-"""Where a read starts and ends: what the user asked for, and how it becomes offsets.
+"""The start and the end of a read: the positions in the options, and the offsets they resolve to.
 
 A `Position` is a sum type; `resolve` closes over it. Looking up offsets by timestamp is the shell's work: it asks
 `timestamps_to_look_up`, fills `found`, and `resolve` decides. Message texts are those of Spark's connector
@@ -14,7 +14,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.ids import OffsetRange, TopicPartition
 
 TimestampStrategy = Literal["error", "latest"]
-"""What a start by timestamp does where no record is as new: fail, or start at the latest offset."""
+"""A start by timestamp in a partition without such a new record: fail, or start at the latest offset."""
 
 _SHOWN_PARTITIONS_MAX = 20
 
@@ -38,9 +38,9 @@ class SpecificOffsets:
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """Where the group of option group.id has got to; the log start offset where it has committed nothing.
+    """The committed offsets of the group of option group.id; the log start offset where it has none.
 
-    Ours: Spark's connector keeps to its checkpoints. It lets a batch take what a group has not read.
+    An extension: Spark's Kafka connector has checkpoints only. A batch can read the records that a group has not read.
     """
 
 

@@ -25,7 +25,9 @@ class BatchReader(DataSourceReader):
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Takes note of what the filters rule out; all of them go back to Spark, which applies them to the rows."""
+        """Keeps the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
+        rows.
+        """
         self._pruning = prune(filters)
         return filters
 
@@ -43,7 +45,7 @@ class BatchReader(DataSourceReader):
         yield from read_task(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What executors get: no address of the metadata store."""
+        """The pickled state for executors: without the address of the metadata store."""
         return {"_columns": self._columns, "_options": None, "_pruning": Pruning()}
 
 

@@ -1,4 +1,4 @@
-"""failOnDataLoss: what a batch may still read of [start, end), and what was lost.
+"""failOnDataLoss: the offsets of [start, end) that a batch can still read, and the lost ones.
 
 Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more witnesses: the id of
 each topic, and the leader epochs. A topic that was deleted and created again, or a log that an unclean election has
@@ -43,7 +43,7 @@ NO_TRUNCATIONS: Mapping[TopicPartition, Sequence[Truncation]] = {}
 
 @dataclass(frozen=True)
 class ResolvedRanges:
-    """What a batch reads, and why that is less than it was entitled to."""
+    """The ranges that a batch reads, and the reasons why they are smaller than wanted."""
 
     ranges: dict[TopicPartition, OffsetRange]
     """A range, maybe empty, for every partition that is there; 0 <= start <= end, within what is available."""
@@ -139,7 +139,8 @@ def admission_starts(
     start_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
     truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
 ) -> dict[TopicPartition, int]:
-    """Where each available partition will really be read from, to size the next batch (rate limit, minimum, metrics).
+    """The offset from which each available partition will be read, to size the next batch (rate limit, minimum,
+    metrics).
 
     New partitions, aged-out starts and recreated topics from their earliest offset, truncated ones from the truncation.
     The keys are those of `available`. Losses are not judged here, but when the batch is planned.

@@ -1,4 +1,4 @@
-"""Push-down: from Spark's filters to what need not be read. Pure.
+"""Push-down: which partitions, offsets and timestamps Spark's filters rule out. Pure.
 
 Only whole partitions, segments and row groups are left out; Spark applies every filter again to the rows that come. So
 a filter that is not understood here costs time, never rows.
@@ -33,7 +33,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What the filters leave of partitions, offsets and timestamps (milliseconds); the rest is certainly not wanted."""
+    """The partitions, offsets and timestamps (milliseconds) that the filters may accept; they reject all others."""
 
     partition: Interval = Interval()
     offset: Interval = Interval()
@@ -65,7 +65,7 @@ def prune(filters: Iterable[Filter]) -> Pruning:
 
 
 def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
-    """The ranges without what cannot match."""
+    """The ranges without offsets that cannot match."""
     kept: dict[TopicPartition, OffsetRange] = {}
     low, high = pruning.offset.low, pruning.offset.high
     for topic_partition, (start, end) in ranges.items():

@@ -55,7 +55,7 @@ def check_resolved(
 def rate_limit(
     limit: int, start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """End offsets of a batch of about `limit` records (maxOffsetsPerTrigger), shared in proportion to what is new.
+    """End offsets of a batch of about `limit` records (maxOffsetsPerTrigger), shared in proportion to the new records.
 
     The share of a partition is limit * size / total, rounded down, but at least 1 where there is anything new, so that
     a small partition never starves: a batch holds at most limit + (number of partitions) records. Ends never pass

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Available:
-    """What a subscription covers now: its topics, and [log start offset, high watermark) of its partitions."""
+    """The topics that a subscription matches now, and [log start offset, high watermark) of their partitions."""
 
     topics: dict[str, Topic]
     ranges: dict[TopicPartition, OffsetRange]
@@ -139,7 +139,7 @@ class ReadPlanner:
         )
 
     def _commits(self, connection: sa.Connection, topics: Mapping[str, Topic]) -> "dict[TopicPartition, Commit]":
-        """In the snapshot of the high watermarks: a group that goes on meanwhile does not get beyond them."""
+        """Read in the snapshot of the high watermarks, so that the committed offsets are not beyond them."""
         if not isinstance(self.options.starting, CommittedOffsets):
             return {}
         from spark_log.groups.committed_offsets import read_commits  # only who asks for it pays for its imports
@@ -187,7 +187,7 @@ class ReadPlanner:
         """The tasks that read the ranges.
 
         What retention or the deletion of a topic takes away meanwhile is a loss like any other: DataLossError under
-        failOnDataLoss=true, else what is left is read.
+        failOnDataLoss=true; otherwise the remaining offsets are read.
         """
         while True:
             try:

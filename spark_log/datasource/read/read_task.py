@@ -1,4 +1,4 @@
-"""What a reading task is given, and what it does with it. Executor."""
+"""The input of a reading task, and the reading. Executor."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Driver: everything but `read`, in one long-lived process. Executor: `read`. Only the names of the columns travel.
 
-    Offsets that Spark stores are `StreamOffset` as JSON: `{"t":{"0":5}}` and what a restart must know besides.
+    Offsets that Spark stores are `StreamOffset` as JSON: `{"t":{"0":5}}` and the facts that a restart needs.
     """
 
     def __init__(self, options: Callable[[], ReadOptions], columns: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts (startingOffsets and its kin). Spark asks again when it replays batch 0."""
+        """The start of a new query (startingOffsets and related options). Spark asks again when it replays batch 0."""
         planner = self._driver()
         available = planner.available()
         start, epochs = planner.starting(available)
@@ -56,7 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends: the high watermarks, or less by the rate limit; `start` if it has to wait."""
+        """The end of the next batch: the high watermarks, or less by the rate limit; `start` if it has to wait."""
         planner = self._driver()
         begin = StreamOffset.from_json(start)
         available = planner.available(must_exist=False)
@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
 
     def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
-        """Where the query ends with Trigger.AvailableNow, which does not begin what came after its first look."""
+        """The end of a query with Trigger.AvailableNow: the high watermarks at its first batch."""
         if self._target is None:
             return now.end
         return min(now.end, self._target.offsets.get(partition, now.start))
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rate_limit(limit.max_rows, starts, latest) if isinstance(limit, ReadMaxRows) else latest
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes the end of the query at what is there now."""
+        """Fixes the end of the query at the current high watermarks."""
         available = self._driver().available(must_exist=False)
         self._target = Positions(available.ends, available.topic_ids)
 
@@ -126,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planned, available = available, planner.available(must_exist=False)
             if available.truncations == planned.truncations:
                 return tasks
-            # else what was planned may be of another lineage than `end`
+            # otherwise the plan may be of another lineage than `end`
 
     def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
         from spark_log.datasource.read.data_loss import resolve_ranges
@@ -193,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def __getstate__(self) -> dict[str, Any]:
-        """What executors get: no address of the metadata store."""
+        """The pickled state for executors: without the address of the metadata store."""
         return {
             "_columns": self._columns,
             "_options": None,

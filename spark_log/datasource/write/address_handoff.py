@@ -23,7 +23,7 @@ def leave(write_id: WriteId, address: str) -> None:
     folder = _folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise SparkLogError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+        raise SparkLogError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
     for left in folder.iterdir():  # by drivers that were killed
         with contextlib.suppress(FileNotFoundError):
             if clock.wall_ms() - left.stat().st_mtime * 1000 > _KEPT_MS:

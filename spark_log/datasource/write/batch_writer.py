@@ -60,7 +60,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
-    """Write one task's rows. What a failed attempt wrote is removed by itself, or by clean-up if it was killed."""
+    """Write one task's rows. A failed attempt deletes its files; clean-up deletes those of a killed one."""
     context = TaskContext.get()
     attempt = context.taskAttemptId() if context else 0
     writer = TaskWriter(plan, f"{plan.write_id}-{attempt}", context.partitionId() if context else 0)

@@ -61,7 +61,7 @@ class TaskWriter:
             self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
-        """Close what is open; small outputs become blobs that travel to the driver, up to a cap for the task."""
+        """Close the open files; small outputs become blobs that travel to the driver, up to a cap for the task."""
         inline_bytes = 0
         for part in list(self._parts.values()):
             blob = None
@@ -81,7 +81,7 @@ class TaskWriter:
         return self._output
 
     def abort(self) -> None:
-        """Remove what this attempt wrote: nobody else knows of it, and its message was never sent."""
+        """Delete the files of this attempt: its commit message was never sent."""
         for part in self._parts.values():
             if part.files is not None:
                 part.files.abort()

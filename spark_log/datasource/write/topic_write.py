@@ -23,7 +23,7 @@ def write_topic(
     own. `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a
     version that is not above the application's last one changes nothing. Several threads may write at once.
 
-    Raises what Spark raises for a write, with the message of our error in it.
+    Raises the exceptions of a Spark write, with our message in them.
     """
     address = cluster if isinstance(cluster, str) else str(cluster.store.address)
     options = {"cluster": address, "topic": topic}

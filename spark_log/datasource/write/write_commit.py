@@ -38,7 +38,9 @@ WRITE_BATCHES_MAX = 2**32
 
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
-    """Register a write id and look up what tasks must know. UnknownTopicOrPartitionError without the topic."""
+    """Register a write id and read the facts that tasks need. UnknownTopicOrPartitionError if the topic does not
+    exist.
+    """
     with Cluster.open(options.cluster) as cluster:
         topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
         now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
@@ -77,7 +79,8 @@ def commit_write(
     batch: SparkBatch | None,
     ends: BatchEnds | None = None,
 ) -> None:
-    """Append what the tasks wrote, in task order, all or nothing; raises what refused it. A replay is dropped.
+    """Append the batches of the tasks, in task order, all or nothing; raises the error of a refused batch. A repeated
+    write is dropped.
 
     With `ends` the group's offsets are committed in the same transaction.
     """
@@ -108,7 +111,7 @@ def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) ->
 def register_write(
     cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, pending: PendingWrite
 ) -> None:
-    """Make what the tasks wrote pending in an open transaction, in task order; its owner commits or aborts it."""
+    """Make the batches of the tasks pending in an open transaction, in task order; its owner commits or aborts it."""
     written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
     batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
@@ -121,7 +124,7 @@ def register_write(
 
 
 def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
-    """Append all of it; raises what refused a batch.
+    """Append the whole request; raises the error of a refused batch.
 
     Warns of records that retention.ms does not keep; of a stream's micro-batches the first with such records does.
     """
@@ -152,15 +155,14 @@ def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, byte
 
 
 def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
-    """Delete what the tasks wrote, if it was not appended after all (a commit whose answer was lost)."""
+    """Delete the files of the tasks, unless they were appended (a commit whose answer was lost)."""
     with Cluster.open(cluster_address) as cluster:
         _drop(cluster, _written(outputs)[0], write_id)
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
-    """Whoever takes the write id out of the store decides the files' fate: an append takes it in its own transaction.
-
-    So if it is still there, these files were not appended and never will be, and may be deleted.
+    """An append deletes the row of the write id in its own transaction. If the row is still there, these files were not
+    appended and cannot be appended after the row is deleted here; so they may be deleted.
     """
 
     def take(connection: sa.Connection, _attempt: Attempt) -> bool:

@@ -1,4 +1,4 @@
-"""What a writing task must know, and what it tells the driver when it is done. Travels; no address of the store."""
+"""The input of a writing task, and its message to the driver. Both travel, without the address of the store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
