@@ -32,7 +32,7 @@ def wait_until(condition, what, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 class Steady:

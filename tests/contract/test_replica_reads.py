@@ -96,13 +96,24 @@ class Replicated:
 
 
 @pytest.fixture
+def cluster_address(request, tmp_path):
+    """On SQLite, unless a test is `on_both_stores`: damage and repair are in log dirs, the metadata is only read."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return str(tmp_path / "cluster")
+    return request.getfixturevalue("postgres_server").create_prepared_database()
+
+
+on_both_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
 def folders(tmp_path):
     return {broker_id: tmp_path / "log-dirs" / f"broker-{broker_id}" for broker_id in (1, 2, 3)}
 
 
 @pytest.fixture
 def local(cluster_address, folders):
-    """In three folders, on both stores."""
+    """In three folders."""
     made = Replicated(cluster_address, {broker_id: str(folder) for broker_id, folder in folders.items()})
     yield made
     made.close()
@@ -110,7 +121,7 @@ def local(cluster_address, folders):
 
 @pytest.fixture(params=["local", "s3"])
 def stored(request, cluster_address, folders):
-    """In three folders, and in three places of object storage, on both stores."""
+    """In three folders, and in three places of object storage."""
     uris = {broker_id: str(folder) for broker_id, folder in folders.items()}
     if request.param == "s3":
         server, prefix = request.getfixturevalue("s3_server"), uuid4().hex
@@ -141,6 +152,7 @@ def test_two_damaged_replicas_are_passed_over_and_repaired(stored, kind):
         assert contents(replicas) == whole
 
 
+@on_both_stores
 @pytest.mark.parametrize("kind", ["missing", "zeroed", "bit in the footer"])
 def test_looking_for_a_time_passes_over_and_repairs_too(stored, kind):
     replicas = stored.replicas()
@@ -228,6 +240,7 @@ def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
     consumer.close()
 
 
+@on_both_stores
 def test_where_all_is_well_nothing_is_passed_over_and_nothing_read_twice(stored, monkeypatch):
     opened = []
     original = fetcher_module.segment_file.open_segment
@@ -243,6 +256,7 @@ def test_where_all_is_well_nothing_is_passed_over_and_nothing_read_twice(stored,
     assert (fetcher.passed_over, fetcher.repaired) == (0, 0)
 
 
+@on_both_stores
 def test_many_readers_repair_at_once(stored):
     replicas = stored.replicas()
     whole = contents(replicas)
@@ -356,6 +370,7 @@ def test_log_dirs_swapped_under_a_reader_that_has_them_open(local, folders):
     assert fetcher.repaired == 0
 
 
+@on_both_stores
 def test_a_log_dir_that_becomes_another_one_under_a_reader_gets_nothing(stored):
     """The same place shows another id after the reader has looked at it: what is missing there is nobody's business."""
     plan = stored.log.plan(ranges_of(stored.log, stored.topic))
@@ -518,6 +533,7 @@ def untouched(files):
     return [file.read() for file in files] == [None] * len(files)
 
 
+@on_both_stores
 @pytest.mark.parametrize("broker_id", RACKS)
 def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
     rack = RACKS[broker_id]
@@ -535,6 +551,7 @@ def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
     assert not untouched(missing), "without a replica in its rack a reader takes any"
 
 
+@on_both_stores
 def test_readers_without_a_rack_spread_over_the_log_dirs(local):
     for number in range(30):
         local.log.append(local.topic, [Records(0, table(f"{number}"))])
@@ -543,6 +560,7 @@ def test_readers_without_a_rack_spread_over_the_log_dirs(local):
     assert first == [files[0].broker_id for files in local.replicas()], "each segment is read from one place"
 
 
+@on_both_stores
 def test_a_log_dir_that_has_been_declared_failed_is_the_last_resort(local):
     change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=False))
     gone = local.files(2)
@@ -561,6 +579,7 @@ def test_a_log_dir_that_has_been_declared_failed_is_the_last_resort(local):
     local.assert_whole()
 
 
+@on_both_stores
 def test_a_replica_outside_the_isr_comes_after_those_inside_and_a_shorter_one_not_at_all(local):
     local.put_last(1)
     assert {files[2].broker_id for files in local.replicas()} == {1}

@@ -24,7 +24,7 @@ def main(address: str, topic: str, name: str, acks: str) -> None:
     number = 0
     settings = {"acks": "all"} if acks == "all" else {"acks": int(acks), "enable_idempotence": False}
     with Producer(cluster=address, delivery_timeout_ms=120_000, **settings) as producer:
-        while not ended.wait(0.004):
+        while not ended.wait(0.01):
             future = producer.send(topic, value(name, number), f"{name}-{number % 7}".encode())
             future.add_callback(lambda m, number=number: print(f"acked {number} {m.partition} {m.offset}", flush=True))
             future.add_errback(lambda error, number=number: print(f"failed {number} {error!r}", flush=True))
