@@ -28,13 +28,13 @@ from spark_log.cluster.lease import Lease
 from spark_log.cluster.topics import create_topic, find_topics
 from spark_log.config import ClusterSettings
 from spark_log.controller.controller import LEASE, elect_leaders
-from spark_log.controller.lag_watch import members_behind
+from spark_log.controller.lag_watch import read_lagging_members
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
-from spark_log.partitions.partition_rows import load_partitions
+from spark_log.partitions.partition_rows import read_partitions
 from spark_log.records.schema import RECORD_SCHEMA
-from spark_log.replicas.lagging_replicas import lagging
+from spark_log.replicas.lagging_replicas import find_lagging_replicas
 
 BULK_RECORDS = 2_000_000
 GETS = 400
@@ -103,9 +103,9 @@ def full_load(cluster: Cluster) -> float:
     lease = Lease(cluster.store, LEASE, settings.controller_lease_ms)
     assert lease.take_or_renew()
     with cluster.store.snapshot() as connection:
-        found = sum(len(load_partitions(connection, topic.topic_id)) for topic in find_topics(connection).values())
-        members_behind(connection)
-        lagging(connection, cluster.store.clock(connection))
+        found = sum(len(read_partitions(connection, topic.topic_id)) for topic in find_topics(connection).values())
+        read_lagging_members(connection)
+        find_lagging_replicas(connection, cluster.store.clock(connection))
     elect_leaders(cluster.store, lease.check)
     taken = time.perf_counter() - began
     assert found >= MANY_PARTITIONS

@@ -22,7 +22,7 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal import log_start
 from spark_log.metadata.columns import SEGMENT
-from spark_log.segments.plan import TimeLookup, look_up_times, positions
+from spark_log.segments.plan import TimeLookup, plan_time_lookups, positions
 from spark_log.segments.timed_offsets import first_records
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -218,7 +218,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
                 else:
                     youngest = _newest_timestamp_ms(connection, topic, tp.partition)
                     times[tp.partition] = youngest if int(spec) == OffsetSpec.MAX_TIMESTAMP else int(spec)
-            lookups |= look_up_times(connection, topic, times)
+            lookups |= plan_time_lookups(connection, topic, times)
         return offsets, lookups
 
     offsets, lookups = cluster.store.read(look)

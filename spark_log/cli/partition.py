@@ -135,11 +135,11 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
 def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
     """Show the truncations of elections: which offsets and records were removed, and whether readers had seen them."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.partitions.truncations import list_losses
+    from spark_log.partitions.truncations import list_truncations
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])
-        found = [loss for loss in list_losses(opened.store) if not topic or loss.topic in topic]
+        found = [loss for loss in list_truncations(opened.store) if not topic or loss.topic in topic]
     if as_json:
         print_json([asdict(loss) for loss in found])
     elif not found:

@@ -135,7 +135,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from spark_log.replicas.replica_moves import UnderWay, carry_out
+    from spark_log.replicas.replica_moves import UnderWay, run_reassignments
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -149,7 +149,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
             bar.update(task, total=total, completed=total - bytes_left, description=description)
 
         try:
-            carry_out(cluster, cluster.store.settings, partitions, tell)
+            run_reassignments(cluster, cluster.store.settings, partitions, tell)
         except KeyboardInterrupt:
             note("Stopped copying. To continue: spark-log partition reassign; to cancel: add --cancel.")
             raise typer.Exit(130) from None

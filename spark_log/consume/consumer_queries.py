@@ -17,7 +17,7 @@ from spark_log.consume.subscription import checked_partition
 from spark_log.consume.topic_watch import partition_counts
 from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed
-from spark_log.segments.plan import TimeLookup, find_positions, look_up_times
+from spark_log.segments.plan import TimeLookup, find_positions, plan_time_lookups
 from spark_log.segments.slices import Positions
 from spark_log.segments.timed_offsets import first_records
 
@@ -114,7 +114,7 @@ def _offsets_for_times(
         lookups: dict[ids.TopicPartition, TimeLookup] = {}
         for name, topic in find_topics(connection, {topic for topic, _ in timestamps_ms}).items():
             wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == name}
-            lookups |= look_up_times(connection, topic, wanted, rack)
+            lookups |= plan_time_lookups(connection, topic, wanted, rack)
         return lookups
 
     found = first_records(cluster, cluster.store.read(look))

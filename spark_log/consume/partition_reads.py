@@ -14,8 +14,10 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.consume.buffers import Buffers, Fetched, Limits, Stream
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
-from spark_log.partitions.lineage import Truncation, read_truncations, truncated_to
+from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key
+from spark_log.partitions.replication import Truncation
+from spark_log.partitions.truncations import read_truncations
 from spark_log.records.schema import read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
@@ -119,7 +121,7 @@ class Fetching:
         truncations = self._truncations(connection, states, found)
         for partition, stream in self.buffers.items():
             cut = truncations.get(partition, ())
-            if truncated_to(stream.end, stream.leader_epoch, cut) is not None:
+            if diverging_offset(stream.end, stream.leader_epoch, cut) is not None:
                 self.buffers.drop(partition)
         for ours, here in found.items():
             partition = TopicPartition(*ours)

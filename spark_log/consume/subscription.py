@@ -28,7 +28,8 @@ from spark_log.errors import (
     OffsetOutOfRangeError,
 )
 from spark_log.groups.committed_offsets import Commit
-from spark_log.partitions.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
+from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
+from spark_log.partitions.replication import Truncation
 from spark_log.segments.plan import Found
 
 Reset = Literal["earliest", "latest"]
@@ -210,7 +211,7 @@ def settle(
     offset, epoch, reset = state.offset, state.leader_epoch, state.reset
     recreated = state.topic_id not in (None, topic_id)
     if offset is not None and not recreated:
-        diverging = truncated_to(offset, epoch, truncations)
+        diverging = diverging_offset(offset, epoch, truncations)
         if diverging is not None:
             if policy == "none":
                 raise LogTruncationError({partition: OffsetAndMetadata(diverging, "", epoch)}, {partition: offset})

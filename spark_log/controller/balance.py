@@ -221,7 +221,7 @@ class Preference(NamedTuple):
     leader: int | None
 
 
-def to_be_elected(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
+def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
     """The partitions led elsewhere of the brokers whose imbalance is above the threshold."""
     total = Counter(preference.preferred for preference in preferences)
     elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
@@ -248,7 +248,7 @@ def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[K
     preferences = store.read(
         lambda connection: [Preference((row[0], row[1]), row[2], row[3]) for row in connection.execute(query)]
     )
-    keys = to_be_elected(preferences, threshold_percent)
+    keys = partitions_to_elect(preferences, threshold_percent)
     elected: list[Key] = []
     for first in range(0, len(keys), _ELECTED_PER_TRANSACTION):
         elected += elect_preferred_leaders(store, fence, keys[first : first + _ELECTED_PER_TRANSACTION])

@@ -17,13 +17,14 @@ from spark_log.cluster.lease import Fence, Lease
 from spark_log.cluster.topics import Topic, find_topics, topic_config
 from spark_log.config import ClusterSettings
 from spark_log.controller.lag_watch import Member
+from spark_log.controller.log_truncation import truncate_log
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
-from spark_log.partitions.partition_rows import Key, cut_off, lock_partitions, save_partitions
-from spark_log.partitions.replication import Cut, PartitionState, elect_preferred, fail_over, lag_out
+from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.partitions.replication import PartitionState, Truncation, elect_preferred, fail_over, shrink_isr
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,12 @@ _PARTITIONS_PER_TRANSACTION = 2_000
 
 @dataclass
 class Elections:
-    """What a look of the controller changed: partitions by what happened to them."""
+    """The partitions that the controller changed, by kind of change."""
 
     elected: list[Key] = field(default_factory=list)
     shrunk: list[Key] = field(default_factory=list)
     offline: list[Key] = field(default_factory=list)
-    cuts: list[tuple[Key, Cut]] = field(default_factory=list)
+    truncations: list[tuple[Key, Truncation]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.elected or self.shrunk or self.offline)
@@ -63,7 +64,7 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
             return _elect(connection, store, fence, chosen, unclean)
 
         part = store.transact(body, announce=True)
-        for name in ("elected", "shrunk", "offline", "cuts"):
+        for name in ("elected", "shrunk", "offline", "truncations"):
             getattr(done, name).extend(getattr(part, name))
     return done
 
@@ -91,7 +92,7 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
         for key, broker_id in late:
             by_partition.setdefault(key, set()).add(broker_id)
         before = lock_partitions(connection, list(by_partition))
-        after = {key: lag_out(state, by_partition[key]) for key, state in before.items()}
+        after = {key: shrink_isr(state, by_partition[key]) for key, state in before.items()}
         save_partitions(connection, before, after)
         return [key for key, state in after.items() if state is not before[key]]
 
@@ -134,16 +135,17 @@ def _elect(
     done = Elections()
     topics: dict[int, Topic] = {}
     for key, state in before.items():
-        new, cut = fail_over(state, alive, unclean=key in unclean)
-        if cut is not None:
+        new, truncation = fail_over(state, alive, unclean=key in unclean)
+        if truncation is not None:
             topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
-            new = cut_off(connection, topics[key[0]], key[1], cut, new, now)
-            done.cuts.append((key, cut))
-            report = logger.error if cut.unclean else logger.warning
+            new = truncate_log(connection, topics[key[0]], key[1], truncation, state, new, now)
+            done.truncations.append((key, truncation))
+            start = truncation.start_offset
+            report = logger.warning if new.leader in state.isr else logger.error
             report(
                 "%s-%s: broker %s leads without the offsets [%s, %s), which are lost%s",
-                topics[key[0]].name, key[1], new.leader, cut.start, cut.end,
-                f"; readers had seen those below {cut.high_watermark}" if cut.high_watermark > cut.start else "",
+                topics[key[0]].name, key[1], new.leader, start, state.log_end_offset,
+                f"; readers had seen those below {state.high_watermark}" if state.high_watermark > start else "",
             )  # fmt: skip
         after[key] = new
         if new is state:
@@ -160,8 +162,8 @@ def _elect(
 
 
 @contextmanager
-def fallback(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
-    """For one duty: the guard of a term of our own, None while another process is the controller."""
+def fallback_term(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
+    """For one task: the fence of a controller term of this process, or None while another process is the controller."""
     lease = Lease(store, LEASE, settings.controller_lease_ms)
     if not lease.take_or_renew():
         yield None

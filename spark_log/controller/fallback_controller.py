@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import elect_leaders, fallback
+from spark_log.controller.controller import elect_leaders, fallback_term
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.errors import NotControllerError, SparkLogError, redact
 from spark_log.metadata.columns import LOG_DIR
@@ -19,7 +19,7 @@ _EVERY_S = 0.5
 _WAIT_S = 0.1
 
 
-def any_offline(connection: sa.Connection) -> bool:
+def any_log_dir_offline(connection: sa.Connection) -> bool:
     """Whether a log dir counts as failed: it may be back, which a look finds out."""
     return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
 
@@ -32,7 +32,7 @@ class FallbackController:
         self._lock = threading.Lock()
         self._next_s = 0.0
 
-    def look(self) -> None:
+    def detect_failures(self) -> None:
         """Do the duty, or give the controller, if another process is it, the time to do it."""
         seen = self._cluster.store.changes.current()
         with self._lock:
@@ -50,7 +50,7 @@ class FallbackController:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
     def _do(self) -> bool:
-        with fallback(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
+        with fallback_term(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
             if fence is None:
                 return False
             inspect_log_dirs(self._cluster, fence)

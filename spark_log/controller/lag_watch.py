@@ -50,7 +50,7 @@ class LagWatch:
         return {member for member, goal in goals.items() if now_s - goal.since_s > lag_max_s}
 
 
-def members_behind(connection: sa.Connection) -> dict[Member, Ends]:
+def read_lagging_members(connection: sa.Connection) -> dict[Member, Ends]:
     """Members of an ISR whose LEO is below the leader's."""
     query = (
         sa.select(

@@ -21,10 +21,11 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.delta.publication_resets import compare_whole_table
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
+from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState, fence_writers, lose_files
@@ -38,7 +39,7 @@ that does this duty does not renew.
 
 
 @dataclass(frozen=True)
-class Look:
+class LogDirAnswer:
     """What a log dir showed. `failure` None: it answers. `empty`: it answers, and has neither marker nor files."""
 
     failure: str | None
@@ -47,7 +48,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Known:
+class RegisteredLogDir:
     """A log dir as the metadata has it."""
 
     log_dir_id: LogDirId
@@ -60,14 +61,14 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class InspectionResult:
     """What is to be done: log dirs to take out, with the reason, and those that may be taken back."""
 
     out: Mapping[LogDirId, str]
     back: Sequence[LogDirId]
 
 
-def judge(known: Sequence[Known], looks: Mapping[LogDirId, Look]) -> Verdict:
+def inspection_result(known: Sequence[RegisteredLogDir], looks: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
     """Pure: from what the log dirs showed to what is done. Nothing is, unless one of them answered as it should."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
@@ -86,8 +87,8 @@ def judge(known: Sequence[Known], looks: Mapping[LogDirId, Look]) -> Verdict:
         if look.failure is None and (reason is not None or not log_dir.online):
             back.append(log_dir.log_dir_id)
     if all(looks[log_dir.log_dir_id].failure is not None for log_dir in known):
-        return Verdict({}, [])
-    return Verdict(out, back)
+        return InspectionResult({}, [])
+    return InspectionResult(out, back)
 
 
 def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
@@ -100,44 +101,44 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
     store.transact(body, announce=True)
 
 
-def suspects(connection: sa.Connection) -> list[LogDirId]:
+def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
     """Online log dirs that somebody complained of."""
     query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
-def inspect_log_dirs(cluster: Cluster, fence: Fence) -> Verdict:
+def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     """Look at every log dir, take out those that have failed and take back those that answer again.
 
     Elections and catching up are for those who do them next.
     """
-    known = cluster.store.read(lambda connection: _known(connection, cluster))
-    looks = _look_at(known, cluster.cluster_id)
-    verdict = judge(known, looks)
+    known = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
+    looks = _ask_all(known, cluster.cluster_id)
+    verdict = inspection_result(known, looks)
     if not verdict.out and not verdict.back and any(look.failure is not None for look in looks.values()):
         logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if looks[k.log_dir_id].failure])
     for log_dir_id, reason in verdict.out.items():
-        _take_out(cluster.store, fence, log_dir_id, reason)
+        _mark_failed(cluster.store, fence, log_dir_id, reason)
     cleared = [
         log_dir.log_dir_id
         for log_dir in known
         if log_dir.suspect_bytes is not None and looks[log_dir.log_dir_id].failure is None
     ]
     if cleared:
-        _clear(cluster.store, fence, cleared)
+        _clear_suspicion(cluster.store, fence, cleared)
     by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
     for log_dir_id in verdict.back:
         try:
-            _take_back(cluster, fence, by_id[log_dir_id], looks[log_dir_id])
+            _mark_online(cluster, fence, by_id[log_dir_id], looks[log_dir_id])
         except (SparkLogError, OSError) as error:  # gone again: the next look tells
             logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
     return verdict
 
 
-def _known(connection: sa.Connection, cluster: Cluster) -> list[Known]:
+def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[RegisteredLogDir]:
     rows = connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)).all()
     return [
-        Known(
+        RegisteredLogDir(
             LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid, row.counter,
             bool(row.online), row.suspect_bytes,
         )
@@ -145,31 +146,31 @@ def _known(connection: sa.Connection, cluster: Cluster) -> list[Known]:
     ]  # fmt: skip
 
 
-def _look_at(known: Sequence[Known], cluster_id: str) -> dict[LogDirId, Look]:
+def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
     """All at once, each with its time: a mount that hangs keeps only its own thread."""
     ours = frozenset(one.uuid for one in known)
     pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-look")
     try:
-        asked: dict[LogDirId, Future[Look]] = {
-            one.log_dir_id: pool.submit(_look, one, cluster_id, ours) for one in known
+        asked: dict[LogDirId, Future[LogDirAnswer]] = {
+            one.log_dir_id: pool.submit(_ask, one, cluster_id, ours) for one in known
         }
-        looks: dict[LogDirId, Look] = {}
+        looks: dict[LogDirId, LogDirAnswer] = {}
         for log_dir_id, answer in asked.items():
             try:
                 looks[log_dir_id] = answer.result(ANSWER_S_MAX)
             except FutureTimeoutError:
-                looks[log_dir_id] = Look(f"no answer in {ANSWER_S_MAX:.0f} s")
+                looks[log_dir_id] = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
         return looks
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
+def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
     try:
         directory = LogDir(known.uri)
         marker = directory.read_marker()
         if marker is None and directory.exists() and directory.empty():
-            return Look(None, empty=True)
+            return LogDirAnswer(None, empty=True)
         # what this very log dir was called before, or should have been: an old disk that was put back, or a marker that
         # was written too late. Its files will be listed like those of any other that comes back
         formerly = (
@@ -182,11 +183,11 @@ def _look(known: Known, cluster_id: str, uuids: Collection[str]) -> Look:
         if known.suspect_bytes is not None:
             directory.try_writing(known.suspect_bytes)
     except (SparkLogError, OSError) as error:
-        return Look(redact(str(error)))
-    return Look(None, counter=-1 if marker is None or formerly else marker.counter)
+        return LogDirAnswer(redact(str(error)))
+    return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
 
 
-def _take_out(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
+def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
         here = t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id)
@@ -196,7 +197,7 @@ def _take_out(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> 
     logger.error("log dir %s is out: %s", log_dir_id, reason)
 
 
-def _clear(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
+def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
         here = t.log_dir.update().where(LOG_DIR.log_dir_id.in_(list(log_dir_ids)))
@@ -205,7 +206,7 @@ def _clear(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> Non
     store.transact(body)
 
 
-def _take_back(cluster: Cluster, fence: Fence, known: Known, look: Look) -> None:
+def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, look: LogDirAnswer) -> None:
     """The order lets a crash at any point be followed by another look: a log dir is online only at the very end."""
     store = cluster.store
     marker_uuid = known.uuid
@@ -224,7 +225,7 @@ def _take_back(cluster: Cluster, fence: Fence, known: Known, look: Look) -> None
     )
 
 
-def _set(connection: sa.Connection, fence: Fence, known: Known, **values: object) -> None:
+def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
     fence(connection)
     here = (LOG_DIR.log_dir_id == known.log_dir_id) & ~LOG_DIR.online
     if connection.execute(t.log_dir.update().where(here).values(values)).rowcount != 1:
@@ -255,11 +256,8 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
             fallen += lowered is not state
             after[topic.topic_id, row.partition] = fence_writers(lowered)
         save_partitions(connection, before, after)
-        if fallen:  # its Delta table lists files that are not there: compare all of it
-            unknown = t.publication.update().where(
-                PUBLICATION.topic_id == topic.topic_id, PUBLICATION.log_dir_id == log_dir_id
-            )
-            connection.execute(unknown.values(delta_version=-1))
+        if fallen:  # its Delta table lists files that are missing
+            compare_whole_table(connection, topic.topic_id, log_dir_id)
         return fallen
 
     return store.transact(body)

@@ -83,7 +83,7 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
     return store.read(read)
 
 
-def maybe_ready(connection: sa.Connection) -> list[Key]:
+def read_ready_partitions(connection: sa.Connection) -> list[Key]:
     """Partitions whose target is in sync at a first look."""
     targets: dict[Key, list[int]] = {}
     in_sync: dict[Key, set[int]] = {}

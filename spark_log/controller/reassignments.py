@@ -15,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.controller.reassignment_rows import forget, maybe_ready, row_of, under_way
+from spark_log.controller.reassignment_rows import forget, read_ready_partitions, row_of, under_way
 from spark_log.controller.reassignment_rules import begin, cancel, finish
 from spark_log.errors import (
     InvalidConfigurationError,
@@ -30,7 +30,7 @@ from spark_log.metadata.columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState
-from spark_log.partitions.retired_replicas import note_moves
+from spark_log.partitions.retired_replicas import retire_moved_replicas
 
 _SWITCHED_PER_TRANSACTION = 300
 _THROTTLE_MAX = 2**63 - 1
@@ -76,7 +76,7 @@ def begin_reassignments(
                     after[key], begun = begin(before[key], target, log_dirs, known.get(key))
                     rows.append(row_of(key, begun, throttle_bytes_per_s, now.wall_ms))
         save_partitions(connection, before, after)
-        note_moves(connection, before, after, {topic.topic_id: topic for topic in topics.values()}, now)
+        retire_moved_replicas(connection, before, after, {topic.topic_id: topic for topic in topics.values()}, now)
         forget(connection, list(after))
         if rows:
             connection.execute(t.reassignment.insert(), rows)
@@ -87,7 +87,7 @@ def begin_reassignments(
 
 def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
     """Switch every partition whose target is in sync and alive; the partitions. A few hundred are one transaction."""
-    ready = store.read(maybe_ready)
+    ready = store.read(read_ready_partitions)
     done: list[Key] = []
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
         chosen = ready[first : first + _SWITCHED_PER_TRANSACTION]
@@ -114,7 +114,7 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
         if switched is not None:
             after[key] = switched
     save_partitions(connection, before, after)
-    note_moves(connection, before, after, topics, now)
+    retire_moved_replicas(connection, before, after, topics, now)
     forget(connection, list(after))
     for (topic_id, number), state in after.items():
         if number == 0:

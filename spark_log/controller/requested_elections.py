@@ -18,7 +18,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.ids import TopicPartition
-from spark_log.partitions.partition_rows import Key, load_partitions
+from spark_log.partitions.partition_rows import Key, read_partitions
 from spark_log.partitions.replication import PartitionState
 from spark_log.quantities import count_of
 
@@ -32,7 +32,7 @@ def elect(
     UnknownTopicOrPartitionError. An unclean one elects only where there is no leader, and may lose records, which are
     recorded and logged. The term of a controller is not needed: each transaction sees who is alive, and decides alone.
     """
-    FallbackController(cluster).look()  # a log dir that has gone must not be elected
+    FallbackController(cluster).detect_failures()  # a log dir that has gone must not be elected
     before = cluster.store.read(lambda connection: _look(connection, cluster, partitions))
     keys = {tp: key for tp, (key, _, _) in before.items()}
     if unclean:
@@ -82,7 +82,7 @@ def _look(
     topics = find_topics(connection, {tp.topic for tp in wanted})
     found: dict[TopicPartition, tuple[Key, PartitionState, bool]] = {}
     for name, topic in topics.items():
-        for key, state in load_partitions(connection, topic.topic_id).items():
+        for key, state in read_partitions(connection, topic.topic_id).items():
             tp = TopicPartition(name, key[1])
             if tp in wanted:
                 found[tp] = (key, state, bool(state.replicas) and state.replicas[0].log_dir_id in alive)

@@ -23,8 +23,8 @@ from spark_log.cluster.lease import COORDINATOR, Fence, Lease, LeaseStatus, leas
 from spark_log.config import ClusterSettings
 from spark_log.controller import controller
 from spark_log.controller.balance import auto_rebalance
-from spark_log.controller.lag_watch import LagWatch, members_behind
-from spark_log.controller.log_dir_inspection import inspect_log_dirs, suspects
+from spark_log.controller.lag_watch import LagWatch, read_lagging_members
+from spark_log.controller.log_dir_inspection import inspect_log_dirs, suspected_log_dirs
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.exit_hooks import stop_at_exit
 from spark_log.failpoints import failpoint
@@ -35,7 +35,7 @@ from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.tasks import TASKS, Task
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.followers import Followers
-from spark_log.replicas.replica_moves import switch
+from spark_log.replicas.replica_moves import switch_reassignments
 
 logger = logging.getLogger(__name__)
 
@@ -135,14 +135,14 @@ class _Inspection:
 
     def __call__(self, term: Term) -> None:
         now_s = clock.monotonic_s()
-        if now_s >= self._next_s or term.cluster.store.read(suspects):
+        if now_s >= self._next_s or term.cluster.store.read(suspected_log_dirs):
             self._next_s = now_s + _INSPECT_S
             inspect_log_dirs(term.cluster, term.fence)
 
 
 def _shrink(watch: LagWatch, term: Term) -> None:
     lag_max_s = term.settings.replica_lag_time_max_ms / 1000
-    late = watch.late(clock.monotonic_s(), term.cluster.store.read(members_behind), lag_max_s)
+    late = watch.late(clock.monotonic_s(), term.cluster.store.read(read_lagging_members), lag_max_s)
     controller.shrink_isrs(term.cluster.store, term.fence, late)
 
 
@@ -151,7 +151,7 @@ def _lag_look_ms(settings: ClusterSettings) -> int:
 
 
 def _finish_reassignments(term: Term) -> None:
-    switch(term.cluster, term.fence)
+    switch_reassignments(term.cluster, term.fence)
 
 
 def _delete_retired_replicas(term: Term) -> None:

@@ -91,7 +91,7 @@ def erase(
     failpoint("erase.published")
     purged = None
     if purge:
-        run.fallback.look()  # a log dir that has come back or gone away
+        run.fallback.detect_failures()  # a log dir that has come back or gone away
         purged = purge_old_files(cluster, found, team, run.replaced)
         notes += purged.notes
     return Erased(
@@ -174,7 +174,7 @@ class _Run:
                     " changing; what was erased stays erased"
                 )
             if fruitless:
-                self.fallback.look()
+                self.fallback.detect_failures()
 
     def _seal(self) -> int:
         """Seal what lies below the ends; how many tails still reach below them."""

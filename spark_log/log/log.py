@@ -57,7 +57,7 @@ from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication import PartitionState
 from spark_log.replicas.followers import Followers
-from spark_log.replicas.replicated_append import append_reaching
+from spark_log.replicas.replicated_append import replicated_append
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Log(LogReader):
         except (NotLeaderForPartitionError, *LOG_DIR_FAILURES):
             if all(topic.replication_factor == 1 for topic, _ in items):
                 raise  # no other replica could become leader
-            self._fallback.look()
+            self._fallback.detect_failures()
             return self._write_files(items, encodings, acks, timeout_ms)
 
     def _write_files(
@@ -308,7 +308,7 @@ class Log(LogReader):
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
         """Run the append transaction, and then the work that the append has made due."""
-        result = append_reaching(self.cluster, self._fallback, request, topics, timeout_ms)
+        result = replicated_append(self.cluster, self._fallback, request, topics, timeout_ms)
         if not result.committed_before:
             self._follow_up(request, topics, result)
         return result

@@ -8,7 +8,7 @@ from spark_log.append.producer_expiry import count_silent_producers, expire_prod
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.controller.fallback_controller import FallbackController, any_offline
+from spark_log.controller.fallback_controller import FallbackController, any_log_dir_offline
 from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
 from spark_log.maintenance.compaction.task import compact, plan_compaction
@@ -190,8 +190,8 @@ def run_tasks(
         stack.callback(writer.close)
         context = MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)
         list(context.topics())  # unknown ones are refused before anything is done
-        if not dry_run and opened.store.read(any_offline):  # it may be back
-            FallbackController(opened, settings).look()
+        if not dry_run and opened.store.read(any_log_dir_offline):  # it may be back
+            FallbackController(opened, settings).detect_failures()
         failed: Exception | None = None
         for task in TASKS:
             if wanted is None or task.name in wanted:

@@ -1,23 +1,20 @@
 """Partitions and their replicas in the metadata store: locked and read as `PartitionState`, and written back.
 
-Whoever changes a partition locks it here first, decides with the rules of `replication` and of `log.append`, and saves
-what they returned, in one transaction.
+Every change of a partition is one transaction: lock it here, decide with the rules of `replication` or of
+`append/rules.py`, and save the state that they return.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.cluster.topics import Topic, topic_config
+from spark_log.cluster.topics import topic_config
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, COMPACTION, PARTITION, PRODUCER_BATCH, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.columns import PARTITION, REPLICA, TOPIC
 from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.store import StoreClock
-from spark_log.partitions.replication import Cut, PartitionState, Replica
-from spark_log.partitions.retired_files import retire_files
+from spark_log.partitions.replication import PartitionState, Replica
 
 Key = tuple[int, int]
 """Topic id and partition number."""
@@ -92,7 +89,7 @@ def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None
     return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
 
 
-def load_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
+def read_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
     """All partitions of a topic as of the snapshot, not locked."""
     whole = {"topic_id": topic_id}
     return _states(topic_id, _ALL.rows(connection, whole), _REPLICAS_OF_ALL.rows(connection, whole))
@@ -184,59 +181,3 @@ def save_partitions(
     for statement, parameters in ((_DROP_REPLICA, gone), (_SAVE_REPLICA, moved), (_NEW_REPLICA, new)):
         if parameters:
             statement.run(connection, parameters)
-
-
-def cut_off(
-    connection: sa.Connection,
-    topic: Topic,
-    partition: int,
-    cut: Cut,
-    after: PartitionState,
-    now: StoreClock,
-) -> PartitionState:
-    """What an election's cut takes away besides offsets: segment rows, blobs, and the dedupe rows that name them.
-
-    The files stay as retired ones; the loss is recorded, with its offsets. Returns the state to save.
-    """
-    here = (SEGMENT.topic_id == topic.topic_id) & (SEGMENT.partition == partition) & (SEGMENT.end_offset > cut.start)
-    lost = connection.execute(
-        sa.select(SEGMENT.name, SEGMENT.inline, SEGMENT.bytes, SEGMENT.record_count).where(here)
-    ).all()
-    connection.execute(t.segment.delete().where(here))
-    blobs = [row.name for row in lost if row.inline]
-    for first in range(0, len(blobs), CHUNK):
-        connection.execute(t.blob.delete().where(BLOB.name.in_(blobs[first : first + CHUNK])))
-    retire_files(connection, topic, partition, [row.name for row in lost if not row.inline], after.change, now)
-    connection.execute(
-        t.producer_batch.delete().where(
-            PRODUCER_BATCH.topic_id == topic.topic_id,
-            PRODUCER_BATCH.partition == partition,
-            PRODUCER_BATCH.end_offset > cut.start,
-        )
-    )
-    for table in (t.publication_cursor, t.publication_intent_cursor):  # other records will have these offsets
-        c = table.c
-        seen = (c.topic_id == topic.topic_id) & (c.partition == partition) & (c.seen_offset > cut.start)
-        connection.execute(table.update().where(seen).values(seen_offset=cut.start))
-    # the records of a compaction above the new end are gone
-    passes = (
-        (COMPACTION.topic_id == topic.topic_id)
-        & (COMPACTION.partition == partition)
-        & (COMPACTION.end_offset > cut.start)
-    )
-    connection.execute(t.compaction.delete().where(passes))
-    connection.execute(
-        t.truncation.insert(),
-        {
-            "topic_id": topic.topic_id,
-            "partition": partition,
-            "leader_epoch": after.leader_epoch,
-            "start_offset": cut.start,
-            "end_offset": cut.end,
-            "high_watermark": cut.high_watermark,
-            "record_count": sum(row.record_count for row in lost),
-            "unclean": cut.unclean,
-            "at_ms": now.wall_ms,
-        },
-    )
-    return replace(after, tail_bytes=after.tail_bytes - sum(row.bytes for row in lost if row.inline))

@@ -75,18 +75,16 @@ def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> Partiti
 
 
 @dataclass(frozen=True)
-class Cut:
-    """An election's loss: the offsets [start, end) are gone. Readers saw those below `high_watermark`, if any."""
+class Truncation:
+    """The election that began `leader_epoch` removed every record at or above `start_offset`: its leader lacks them."""
 
-    start: int
-    end: int
-    high_watermark: int
-    unclean: bool
+    leader_epoch: int
+    start_offset: int
 
 
 def fail_over(
     state: PartitionState, alive_log_dirs: Collection[int], *, unclean: bool = False
-) -> tuple[PartitionState, Cut | None]:
+) -> tuple[PartitionState, Truncation | None]:
     """The partition once the dead have left: ISR without them, and a leader that is alive, if there can be one.
 
     The leader stays if it is alive. Else the first live member of the ISR in AR order leads, and the log is cut at its
@@ -127,7 +125,7 @@ def elect_preferred(state: PartitionState, alive_log_dirs: Collection[int]) -> P
     return _led_by(state, first, unclean=False)[0]
 
 
-def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[PartitionState, Cut | None]:
+def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[PartitionState, Truncation | None]:
     """`leader` leads under a new epoch, and the log ends where its own log ends."""
     # a leader that lacks records below the log start lacks nothing, and their offsets are not used again
     end = max(leader.log_end_offset, state.log_start_offset)
@@ -144,7 +142,7 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
         replace(r, log_end_offset=end if r.broker_id == leader.broker_id else min(r.log_end_offset, end))
         for r in state.replicas
     )
-    cut = replace(
+    truncated = replace(
         elected,
         replicas=replicas,
         log_end_offset=end,
@@ -153,15 +151,15 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
         change=state.change + 1,
     )
     if end == state.log_end_offset:
-        return cut, None
-    return cut, Cut(end, state.log_end_offset, state.high_watermark, unclean)
+        return truncated, None
+    return truncated, Truncation(truncated.leader_epoch, end)
 
 
 # Catching up --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Progress:
+class CopiedRange:
     """What a replica has copied: the segments `names`, which cover [start, end), are whole in its log dir.
 
     `leader_epoch` and `log_dir_id` are those under which they were looked up. Below the log start offset there may be
@@ -176,8 +174,8 @@ class Progress:
     log_dir_id: int
 
 
-def caught_up(
-    state: PartitionState, progress: Progress, names_now: Sequence[str], end_with_blobs: int, *, alive: bool
+def advance_follower(
+    state: PartitionState, progress: CopiedRange, names_now: Sequence[str], end_with_blobs: int, *, alive: bool
 ) -> PartitionState:
     """The replica's LEO moves over what it has copied and over the blobs that follow, up to `end_with_blobs`.
 
@@ -203,7 +201,7 @@ def caught_up(
     return with_replicas(state, [moved if each is replica else each for each in state.replicas])
 
 
-def lag_out(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
+def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
     """These members leave the ISR for having lagged too long; never one with everything, as the leader is.
 
     While nobody leads nobody lags: the last members with every acknowledged record could leave one after the other.

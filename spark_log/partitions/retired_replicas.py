@@ -33,7 +33,7 @@ _THIS = (
 )
 
 
-def note_moves(
+def retire_moved_replicas(
     connection: sa.Connection,
     before: Mapping[Key, PartitionState],
     after: Mapping[Key, PartitionState],

@@ -30,7 +30,7 @@ from spark_log.ids import LogDirId
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
 from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication import PartitionState, Progress, Replica, caught_up
+from spark_log.partitions.replication import CopiedRange, PartitionState, Replica, advance_follower
 from spark_log.replicas.throttle import Throttle
 from spark_log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 
@@ -43,7 +43,7 @@ _LOOKS_MAX = 10
 
 
 @dataclass(frozen=True)
-class CatchUp:
+class CatchUpResult:
     """What catching up did. `segments_verified` were in the log dir already: acks=all writers had put them there."""
 
     log_end_offset: int
@@ -83,7 +83,7 @@ def catch_up(
     throttle: Throttle | None = None,
     progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
-) -> CatchUp:
+) -> CatchUpResult:
     """Bring a replica to where the log ended at the time of the call, and publish what it now has.
 
     `progress` is told the size of each block copied. After `stop` is set it returns where it is. What was copied before
@@ -91,7 +91,7 @@ def catch_up(
     has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the controller),
     NotLeaderForPartitionError if the partition keeps changing.
     """
-    copying = Copying(cluster, topic, partition, broker_id, throttle, progress, stop)
+    copying = ReplicaCopy(cluster, topic, partition, broker_id, throttle, progress, stop)
     try:
         return copying.run()
     finally:
@@ -104,7 +104,7 @@ class _StoppedError(Exception):
 
 
 @dataclass
-class Copying:
+class ReplicaCopy:
     """One replica that catches up, without publication. `moved`: its LEO has, or the ISR."""
 
     cluster: Cluster
@@ -120,13 +120,13 @@ class Copying:
     def __post_init__(self) -> None:
         self._stop = self.stop or threading.Event()
 
-    def run(self) -> CatchUp:
+    def run(self) -> CatchUpResult:
         """As `catch_up`."""
         goal: int | None = None
         overtaken = 0
-        done = CatchUp(0, False)
+        done = CatchUpResult(0, False)
         while True:
-            state, replica, pieces = self.look()
+            state, replica, pieces = self.plan()
             done = replace(done, log_end_offset=replica.log_end_offset, in_sync=replica.in_sync)
             goal = state.log_end_offset if goal is None else min(goal, state.log_end_offset)
             finished = replica.log_end_offset == state.log_end_offset and replica.in_sync
@@ -162,7 +162,7 @@ class Copying:
                     f" {now.log_end_offset} on"
                 )
 
-    def look(self) -> tuple[PartitionState, Replica, list[_Piece]]:
+    def plan(self) -> tuple[PartitionState, Replica, list[_Piece]]:
         """The partition, the replica, and the next run of files that it lacks, in one snapshot."""
         key = (self.topic.topic_id, self.partition)
 
@@ -236,7 +236,7 @@ class Copying:
         start = replica.log_end_offset
         end = pieces[-1].end_offset if pieces else start
         names = tuple(piece.name for piece in pieces)
-        made = Progress(self.broker_id, state.leader_epoch, start, end, names, replica.log_dir_id)
+        made = CopiedRange(self.broker_id, state.leader_epoch, start, end, names, replica.log_dir_id)
         key = (self.topic.topic_id, self.partition)
         files = sa.select(SEGMENT.name).where(SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline)
         bases = sa.select(SEGMENT.base_offset).where(
@@ -253,7 +253,7 @@ class Copying:
                 bases.where(SEGMENT.base_offset >= end).order_by(SEGMENT.base_offset).limit(1)
             ).scalar()
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
-            after = caught_up(
+            after = advance_follower(
                 before[key],
                 made,
                 names_now,

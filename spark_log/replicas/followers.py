@@ -11,8 +11,8 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.delta.publication import try_publish
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.exit_hooks import stop_at_exit
-from spark_log.replicas.catch_up import Copying
-from spark_log.replicas.lagging_replicas import Lagging, lagging
+from spark_log.replicas.catch_up import ReplicaCopy
+from spark_log.replicas.lagging_replicas import LaggingReplica, find_lagging_replicas
 from spark_log.replicas.throttle import Throttle
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,11 @@ def back_off_s(failures: int) -> float:
 
 
 def choose(
-    behind: list[Lagging], under_way: dict[ReplicaKey, bool], waiting: set[ReplicaKey], turns: dict[ReplicaKey, int]
-) -> list[Lagging]:
+    behind: list[LaggingReplica],
+    under_way: dict[ReplicaKey, bool],
+    waiting: set[ReplicaKey],
+    turns: dict[ReplicaKey, int],
+) -> list[LaggingReplica]:
     """Which replicas are caught up next: members of the ISR first, of equals the one whose last turn is longest ago.
 
     `under_way` has those that are at work, True if in sync; `waiting` those that have failed just now.
@@ -42,7 +45,7 @@ def choose(
     free = COPIES_MAX - len(under_way)
     free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
     ready = [one for one in behind if one.key not in under_way and one.key not in waiting]
-    chosen: list[Lagging] = []
+    chosen: list[LaggingReplica] = []
     for one in sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))):
         if len(chosen) == free:
             break
@@ -143,11 +146,11 @@ class Followers:
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_look_s)
             self._stop.wait(took_s)  # woken with every append, it looks half of the time at most
 
-    def _look(self) -> tuple[list[Lagging], dict[str, Topic]]:
+    def _look(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
         store = self._cluster.store
         try:
             with store.snapshot() as connection:
-                behind = lagging(connection, store.clock(connection), self._broker_id)
+                behind = find_lagging_replicas(connection, store.clock(connection), self._broker_id)
                 topics = find_topics(connection, {one.topic for one in behind}) if behind else {}
             self._look_failed = None
         except Exception as error:
@@ -158,7 +161,7 @@ class Followers:
             return [], {}
         return behind, topics
 
-    def _begin(self, behind: list[Lagging], topics: dict[str, Topic]) -> float | None:
+    def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
         """Start the copies that are due; seconds to the next look. None: when woken, as every copy that ends does."""
         now_s = clock.monotonic_s()
         keys = {one.key for one in behind}
@@ -188,8 +191,8 @@ class Followers:
         self._copies.add(thread)
         thread.start()
 
-    def _catch_up(self, one: Lagging, topic: Topic) -> None:
-        copying = Copying(
+    def _catch_up(self, one: LaggingReplica, topic: Topic) -> None:
+        copying = ReplicaCopy(
             self._cluster,
             topic,
             one.partition,
@@ -231,7 +234,7 @@ class Followers:
             except Exception as error:
                 logger.warning("topic %s: Delta tables not updated: %s", topic.name, redact(str(error)))
 
-    def _note(self, one: Lagging, error: Exception) -> None:
+    def _note(self, one: LaggingReplica, error: Exception) -> None:
         before = self._failures.get(one.key)
         text = redact(f"{type(error).__name__}: {error}")
         if before is None or before.text != text:  # told once, not with every try

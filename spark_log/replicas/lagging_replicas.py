@@ -12,7 +12,7 @@ from spark_log.metadata.store import StoreClock
 
 
 @dataclass(frozen=True)
-class Lagging:
+class LaggingReplica:
     """A replica that lacks segments, or has all and is not in sync. `behind` counts offsets.
 
     `throttle_bytes_per_s` is its reassignment's, for one that is not in sync.
@@ -31,7 +31,9 @@ class Lagging:
         return self.topic_id, self.partition, self.broker_id
 
 
-def lagging(connection: sa.Connection, now: StoreClock, broker_id: int | None = None) -> list[Lagging]:
+def find_lagging_replicas(
+    connection: sa.Connection, now: StoreClock, broker_id: int | None = None
+) -> list[LaggingReplica]:
     """The replicas of a broker, or of all embedded ones, that are behind and whose log dirs are alive."""
     alive = alive_log_dirs(connection, now)
     owners = sa.select(LOG_DIR.log_dir_id).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
@@ -53,6 +55,6 @@ def lagging(connection: sa.Connection, now: StoreClock, broker_id: int | None = 
         .order_by(REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id)
     )  # fmt: skip
     return [
-        Lagging(topic, topic_id, partition, broker, behind, bool(in_sync), rate)
+        LaggingReplica(topic, topic_id, partition, broker, behind, bool(in_sync), rate)
         for topic, topic_id, partition, broker, behind, in_sync, rate in connection.execute(query)
     ]

@@ -9,8 +9,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, lease_status
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import LEASE, fallback
-from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reassignments, maybe_ready
+from spark_log.controller.controller import LEASE, fallback_term
+from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reassignments, read_ready_partitions
 from spark_log.controller.reassignments import finish_reassignments
 from spark_log.delta.publication import try_publish
 from spark_log.errors import NotControllerError
@@ -23,7 +23,7 @@ _LOOK_S = 0.5
 UnderWay = Mapping[TopicPartition, ReassignmentStatus]
 
 
-def switch(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
+def switch_reassignments(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
     """Finish the reassignments whose target is in sync, and take what has left out of the Delta tables."""
     done = finish_reassignments(cluster.store, fence)
     if not done:
@@ -34,7 +34,7 @@ def switch(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
     return [TopicPartition(topic.name, partition) for topic, partition in switched]
 
 
-def carry_out(
+def run_reassignments(
     cluster: Cluster,
     settings: ClusterSettings,
     partitions: Collection[TopicPartition],
@@ -49,7 +49,7 @@ def carry_out(
     followers = Followers(cluster)
     try:
         while True:
-            _switch_at_hand(cluster, settings)
+            _switch_as_fallback(cluster, settings)
             seen = cluster.store.changes.current()
             left = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in wanted}
             progress(left)
@@ -62,13 +62,13 @@ def carry_out(
         followers.close()
 
 
-def _switch_at_hand(cluster: Cluster, settings: ClusterSettings) -> None:
-    if not cluster.store.read(maybe_ready):
+def _switch_as_fallback(cluster: Cluster, settings: ClusterSettings) -> None:
+    if not cluster.store.read(read_ready_partitions):
         return
     try:
-        with fallback(cluster.store, settings) as fence:
+        with fallback_term(cluster.store, settings) as fence:
             if fence is not None:
-                switch(cluster, fence)
+                switch_reassignments(cluster, fence)
                 delete_retired_replicas(cluster, fence)
     except NotControllerError:  # the store was away for longer than our term: the next look goes on
         pass

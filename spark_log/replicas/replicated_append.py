@@ -44,7 +44,7 @@ _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.0005, 0.2
 _WITHIN_REACH = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
 
 
-def append_reaching(
+def replicated_append(
     cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
 ) -> AppendResult:
     """The append transaction, again for what was refused for want of replicas while something can be done about it."""
@@ -106,7 +106,7 @@ def _bring(
             except SparkLogError as error:  # it has changed meanwhile, or nobody has a good copy: the next try tells
                 _note(topic, batch, replica, error)
     if failed:
-        fallback.look()
+        fallback.detect_failures()
     leader_epoch = None if batch.inline else state.leader_epoch
     return replace(batch, written_to=written_to, leader_epoch=leader_epoch)
 
@@ -130,7 +130,7 @@ def _look(cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Ac
         except _WITHIN_REACH:
             if attempt:
                 raise
-        fallback.look()
+        fallback.detect_failures()
     raise AssertionError("unreachable")
 
 

@@ -143,7 +143,7 @@ class Fetcher:
                 for bad_id, why in bad.items():
                     self._put_right(piece, bad_id, why, log_dir)
                 return
-        raise no_good_replica(piece, list(bad.values()))
+        raise all_replicas_bad_error(piece, list(bad.values()))
 
     def _log_dir(self, log_dir_id: LogDirId) -> LogDir:
         if log_dir_id not in self._open:
@@ -205,7 +205,7 @@ def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     )
 
 
-def no_good_replica(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
+def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
     """Of several failures, one that may pass decides: the read may be tried again."""
     if len(errors) == 1:
         return errors[0]

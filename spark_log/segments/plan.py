@@ -13,7 +13,7 @@ from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.prepared import Prepared
-from spark_log.segments.replica_selector import Copies, Copy, distance, reading_order
+from spark_log.segments.replica_selector import Copies, Copy, distance, select_replicas
 from spark_log.segments.slices import Positions, Slice, TimestampBounds
 
 _ALL_TIMES = TimestampBounds()
@@ -153,7 +153,7 @@ def plan(
                     segment_name,
                     checksum,
                     leader_epoch,
-                    () if inline else reading_order(replicas[partition], segment_name, end_offset),
+                    () if inline else select_replicas(replicas[partition], segment_name, end_offset),
                     b"" if inline else None,
                 )
             )
@@ -189,7 +189,7 @@ class TimeLookup(NamedTuple):
     slices: list[Slice]
 
 
-def look_up_times(
+def plan_time_lookups(
     connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[TopicPartition, TimeLookup]:
     """Per partition, what must be read to find its first readable record with timestamp >= the given one.
@@ -217,7 +217,7 @@ def look_up_times(
         slices = [
             Slice(
                 topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
-                name, checksum, leader_epoch, () if inline else reading_order(replicas[partition], name, end_offset),
+                name, checksum, leader_epoch, () if inline else select_replicas(replicas[partition], name, end_offset),
                 b"" if inline else None,
             )
             for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline in rows

@@ -30,7 +30,7 @@ def distance(*, online: bool, same_rack: bool, in_sync: bool) -> int:
     return 4 * (not online) + 2 * (not same_rack) + (not in_sync)
 
 
-def reading_order(replicas: Copies, segment_name: str, end_offset: int) -> tuple[LogDirId, ...]:
+def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tuple[LogDirId, ...]:
     """The log dirs that have the segment whole (log end offset >= its `end_offset`), in the order to try them.
 
     Among those equally near, the segment's name chooses the first: readers spread over the log dirs, also those of one

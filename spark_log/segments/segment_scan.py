@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, SparkLogError
 from spark_log.ids import LogDirId
-from spark_log.segments.fetcher import BAD_REPLICA, no_good_replica
+from spark_log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.segments.hadoop import check_file_systems
 from spark_log.segments.slices import LogDirs, Slice
 
@@ -35,8 +35,8 @@ def scan_segments(
 ) -> DataFrame:
     """All rows of the slices' files: the stored `columns` (a DDL string), and a column for each of `facts`.
 
-    A fact is an int32 or int64 array with a value for each slice, in their order. Raises what
-    `fetch.no_good_replica` makes of it if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
+    A fact is an int32 or int64 array with a value for each slice, in their order. Raises the error of
+    `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
     of an object store.
     """
     files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
@@ -80,7 +80,7 @@ def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
                     errors[number].append(CorruptRecordError(bad))
     for number, piece in enumerate(sealed):
         if number not in found:
-            raise no_good_replica(piece, errors[number])
+            raise all_replicas_bad_error(piece, errors[number])
     return [found[number] for number in range(len(sealed))]
 
 

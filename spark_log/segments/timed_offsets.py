@@ -8,7 +8,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicPartition
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, read_schema
 from spark_log.segments.fetcher import Fetcher
-from spark_log.segments.plan import TimeLookup, look_up_times
+from spark_log.segments.plan import TimeLookup, plan_time_lookups
 
 
 class TimedOffset(NamedTuple):
@@ -35,7 +35,7 @@ def offsets_for_times(
 
     UnknownTopicOrPartitionError if the topic has been deleted or made again, or a partition does not exist.
     """
-    lookups = cluster.store.read(lambda connection: look_up_times(connection, topic, timestamps_ms, rack))
+    lookups = cluster.store.read(lambda connection: plan_time_lookups(connection, topic, timestamps_ms, rack))
     found = first_records(cluster, lookups)
     return {tp.partition: None if record is None else record.offset for tp, record in found.items()}
 

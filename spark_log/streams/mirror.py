@@ -39,8 +39,9 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.partitions.lineage import read_truncations, truncated_to
+from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key
+from spark_log.partitions.truncations import read_truncations
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.slices import Positions, Slice
@@ -340,7 +341,7 @@ class Mirror:
         }
         truncations = self.source.store.read(lambda connection: read_truncations(connection, keys.keys()))
         for key, later in truncations.items():
-            if truncated_to(keys[key].end_offset, keys[key].leader_epoch, later) is not None:
+            if diverging_offset(keys[key].end_offset, keys[key].leader_epoch, later) is not None:
                 raise _TruncatedMeanwhile
 
     def _transfers(

@@ -16,8 +16,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import MIRROR_POSITION
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import StoreClock
-from spark_log.partitions.lineage import Truncation, read_truncations, truncated_to
-from spark_log.partitions.partition_rows import Key, load_partitions
+from spark_log.partitions.lineage import diverging_offset
+from spark_log.partitions.partition_rows import Key, read_partitions
+from spark_log.partitions.replication import Truncation
+from spark_log.partitions.truncations import read_truncations
 from spark_log.segments.slices import Positions
 
 
@@ -83,13 +85,13 @@ def judge(name: str, source: SourcePartition, target: TargetPartition) -> Judgem
         return Judgement(0, None)
     if known.topic_uuid != source.topic_uuid:
         raise DataLossError(f"{name}: the source's topic was deleted and created again while it was mirrored")
-    cut = truncated_to(known.end_offset, known.target_leader_epoch, target.truncations)
+    cut = diverging_offset(known.end_offset, known.target_leader_epoch, target.truncations)
     if cut is None and target.log.end != known.end_offset:
         raise OffsetOutOfRangeError(
             f"{name}: something else has written the offsets [{known.end_offset}, {target.log.end}) to the target"
         )
     copied = known.end_offset if cut is None else min(cut, target.log.end)
-    diverged = truncated_to(copied, known.leader_epoch, source.truncations)
+    diverged = diverging_offset(copied, known.leader_epoch, source.truncations)
     return Judgement(cut, diverged)
 
 
@@ -122,7 +124,7 @@ def next_range(
 
 def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:
     """The partitions of a topic of the target."""
-    states = load_partitions(connection, topic_id)
+    states = read_partitions(connection, topic_id)
     truncations = read_truncations(connection, states.keys())
     query = sa.select(
         MIRROR_POSITION.partition,

@@ -22,7 +22,7 @@ import spark_log.errors
 from spark_log import Admin, Consumer
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import fallback
+from spark_log.controller.controller import fallback_term
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
@@ -310,11 +310,11 @@ def test_the_cluster_is_described(admin, brokers, cluster_address):
         (1, None, False), (2, "a", False), (3, "b", True),
     ]  # fmt: skip
     assert found["controller_id"] == 1, "the first live embedded broker: its clients do the controller's work"
-    with fallback(brokers.store, ClusterSettings()):
+    with fallback_term(brokers.store, ClusterSettings()):
         assert admin.describe_cluster()["controller_id"] == 1, "a controller that is no broker does that work"
     session = BrokerSession(brokers.store, 2, 60_000)
     session.register()
-    with fallback(brokers.store, ClusterSettings()):
+    with fallback_term(brokers.store, ClusterSettings()):
         assert admin.describe_cluster()["controller_id"] == 2
         change(brokers, t.lease.update().values(until_ms=0))
         assert admin.describe_cluster()["controller_id"] == 1, "its term is over"

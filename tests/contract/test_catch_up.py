@@ -27,9 +27,9 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import SEGMENT
 from spark_log.replicas import catch_up as catch_up_module
 from spark_log.replicas import followers as followers_module
-from spark_log.replicas.catch_up import Copying, catch_up
+from spark_log.replicas.catch_up import ReplicaCopy, catch_up
 from spark_log.replicas.followers import Followers
-from spark_log.replicas.lagging_replicas import lagging
+from spark_log.replicas.lagging_replicas import find_lagging_replicas
 from spark_log.replicas.throttle import Throttle
 from spark_log.segments.segment_copy import is_whole
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
@@ -81,7 +81,7 @@ class Replicated:
         return catch_up(self.cluster, self.topic, partition, broker, **options)
 
     def copying(self, broker, **options):
-        return Copying(self.cluster, self.topic, 0, broker, **options)
+        return ReplicaCopy(self.cluster, self.topic, 0, broker, **options)
 
     def partition(self, number=0):
         [described] = describe_topics(self.cluster, ["t"])
@@ -154,7 +154,7 @@ def test_one_out_of_sync_joins_with_everything_and_not_before(replicated, monkey
     monkeypatch.setattr(catch_up_module, "RUN_FILES_MAX", 1)
     epoch = replicated.partition()
     step = replicated.copying(3)
-    state, replica, pieces = step.look()
+    state, replica, pieces = step.plan()
     assert len(pieces) == 1
     assert step.copy(replica, pieces).error is None
     after = step.commit(state, replica, pieces)
@@ -286,7 +286,7 @@ def test_what_retention_has_deleted_is_jumped_over(replicated):
 
 
 def copied(step):
-    state, replica, pieces = step.look()
+    state, replica, pieces = step.plan()
     assert step.copy(replica, pieces).error is None
     return state, replica, pieces
 
@@ -304,7 +304,9 @@ def test_an_election_in_between_moves_nothing(replicated):
     run = copied(step)
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
     elections = elect_leaders(replicated.cluster.store, unfenced)
-    assert [cut.start for _, cut in elections.cuts] == [0], "broker 2 leads, and has nothing"
+    assert [truncation.start_offset for _, truncation in elections.truncations] == [0], (
+        "broker 2 leads, and has nothing"
+    )
     overtaken(step, *run)
     assert replicated.ends() == {1: 0, 2: 0, 3: 0}
     assert replicated.catch_up(3).log_end_offset == 0
@@ -321,7 +323,7 @@ def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
     run = copied(step)
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
     elections = elect_leaders(replicated.cluster.store, unfenced)
-    assert elections.elected and not elections.cuts
+    assert elections.elected and not elections.truncations
     overtaken(step, *run)
     done = replicated.catch_up(3)
     assert (done.log_end_offset, done.segments_verified) == (1, 1)
@@ -431,8 +433,8 @@ def test_a_replica_in_an_object_store(cluster, log, s3_uri):
     cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
     for letter in "ab":
         log.append(topic, [Records(0, table(large(letter)))], acks=1)
-    step = Copying(cluster, topic, 0, 2)
-    _, replica, pieces = step.look()
+    step = ReplicaCopy(cluster, topic, 0, 2)
+    _, replica, pieces = step.plan()
     directory = LogDir(s3_uri)
     wrong = directory.create(pieces[0].file.path)
     wrong.write(b"?" * pieces[0].file.bytes)
@@ -520,7 +522,7 @@ def test_three_processes_at_the_same_replica_do_no_harm(replicated, cluster_addr
 
 def behind(cluster, broker=None):
     with cluster.store.snapshot() as connection:
-        found = lagging(connection, cluster.store.clock(connection), broker)
+        found = find_lagging_replicas(connection, cluster.store.clock(connection), broker)
     return [(one.partition, one.broker_id, one.behind, one.in_sync, one.throttle_bytes_per_s) for one in found]
 
 

@@ -22,7 +22,7 @@ from spark_log.log.log import Records
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replicas import catch_up as catch_up_module
-from spark_log.replicas.catch_up import Copying, catch_up
+from spark_log.replicas.catch_up import ReplicaCopy, catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import table
 from tests.support.replicas import add_brokers
@@ -136,8 +136,8 @@ def test_a_replica_that_advances_is_published_though_the_high_watermark_stays(ta
         tables.append(value)
     monkeypatch.setattr(catch_up_module, "RUN_FILES_MAX", 1)
     for seen in ("a", "ab"):
-        step = Copying(tables.cluster, tables.topic, 0, 3)
-        state, replica, pieces = step.look()
+        step = ReplicaCopy(tables.cluster, tables.topic, 0, 3)
+        state, replica, pieces = step.plan()
         assert step.copy(replica, pieces).error is None
         step.commit(state, replica, pieces)
         tables.publish()
@@ -196,7 +196,7 @@ def test_it_falls_and_comes_back_between_two_publications(tables):
         tables.append(value)
     version = tables.delta(3).version()
     tables.fall(3, 0)
-    Copying(tables.cluster, tables.topic, 0, 3).run()
+    ReplicaCopy(tables.cluster, tables.topic, 0, 3).run()
     tables.publish()
     assert tables.changes(3, version + 1) == []
     tables.is_the_log()
@@ -270,8 +270,8 @@ def test_after_a_cut_the_table_has_no_record_that_is_lost(tables):
     tables.publish()
     assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "a", "a"]
     tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
-    [cut] = elect_leaders(tables.cluster.store, unfenced, unclean=[(tables.topic.topic_id, 0)]).cuts
-    assert (cut[1].start, cut[1].end) == (1, 3)
+    [(_, truncation)] = elect_leaders(tables.cluster.store, unfenced, unclean=[(tables.topic.topic_id, 0)]).truncations
+    assert truncation.start_offset == 1
     tables.append("B")
     tables.append("C")
     tables.sql(t.log_dir.update().values(online=True))

@@ -25,7 +25,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import scrub
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.replicas.replica_moves import carry_out
+from spark_log.replicas.replica_moves import run_reassignments
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, keyed, rows_of
 from tests.support.records import NOON_MS
@@ -120,7 +120,7 @@ class History:
     def move_the_partition(self):
         if self.away is None:
             begin_reassignments(self.cluster, {T0: self.random.sample([1, 2, 3], 2)})
-            carry_out(self.cluster, ClusterSettings(), [T0])
+            run_reassignments(self.cluster, ClusterSettings(), [T0])
             assert len(assigned(self.cluster, "t")[0]) == 2
 
     def write_a_file_that_is_never_appended(self):

@@ -18,7 +18,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata import scrub
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
-from spark_log.replicas.replica_moves import carry_out
+from spark_log.replicas.replica_moves import run_reassignments
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
@@ -139,7 +139,7 @@ def test_a_replica_that_moved_away_from_an_offline_log_dir_is_named(three_broker
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
     take_away(cluster, 3)
     begin_reassignments(cluster, {TopicPartition("t", 0): [1, 2, 4]})
-    carry_out(cluster, ClusterSettings(), [TopicPartition("t", 0)])
+    run_reassignments(cluster, ClusterSettings(), [TopicPartition("t", 0)])
     erased = purge(cluster)
     found = places_with(cluster, tmp_path, GONE, PRIVATE, away=[3])
     assert found and unnamed_places(erased.notes, found) == []

@@ -1,4 +1,4 @@
-"""Log dirs and brokers that fail and come back: who leads, who is in sync, what is cut, on both stores."""
+"""Log dirs and brokers that fail and come back: who leads, who is in sync, what is truncated, on both stores."""
 
 import shutil
 import time
@@ -14,7 +14,7 @@ from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
-from spark_log.controller.controller import elect_leaders, fallback
+from spark_log.controller.controller import elect_leaders, fallback_term
 from spark_log.controller.log_dir_inspection import inspect_log_dirs, report_failure
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import (
@@ -26,6 +26,7 @@ from spark_log.errors import (
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
+from spark_log.partitions.truncations import list_truncations
 from spark_log.replicas.catch_up import catch_up
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
@@ -294,7 +295,7 @@ def test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_record
     cluster.store.transact(lambda c, _: c.execute(t.broker.update().values(served=False)))
     lose(cluster, leader, tmp_path)
     done = look(cluster)
-    assert len(done.cuts) == 1
+    assert len(done.truncations) == 1
     state = partition(cluster, topic)
     assert state.leader != leader and (state.log_end_offset, state.high_watermark) == (1, 1)
     with cluster.store.snapshot() as connection:
@@ -315,11 +316,12 @@ def test_only_an_unclean_election_may_lose_what_was_acknowledged(cluster, log, t
     append(log, topic, "b")
     lose(cluster, first, tmp_path)
     away.rename(tmp_path / f"d{second}")
-    done = look(cluster)
+    look(cluster)
     state = partition(cluster, topic)
     if allowed:
         assert state.leader == second and (state.log_end_offset, state.high_watermark) == (1, 1)
-        assert done.cuts[0][1].unclean and done.cuts[0][1].high_watermark == 2
+        [truncation] = list_truncations(cluster.store)
+        assert truncation.unclean and truncation.seen_count == 1
         assert append(log, topic, "c") == Appended(1, 2)
         assert [value for _, _, value in read_all(log, topic)] == ["a", "c"]
     else:
@@ -374,7 +376,7 @@ def test_a_new_topic_is_placed_on_brokers_that_are_alive(cluster, tmp_path):
 def test_a_controller_whose_term_has_ended_changes_nothing(cluster, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3)
     settings = ClusterSettings()
-    with fallback(cluster.store, settings) as stale:
+    with fallback_term(cluster.store, settings) as stale:
         assert stale is not None
         cluster.store.transact(lambda c, _: c.execute(t.lease.update().values(epoch=t.lease.c.epoch + 1, holder="new")))
         lose(cluster, 1, tmp_path)

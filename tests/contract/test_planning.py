@@ -89,7 +89,7 @@ def test_the_first_and_the_last_and_none(cluster, long_topic, log):
 
 def test_a_time_is_found_by_its_index(cluster, long_topic):
     with cluster.store.snapshot() as connection:
-        found = planner.look_up_times(connection, long_topic, {0: NOON_MS + 777, 1: NOON_MS + SEGMENTS})
+        found = planner.plan_time_lookups(connection, long_topic, {0: NOON_MS + 777, 1: NOON_MS + SEGMENTS})
     assert [piece.base_offset for piece in found[TopicPartition("t", 0)].slices] == [7770, 7780]
     assert found[TopicPartition("t", 1)].slices == []
 

@@ -22,7 +22,7 @@ from spark_log.log.log import Records
 from spark_log.metadata import tables as t
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.catch_up import catch_up
-from spark_log.replicas.replica_moves import switch
+from spark_log.replicas.replica_moves import switch_reassignments
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.producing import change
 from tests.support.records import read_all, table
@@ -269,11 +269,11 @@ def test_the_delta_table_loses_what_has_left(brokers, log):
     begin_reassignments(brokers, {T0: [4]})
     copy(brokers, topic, 4)
     assert_delta_is_the_log(brokers)
-    assert switch(brokers, unfenced) == [T0]
+    assert switch_reassignments(brokers, unfenced) == [T0]
     assert_delta_is_the_log(brokers)
     begin_reassignments(brokers, {T0: [3]})
     copy(brokers, topic, 3)
-    switch(brokers, unfenced)
+    switch_reassignments(brokers, unfenced)
     assert_delta_is_the_log(brokers)
 
 

@@ -16,7 +16,7 @@ from spark_log.coordinator.coordinator import Coordinator, controller_status
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.replicas import followers, replica_moves
-from spark_log.replicas.replica_moves import carry_out
+from spark_log.replicas.replica_moves import run_reassignments
 from spark_log.replicas.throttle import Throttle
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
@@ -124,7 +124,7 @@ def test_producer_and_consumer_do_not_notice(brokers, cluster_address, log):
         traffic.moves_on()
         for target in ([2, 3], [3, 4]):
             begin_reassignments(brokers, dict.fromkeys(both, target), 50_000_000)
-            carry_out(brokers, SETTINGS, both)
+            run_reassignments(brokers, SETTINGS, both)
             assert assigned(brokers, "t") == [target, target]
             traffic.moves_on()
         begin_reassignments(brokers, {both[0]: [1, 2], both[1]: [1, 2]})
@@ -154,7 +154,7 @@ def test_where_there_is_a_controller_it_copies_and_switches(brokers, cluster_add
         with Traffic(cluster_address, "t") as traffic:
             traffic.moves_on()
             begin_reassignments(brokers, {partition: [2, 3]})
-            carry_out(brokers, SETTINGS, [partition])
+            run_reassignments(brokers, SETTINGS, [partition])
             traffic.moves_on()
         assert assigned(brokers, "t") == [[2, 3]]
         assert controller_status(brokers).epoch == term, "nobody else was the controller"
@@ -183,7 +183,9 @@ def test_a_throttle_is_kept_for_all_copies_together(brokers, log, monkeypatch):
     both = [TopicPartition("t", 0), TopicPartition("t", 1)]
     begin_reassignments(brokers, {tp: [2] for tp in both}, 1_000_000)
     left = []
-    carry_out(brokers, SETTINGS, both, lambda status: left.append(sum(one.bytes_left for one in status.values())))
+    run_reassignments(
+        brokers, SETTINGS, both, lambda status: left.append(sum(one.bytes_left for one in status.values()))
+    )
     [throttle] = taken
     assert throttle.bytes_per_s == 1_000_000
     assert taken[throttle] == left[0] > 0
@@ -205,7 +207,7 @@ def test_whoever_moves_replicas_is_killed_and_another_goes_on(point, brokers, cl
     change(brokers, t.lease.update().values(until_ms=0))  # rather than wait for the end of its term
     for number in range(6, 8):
         append(log, "t", str(number), partition=number % 2)
-    carry_out(brokers, SETTINGS, list(list_reassignments(brokers.store)))
+    run_reassignments(brokers, SETTINGS, list(list_reassignments(brokers.store)))
     assert sorted(map(sorted, assigned(brokers, "t"))) == [[3, 4], [3, 4]]
     assert all(len(part.isr) == 2 for part in describe_topics(brokers, ["t"])[0].partitions)
     for number in range(8, 10):

@@ -556,7 +556,7 @@ def test_readers_without_a_rack_spread_over_the_log_dirs(local):
     for number in range(30):
         local.log.append(local.topic, [Records(0, table(f"{number}"))])
     first = [files[0].broker_id for files in local.replicas()]
-    assert len(set(first)) > 1, "names are random; how evenly they spread is for test_nearest"
+    assert len(set(first)) > 1, "names are random; how evenly they spread is for test_replica_selector"
     assert first == [files[0].broker_id for files in local.replicas()], "each segment is read from one place"
 
 

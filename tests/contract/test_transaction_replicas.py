@@ -14,7 +14,7 @@ from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.controller.reassignments import begin_reassignments
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replicas.catch_up import catch_up
-from spark_log.replicas.replica_moves import switch
+from spark_log.replicas.replica_moves import switch_reassignments
 from tests.support.producing import stored
 from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
 
@@ -102,7 +102,7 @@ def test_a_partition_is_reassigned_in_between(cluster, log, producer, tmp_path):
         for broker in (4, 3, 1):
             if broker in assigned_to(cluster, name):
                 catch_up(cluster, log.find_topic(name), 0, broker)
-    switch(cluster, unfenced)
+    switch_reassignments(cluster, unfenced)
     assert (assigned_to(cluster, FILE), assigned_to(cluster, BLOB)) == ({4, 3}, {4, 1})
     producer.commit_transaction()
     committed_up_to(cluster, log, 2)

@@ -4,9 +4,10 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
+from spark_log.controller.log_truncation import truncate_log
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Attempt
-from spark_log.partitions.partition_rows import cut_off, lock_partitions, save_partitions
+from spark_log.partitions.partition_rows import lock_partitions, save_partitions
 from spark_log.partitions.replication import fail_over, lose_files
 
 
@@ -29,9 +30,10 @@ def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
         state = before[key]
         for replica in state.replicas:
             state = lose_files(state, replica.broker_id, to)
-        after, cut = fail_over(state, {replica.log_dir_id for replica in state.replicas}, unclean=True)
-        assert cut is not None, "nothing was cut off"
-        after = cut_off(connection, found, partition, cut, after, cluster.store.clock(connection))
+        after, truncation = fail_over(state, {replica.log_dir_id for replica in state.replicas}, unclean=True)
+        assert truncation is not None, "nothing was removed"
+        now = cluster.store.clock(connection)
+        after = truncate_log(connection, found, partition, truncation, state, after, now)
         save_partitions(connection, before, {key: after})
 
     cluster.store.transact(elect)

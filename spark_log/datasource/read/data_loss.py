@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from spark_log.datasource.options.positions import show_all
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
-from spark_log.partitions.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
+from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
+from spark_log.partitions.replication import Truncation
 
 _PREFIX = (
     "Some data may have been lost because they are not available in the log any more; either the data was aged out or "
@@ -182,7 +183,7 @@ def _truncated(
     epochs: Mapping[TopicPartition, int],
     truncations: Mapping[TopicPartition, Sequence[Truncation]],
 ) -> int | None:
-    return truncated_to(offset, epochs.get(tp, UNKNOWN_EPOCH), truncations.get(tp, ()))
+    return diverging_offset(offset, epochs.get(tp, UNKNOWN_EPOCH), truncations.get(tp, ()))
 
 
 def _differs(topic: str, before: Mapping[str, TopicId], after: Mapping[str, TopicId]) -> bool:

@@ -40,7 +40,7 @@ from spark_log.maintenance.rewrite.rewrite import Written
 from spark_log.partitions.partition_rows import Key
 from spark_log.quantities import count_of
 from spark_log.records.segment_file import SegmentFacts
-from spark_log.segments.fetcher import BAD_REPLICA, no_good_replica
+from spark_log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.segments.segment_copy import SegmentFile, is_whole
 from spark_log.segments.segment_repair import repair
 from spark_log.segments.slices import LogDirs, Slice
@@ -301,7 +301,7 @@ def _put_right(piece: Slice, log_dirs: LogDirs) -> str | None:
             errors.append(error)
     if not whole:
         errors += [CorruptRecordError(f"segment {each.location(path)} is not what was written") for each in bad]
-        return redact(str(no_good_replica(piece, errors)))
+        return redact(str(all_replicas_bad_error(piece, errors)))
     for each in bad:
         repair(each, whole[0], path, piece.size, piece.checksum)
     return None

@@ -31,6 +31,7 @@ from spark_log.maintenance.rewrite.rewrite import Segment, discard, plan_rewriti
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMPACTION, PARTITION
+from spark_log.partitions.compaction_rows import replace_compactions
 from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition
 from spark_log.quantities import count_of
 
@@ -266,10 +267,8 @@ def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, n
     done = Pass(planned.end_offset, now_ms, tombstones)
     kept = remember(passes, done, planned.topic.config.delete_retention_ms)
     gone = [each.end_offset for each in passes if each not in kept]
-    connection.execute(t.compaction.delete().where(_here(planned.key), COMPACTION.end_offset.in_(gone)))
     new = [
         {"topic_id": planned.key[0], "partition": planned.key[1], **vars(each)} for each in kept if each not in passes
     ]
-    if new:
-        connection.execute(t.compaction.insert(), new)
+    replace_compactions(connection, planned.key, gone, new)
     return True

@@ -18,9 +18,9 @@ from spark_log.metadata.tables.delta_tables import (
     publication_intent_cursor,
 )
 from spark_log.metadata.tables.groups_tables import consumer_group, group_member, group_offset, group_partition
-from spark_log.metadata.tables.maintenance_tables import compaction
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
 from spark_log.metadata.tables.partitions_tables import (
+    compaction,
     partition,
     replica,
     retired_copy,

@@ -1,4 +1,4 @@
-"""Tables of partitions: their offsets, replicas, truncations, and files to be deleted."""
+"""Tables of partitions: their offsets, replicas, truncations, compactions, and files to be deleted."""
 
 from sqlalchemy import BigInteger, Boolean, Index, Integer, Text, text
 
@@ -51,6 +51,21 @@ truncation = _table(
     column("unclean", Boolean, "the new leader was not in the ISR"),
     column("at_ms", BigInteger, "store clock"),
     comment="Truncations: the records that elections removed from the end of partitions.",
+)
+
+compaction = _table(
+    "compaction",
+    topic_id(primary_key=True),
+    partition_number(primary_key=True),
+    column(
+        "end_offset",
+        BigInteger,
+        "below it, no record remained that a later one below it overwrites",
+        primary_key=True,
+    ),
+    column("at_ms", BigInteger, "store clock; a tombstone below end_offset may be removed delete.retention.ms later"),
+    column("tombstone_count", BigInteger, "tombstones left below end_offset"),
+    comment="Completed compactions. The dirty part of the log begins at the largest end_offset.",
 )
 
 retired_file = _table(

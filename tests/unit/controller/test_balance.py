@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.controller.balance import Load, Preference, ReplicaFacts, balance, to_be_elected
+from spark_log.controller.balance import Load, Preference, ReplicaFacts, balance, partitions_to_elect
 from spark_log.ids import TopicPartition
 
 
@@ -57,4 +57,4 @@ def test_a_partition_is_skewed_within_its_own_topic():
 def test_only_brokers_above_the_threshold_get_their_leaders_back(threshold, expected):
     preferences = [Preference((1, number), 1, 2 if number == 0 else 1) for number in range(4)]
     preferences += [Preference((1, 5), 3, None)]
-    assert to_be_elected(preferences, threshold) == [(1, number) for number in expected]
+    assert partitions_to_elect(preferences, threshold) == [(1, number) for number in expected]

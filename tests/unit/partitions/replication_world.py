@@ -59,8 +59,8 @@ class World:
         self.rows[at : at + len(run)] = [Row(run[0].base, run[-1].end, name, inline=False)]
         self._delete(run)
 
-    def cut(self, start: int) -> None:
-        """Rows that reach above `start` go, as `partition_rows.cut_off` does it."""
+    def truncate(self, start: int) -> None:
+        """Rows that end above `start` are deleted, as by `log_truncation`."""
         self._delete([row for row in self.rows if row.end > start])
         self.rows = [row for row in self.rows if row.end <= start]
 

@@ -1,27 +1,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.partitions.lineage import UNKNOWN_EPOCH, Truncation, truncated_to
+from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
+from spark_log.partitions.replication import Truncation
 
 
 def test_position_below_every_truncation_has_not_diverged():
-    assert truncated_to(5, 0, [Truncation(1, 5)]) is None
+    assert diverging_offset(5, 0, [Truncation(1, 5)]) is None
 
 
 def test_position_above_a_later_truncation_has_diverged_where_the_log_was_cut():
-    assert truncated_to(10, 0, [Truncation(1, 5)]) == 5
+    assert diverging_offset(10, 0, [Truncation(1, 5)]) == 5
 
 
 def test_position_of_the_epoch_that_the_truncation_began_has_not_diverged():
-    assert truncated_to(10, 1, [Truncation(1, 5)]) is None
+    assert diverging_offset(10, 1, [Truncation(1, 5)]) is None
 
 
 def test_of_several_truncations_the_lowest_later_one_counts():
-    assert truncated_to(10, 1, [Truncation(1, 2), Truncation(2, 8), Truncation(3, 6)]) == 6
+    assert diverging_offset(10, 1, [Truncation(1, 2), Truncation(2, 8), Truncation(3, 6)]) == 6
 
 
 def test_position_without_a_known_epoch_never_diverges():
-    assert truncated_to(10, UNKNOWN_EPOCH, [Truncation(1, 5)]) is None
+    assert diverging_offset(10, UNKNOWN_EPOCH, [Truncation(1, 5)]) is None
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 6)), max_size=12), st.data())
@@ -44,5 +45,5 @@ def test_where_two_lineages_part_is_found_from_any_position(steps, data):
     while lived < offset and lived < len(log) and log[lived] == seen[lived]:
         lived += 1
     for known in [*last_record, epoch_then]:
-        found = truncated_to(offset, known, truncations)
+        found = diverging_offset(offset, known, truncations)
         assert found == (lived if lived < offset else None)

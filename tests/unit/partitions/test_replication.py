@@ -6,18 +6,18 @@ import pytest
 
 from spark_log.errors import NotLeaderForPartitionError
 from spark_log.partitions.replication import (
-    Cut,
+    CopiedRange,
     PartitionState,
-    Progress,
     Replica,
+    Truncation,
+    advance_follower,
     advanced_high_watermark,
-    caught_up,
     elect_preferred,
     fail_over,
     fence_writers,
-    lag_out,
     lose_files,
     rewrite,
+    shrink_isr,
     with_replicas,
 )
 
@@ -75,75 +75,75 @@ def test_nobody_died_nothing_changes():
 
 
 def test_dead_followers_leave_the_isr_and_the_leader_stays():
-    after, cut = fail_over(AFTER_ACKS_1, {10, 30})
-    assert (after.leader, after.leader_epoch, after.partition_epoch, cut) == (1, 4, 8, None)
+    after, truncation = fail_over(AFTER_ACKS_1, {10, 30})
+    assert (after.leader, after.leader_epoch, after.partition_epoch, truncation) == (1, 4, 8, None)
     assert shown(after) == [(1, 10, True), (2, 6, False), (3, 8, True)]
     assert after.high_watermark == 8
 
 
 def test_the_first_live_member_of_the_isr_leads_and_nothing_is_lost():
-    after, cut = fail_over(FULL, {20, 30})
-    assert (after.leader, after.leader_epoch, cut) == (2, 5, None)
+    after, truncation = fail_over(FULL, {20, 30})
+    assert (after.leader, after.leader_epoch, truncation) == (2, 5, None)
     assert after.partition_epoch > 7
     assert shown(after) == [(1, 10, False), (2, 10, True), (3, 10, True)]
     assert (after.high_watermark, after.log_end_offset) == (10, 10)
 
 
-def test_what_acks_1_acknowledged_above_the_new_leader_is_cut_from_everybody():
-    after, cut = fail_over(AFTER_ACKS_1, {20, 30})
-    assert cut == Cut(6, 10, 6, unclean=False)
+def test_records_acknowledged_with_acks_1_above_the_new_leader_are_truncated_in_all_replicas():
+    after, truncation = fail_over(AFTER_ACKS_1, {20, 30})
+    assert truncation == Truncation(5, 6)
     assert shown(after) == [(1, 6, False), (2, 6, True), (3, 6, True)]
     assert (after.log_end_offset, after.high_watermark, after.recovery_point) == (6, 6, 6)
 
 
 def test_order_in_ar_decides_not_who_has_more():
-    after, cut = fail_over(replace(AFTER_ACKS_1, replicas=AFTER_ACKS_1.replicas[::-1]), {20, 30})
-    assert (after.leader, cut) == (3, Cut(8, 10, 6, unclean=False))
+    after, truncation = fail_over(replace(AFTER_ACKS_1, replicas=AFTER_ACKS_1.replicas[::-1]), {20, 30})
+    assert (after.leader, truncation) == (3, Truncation(5, 8))
     assert after.high_watermark == 6, "broker 2 is in sync and has no more"
 
 
 def test_without_a_live_member_of_the_isr_the_partition_is_offline_and_the_isr_stays():
     state = partition((1, 10, True), (2, 10, True), (3, 9, False))
-    after, cut = fail_over(state, {30})
-    assert (after.leader, after.leader_epoch, after.partition_epoch, cut) == (None, 5, 8, None)
+    after, truncation = fail_over(state, {30})
+    assert (after.leader, after.leader_epoch, after.partition_epoch, truncation) == (None, 5, 8, None)
     assert after.replicas == state.replicas
     assert fail_over(after, {30}) == (after, None), "a second look changes nothing"
 
 
 def test_an_offline_partition_is_led_by_the_first_member_that_returns():
     offline, _ = fail_over(FULL, set())
-    after, cut = fail_over(offline, {30})
-    assert (after.leader, after.leader_epoch, cut) == (3, 6, None)
+    after, truncation = fail_over(offline, {30})
+    assert (after.leader, after.leader_epoch, truncation) == (3, 6, None)
     assert after.isr == {3}
 
 
 @pytest.mark.parametrize("by_topic", [True, False])
 def test_unclean_the_live_replica_with_the_most_records_leads_and_the_loss_is_told(by_topic):
     state = partition((1, 10, True), (2, 4, False), (3, 7, False), unclean_election=by_topic)
-    after, cut = fail_over(state, {20, 30}, unclean=not by_topic)
-    assert cut == Cut(7, 10, 10, unclean=True)
+    after, truncation = fail_over(state, {20, 30}, unclean=not by_topic)
+    assert truncation == Truncation(5, 7)
     assert (after.leader, after.isr, after.high_watermark, after.log_end_offset) == (3, {3}, 7, 7)
     assert shown(after) == [(1, 7, False), (2, 4, False), (3, 7, True)]
 
 
 def test_an_unclean_election_is_not_held_while_a_clean_one_can_be():
     state = partition((1, 10, True), (2, 6, True), (3, 9, False))
-    after, cut = fail_over(state, {20, 30}, unclean=True)
-    assert (after.leader, cut) == (2, Cut(6, 10, 6, unclean=False))
+    after, truncation = fail_over(state, {20, 30}, unclean=True)
+    assert (after.leader, truncation) == (2, Truncation(5, 6))
 
 
 def test_an_unclean_leader_with_every_record_loses_nothing():
-    after, cut = fail_over(partition((1, 10, True), (2, 10, False)), {20}, unclean=True)
-    assert (after.leader, after.isr, cut) == (2, {2}, None)
+    after, truncation = fail_over(partition((1, 10, True), (2, 10, False)), {20}, unclean=True)
+    assert (after.leader, after.isr, truncation) == (2, {2}, None)
 
 
 @pytest.mark.parametrize(
-    ("log_start", "cut"), [(5, Cut(5, 10, 10, unclean=True)), (10, None)], ids=["some deleted", "all deleted"]
+    ("log_start", "truncation"), [(5, Truncation(5, 5)), (10, None)], ids=["some deleted", "all deleted"]
 )
-def test_a_leader_that_lacks_what_was_deleted_lacks_nothing_and_no_offset_is_used_again(log_start, cut):
+def test_a_leader_that_lacks_what_was_deleted_lacks_nothing_and_no_offset_is_used_again(log_start, truncation):
     state = partition((1, 10, True), (2, 0, False), log_start_offset=log_start)
-    after, lost = fail_over(state, {20}, unclean=True)
-    assert lost == cut
+    after, found = fail_over(state, {20}, unclean=True)
+    assert found == truncation
     assert after.log_end_offset == after.replica(2).log_end_offset == after.high_watermark == log_start
 
 
@@ -173,37 +173,37 @@ def test_the_preferred_leader_leads_where_nothing_is_lost(state, alive, leader):
 
 
 def copied(start, end, *names, broker=2, epoch=4, log_dir=20):
-    return Progress(broker, epoch, start, end, names, log_dir)
+    return CopiedRange(broker, epoch, start, end, names, log_dir)
 
 
 def test_a_copy_moves_the_end_and_the_watermark_follows():
-    after = caught_up(AFTER_ACKS_1, copied(6, 8, "a"), ["a"], 8, alive=True)
+    after = advance_follower(AFTER_ACKS_1, copied(6, 8, "a"), ["a"], 8, alive=True)
     assert shown(after) == [(1, 10, True), (2, 8, True), (3, 8, True)]
     assert (after.high_watermark, after.partition_epoch) == (8, 7)
 
 
 def test_the_end_moves_over_the_blobs_that_follow():
-    assert caught_up(AFTER_ACKS_1, copied(6, 8, "a"), ["a"], 10, alive=True).replica(2).log_end_offset == 10
+    assert advance_follower(AFTER_ACKS_1, copied(6, 8, "a"), ["a"], 10, alive=True).replica(2).log_end_offset == 10
 
 
 def test_a_new_replica_jumps_over_what_was_deleted():
     state = partition((1, 10, True), (2, 0, False), log_start_offset=8)
-    after = caught_up(state, copied(0, 10, "a"), ["a"], 10, alive=True)
+    after = advance_follower(state, copied(0, 10, "a"), ["a"], 10, alive=True)
     assert shown(after) == [(1, 10, True), (2, 10, True)]
     nothing_left = replace(state, log_start_offset=10)
-    assert caught_up(nothing_left, copied(0, 0), [], 10, alive=True).isr == {1, 2}
+    assert advance_follower(nothing_left, copied(0, 0), [], 10, alive=True).isr == {1, 2}
 
 
 @pytest.mark.parametrize(("end", "alive", "joins"), [(10, True, True), (10, False, False), (9, True, False)])
 def test_who_has_everything_and_is_alive_joins_the_isr(end, alive, joins):
     state = partition((1, 10, True), (2, 6, False))
-    after = caught_up(state, copied(6, end, "a"), ["a"], end, alive=alive)
+    after = advance_follower(state, copied(6, end, "a"), ["a"], end, alive=alive)
     assert shown(after) == [(1, 10, True), (2, end, joins)]
     assert after.partition_epoch == 7 + joins
 
 
 def test_blobs_alone_bring_a_replica_back():
-    after = caught_up(partition((1, 10, True), (2, 10, False)), copied(10, 10), [], 10, alive=True)
+    after = advance_follower(partition((1, 10, True), (2, 10, False)), copied(10, 10), [], 10, alive=True)
     assert after.isr == {1, 2}
 
 
@@ -218,26 +218,26 @@ def test_blobs_alone_bring_a_replica_back():
         (copied(6, 8, "a"), ["merged"]),
         (copied(6, 8, "a"), []),
     ],
-    ids=["older epoch", "newer epoch", "another end", "another log dir", "no replica", "rewritten", "cut off"],
+    ids=["older epoch", "newer epoch", "another end", "another log dir", "no replica", "rewritten", "truncated"],
 )
 def test_a_copy_that_things_have_overtaken_moves_nothing(progress, names_now):
     with pytest.raises(NotLeaderForPartitionError, match=r"leader epoch|broker [29]"):
-        caught_up(AFTER_ACKS_1, progress, names_now, 8, alive=True)
+        advance_follower(AFTER_ACKS_1, progress, names_now, 8, alive=True)
 
 
 # Leaving the ISR
 
 
 def test_who_lags_leaves_but_not_the_leader_nor_who_has_everything():
-    after = lag_out(partition((1, 10, True), (2, 6, True), (3, 10, True)), {1, 2, 3})
+    after = shrink_isr(partition((1, 10, True), (2, 6, True), (3, 10, True)), {1, 2, 3})
     assert shown(after) == [(1, 10, True), (2, 6, False), (3, 10, True)]
     assert (after.high_watermark, after.partition_epoch) == (10, 8)
-    assert lag_out(FULL, {2}) is FULL
+    assert shrink_isr(FULL, {2}) is FULL
 
 
 def test_nobody_lags_while_nobody_leads():
     state = partition((1, 4, False), (2, 6, True), (3, 8, True), leader=None)
-    assert lag_out(state, {2, 3}) is state
+    assert shrink_isr(state, {2, 3}) is state
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 One partition, four brokers with a log dir each (broker 1 has log dir 10, and so on). What takes time outside a
 transaction takes two steps here: a writer writes files and appends them later; a follower copies and commits later;
 maintenance writes and swaps later; a controller may think that its term lasts. The I/O around the rules is as in the
-product (`partition_rows.cut_off`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
+product (`log_truncation`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from spark_log.errors import (
     UnknownProducerIdError,
 )
 from spark_log.partitions import replication
-from spark_log.partitions.replication import Cut, PartitionState, Progress, Replica
+from spark_log.partitions.replication import CopiedRange, PartitionState, Replica
 from tests.unit.partitions.replication_invariants import Invariants
 from tests.unit.partitions.replication_world import Row, World
 
@@ -180,7 +180,7 @@ class ReplicatedPartition(Invariants):
             names.append(row.name)
             end = row.end
         epoch, start = self.state.leader_epoch, replica.log_end_offset
-        self.copies.append(Progress(replica.broker_id, epoch, start, end, tuple(names), replica.log_dir_id))
+        self.copies.append(CopiedRange(replica.broker_id, epoch, start, end, tuple(names), replica.log_dir_id))
         if at_once:
             self.follower_commits(-1)
 
@@ -194,7 +194,7 @@ class ReplicatedPartition(Invariants):
         end = following[0].base if following else before.log_end_offset  # over blobs, and what was deleted
         alive = progress.log_dir_id in self.alive
         try:
-            self.state = replication.caught_up(before, progress, names_now, end, alive=alive)
+            self.state = replication.advance_follower(before, progress, names_now, end, alive=alive)
         except NotLeaderForPartitionError:
             return
         assert progress.leader_epoch == before.leader_epoch, "5: a lower leader epoch changes nothing"
@@ -225,7 +225,7 @@ class ReplicatedPartition(Invariants):
             return
         after = replication.rewrite(self.state, start, end, done.log_dirs, done.partition_epoch)
         if after is not None:
-            assert end <= self.state.high_watermark, "an election may cut above it"
+            assert end <= self.state.high_watermark, "an election may truncate above it"
             assert len(self.state.isr) >= min(self.state.min_insync_replicas, len(self.state.replicas))
             self.state = after
             self.world.swap(done.run, done.name)
@@ -299,27 +299,28 @@ class ReplicatedPartition(Invariants):
 
     def elect(self, alive, unclean):
         before = self.state
-        after, cut = replication.fail_over(before, alive, unclean=unclean)
+        after, truncation = replication.fail_over(before, alive, unclean=unclean)
         ready = {replica.broker_id for replica in before.replicas if replica.in_sync and replica.log_dir_id in alive}
         if ready:
             assert after.leader in ready, "who is in sync and alive can lead"
         else:
             assert after.leader is None or unclean or before.unclean_election
         self.state = after
-        if cut is not None:
-            assert cut.unclean or cut.start >= before.high_watermark
-            self.cut_off(cut)
+        if truncation is not None:
+            clean = after.leader in before.isr
+            assert not clean or truncation.start_offset >= before.high_watermark
+            self.truncate(truncation.start_offset, clean)
 
-    def cut_off(self, cut: Cut):
-        self.world.cut(cut.start)
-        self.forget_batches(cut)
-        if cut.unclean:
-            self.acknowledged = {offset: r for offset, r in self.acknowledged.items() if offset < cut.start}
-            self.seen = {offset: r for offset, r in self.seen.items() if offset < cut.start}
-            self.floor = (min(self.floor[0], cut.start), *self.floor[1:])
+    def truncate(self, start: int, clean: bool):
+        self.world.truncate(start)
+        self.forget_batches(start)
+        if not clean:
+            self.acknowledged = {offset: r for offset, r in self.acknowledged.items() if offset < start}
+            self.seen = {offset: r for offset, r in self.seen.items() if offset < start}
+            self.floor = (min(self.floor[0], start), *self.floor[1:])
 
-    def forget_batches(self, cut: Cut):
-        kept = tuple(batch for batch in self.producer.batches if batch.end_offset <= cut.start)
+    def forget_batches(self, start: int):
+        kept = tuple(batch for batch in self.producer.batches if batch.end_offset <= start)
         self.producer = replace(self.producer, batches=kept)
 
     @precondition(lambda self: self.state.leader not in (None, self.state.replicas[0].broker_id))
@@ -334,7 +335,7 @@ class ReplicatedPartition(Invariants):
     @rule(late=SELDOM, brokers=st.sets(BROKERS, min_size=1))
     def controller_takes_laggards_out(self, late, brokers):
         def take_out(_alive):
-            self.state = replication.lag_out(self.state, brokers)
+            self.state = replication.shrink_isr(self.state, brokers)
 
         self.act(late, take_out)
 

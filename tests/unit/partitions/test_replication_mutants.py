@@ -16,7 +16,7 @@ from hypothesis.stateful import INITIALIZE_RULE_MARKER, INVARIANT_MARKER, RULE_M
 from spark_log.append import rules
 from spark_log.controller import reassignment_rules
 from spark_log.partitions import replication
-from spark_log.partitions.replication import caught_up, fail_over, lose_files, rewrite
+from spark_log.partitions.replication import advance_follower, fail_over, lose_files, rewrite
 from tests.unit.partitions.replication_traces import TRACES
 from tests.unit.partitions.test_replication_model import ReplicatedPartition
 
@@ -74,17 +74,17 @@ def the_watermark_moves_past_members_of_the_isr(patch):
     patch(replication, "advanced_high_watermark", furthest)
 
 
-def a_cut_forgets_the_dedupe_rows(patch):
-    patch(ReplicatedPartition, "forget_batches", lambda self, cut: None)
+def a_truncation_forgets_the_dedupe_rows(patch):
+    patch(ReplicatedPartition, "forget_batches", lambda self, start: None)
 
 
-def a_cut_forgets_the_other_replicas(patch):
+def a_truncation_forgets_the_other_replicas(patch):
     led_by = replication._led_by
 
     def forgetful(state, leader, *, unclean):
-        after, cut = led_by(state, leader, unclean=unclean)
+        after, truncation = led_by(state, leader, unclean=unclean)
         others = {r.broker_id for r in state.replicas} - {leader.broker_id}
-        return with_ends_of(after, state, others), cut
+        return with_ends_of(after, state, others), truncation
 
     patch(replication, "_led_by", forgetful)
 
@@ -93,16 +93,16 @@ def a_leader_that_lacks_what_was_deleted_stays_behind_its_log(patch):
     led_by = replication._led_by
 
     def behind(state, leader, *, unclean):
-        after, cut = led_by(state, leader, unclean=unclean)
-        return with_ends_of(after, state, {leader.broker_id}), cut
+        after, truncation = led_by(state, leader, unclean=unclean)
+        return with_ends_of(after, state, {leader.broker_id}), truncation
 
     patch(replication, "_led_by", behind)
 
 
 def an_election_does_not_begin_an_epoch(patch):
     def timeless(state, alive, *, unclean=False):
-        after, cut = fail_over(state, alive, unclean=unclean)
-        return replace(after, leader_epoch=state.leader_epoch), cut
+        after, truncation = fail_over(state, alive, unclean=unclean)
+        return replace(after, leader_epoch=state.leader_epoch), truncation
 
     patch(replication, "fail_over", timeless)
 
@@ -113,8 +113,8 @@ def anybody_may_lead(patch):
 
 def an_offline_partition_forgets_its_isr(patch):
     def forgetful(state, alive, *, unclean=False):
-        after, cut = fail_over(state, alive, unclean=unclean)
-        return (with_isr(after, ()) if after.leader is None else after), cut
+        after, truncation = fail_over(state, alive, unclean=unclean)
+        return (with_isr(after, ()) if after.leader is None else after), truncation
 
     patch(replication, "fail_over", forgetful)
 
@@ -144,50 +144,50 @@ def a_stale_controller_may_act(patch):
 
 def a_copy_ignores_the_leader_epoch(patch):
     def timeless(state, progress, names_now, end, *, alive):
-        return caught_up(state, replace(progress, leader_epoch=state.leader_epoch), names_now, end, alive=alive)
+        return advance_follower(state, replace(progress, leader_epoch=state.leader_epoch), names_now, end, alive=alive)
 
-    patch(replication, "caught_up", timeless)
+    patch(replication, "advance_follower", timeless)
 
 
 def a_copy_ignores_that_segments_were_replaced(patch):
     def blind(state, progress, names_now, end, *, alive):
-        return caught_up(state, progress, progress.names, end, alive=alive)
+        return advance_follower(state, progress, progress.names, end, alive=alive)
 
-    patch(replication, "caught_up", blind)
+    patch(replication, "advance_follower", blind)
 
 
 def a_copy_ignores_where_its_replica_ends_now(patch):
     def blind(state, progress, names_now, end, *, alive):
         replica = state.replica(progress.broker_id)
         start = replica.log_end_offset if replica else progress.start
-        return caught_up(state, replace(progress, start=start), names_now, end, alive=alive)
+        return advance_follower(state, replace(progress, start=start), names_now, end, alive=alive)
 
-    patch(replication, "caught_up", blind)
+    patch(replication, "advance_follower", blind)
 
 
 def an_empty_replica_joins_the_isr(patch):
     def welcoming(state, progress, names_now, end, *, alive):
-        after = caught_up(state, progress, names_now, end, alive=alive)
+        after = advance_follower(state, progress, names_now, end, alive=alive)
         return with_isr(after, after.isr | {progress.broker_id}) if alive else after
 
-    patch(replication, "caught_up", welcoming)
+    patch(replication, "advance_follower", welcoming)
 
 
 def the_dead_join_the_isr(patch):
     def blind(state, progress, names_now, end, *, alive):
-        return caught_up(state, progress, names_now, end, alive=True)
+        return advance_follower(state, progress, names_now, end, alive=True)
 
-    patch(replication, "caught_up", blind)
+    patch(replication, "advance_follower", blind)
 
 
 def members_leave_while_nobody_leads(patch):
-    lag_out = replication.lag_out
+    shrink_isr = replication.shrink_isr
 
     def strict(state, brokers):
-        after = lag_out(replace(state, leader=-1) if state.leader is None else state, brokers)
+        after = shrink_isr(replace(state, leader=-1) if state.leader is None else state, brokers)
         return replace(after, leader=state.leader)
 
-    patch(replication, "lag_out", strict)
+    patch(replication, "shrink_isr", strict)
 
 
 def who_lost_files_stays_in_the_isr(patch):
@@ -317,8 +317,8 @@ MUTANTS = {
     acks_all_does_not_wait_for_the_isr: None,
     a_duplicate_is_acknowledged_before_the_isr_has_it: None,
     the_watermark_moves_past_members_of_the_isr: None,
-    a_cut_forgets_the_dedupe_rows: None,
-    a_cut_forgets_the_other_replicas: None,
+    a_truncation_forgets_the_dedupe_rows: None,
+    a_truncation_forgets_the_other_replicas: None,
     a_leader_that_lacks_what_was_deleted_stays_behind_its_log: None,
     an_election_does_not_begin_an_epoch: None,
     anybody_may_lead: None,

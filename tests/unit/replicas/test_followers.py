@@ -1,11 +1,11 @@
 """Whose turn it is to be caught up, and how long one that fails is left alone."""
 
 from spark_log.replicas.followers import COPIES_MAX, OUT_OF_SYNC_COPIES_MAX, back_off_s, choose
-from spark_log.replicas.lagging_replicas import Lagging
+from spark_log.replicas.lagging_replicas import LaggingReplica
 
 
 def one(number, in_sync=True):
-    return Lagging("t", 1, number, 1, 5, in_sync, None)
+    return LaggingReplica("t", 1, number, 1, 5, in_sync, None)
 
 
 def numbers(chosen):

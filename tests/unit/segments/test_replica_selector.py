@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.ids import LogDirId
-from spark_log.segments.replica_selector import Copies, Copy, distance, reading_order
+from spark_log.segments.replica_selector import Copies, Copy, distance, select_replicas
 
 FACTS = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(0, 5))
 
@@ -25,32 +25,32 @@ def copies_of(*facts: tuple[bool, bool, bool, int]) -> Copies:
 def test_everyone_with_the_whole_segment_and_the_near_ones_first(
     facts: list[tuple[bool, bool, bool, int]], end_offset: int, name: str
 ) -> None:
-    order = reading_order(copies_of(*facts), name, end_offset)
+    order = select_replicas(copies_of(*facts), name, end_offset)
     whole = {number for number, (*_, end) in enumerate(facts, start=1) if end >= end_offset}
     assert sorted(order) == sorted(whole)
     # tuples of booleans compare as the rule says: declared failed last, then other racks, then those that lag
     ranks = [tuple(not fact for fact in facts[number - 1][:3]) for number in order]
     assert ranks == sorted(ranks)
-    assert order == reading_order(copies_of(*facts), name, end_offset), "the same for every reader"
+    assert order == select_replicas(copies_of(*facts), name, end_offset), "the same for every reader"
 
 
 def test_a_rack_beats_the_isr_and_nothing_beats_being_online() -> None:
     near_and_failed, near_and_lagging = (False, True, True, 9), (True, True, False, 9)
     far_in_sync, far_and_lagging = (True, False, True, 9), (True, False, False, 9)
     copies = copies_of(near_and_failed, far_and_lagging, far_in_sync, near_and_lagging)
-    assert reading_order(copies, "w-0.parquet", 9) == (4, 3, 2, 1)
+    assert select_replicas(copies, "w-0.parquet", 9) == (4, 3, 2, 1)
 
 
 def test_readers_spread_over_replicas_that_are_equally_near() -> None:
     names = [f"{'0' * 32}-{number}.parquet" for number in range(3_000)]
     equal = copies_of(*[(True, True, True, 9)] * 3)
-    first = Counter(reading_order(equal, name, 9)[0] for name in names)
+    first = Counter(select_replicas(equal, name, 9)[0] for name in names)
     assert all(900 < first[LogDirId(number)] < 1_100 for number in (1, 2, 3)), first
     one_near = copies_of((True, False, True, 9), (True, True, True, 9), (True, True, True, 9))
-    first = Counter(reading_order(one_near, name, 9)[0] for name in names)
+    first = Counter(select_replicas(one_near, name, 9)[0] for name in names)
     assert set(first) == {2, 3} and min(first.values()) > 1_400
-    assert {reading_order(one_near, name, 9)[2] for name in names} == {1}
+    assert {select_replicas(one_near, name, 9)[2] for name in names} == {1}
 
 
 def test_nobody_has_it() -> None:
-    assert reading_order(copies_of((True, True, True, 5)), "w-0.parquet", 6) == ()
+    assert select_replicas(copies_of((True, True, True, 5)), "w-0.parquet", 6) == ()

@@ -1,0 +1,21 @@
+"""Changes of the log that take back what is recorded of a topic's Delta tables."""
+
+import sqlalchemy as sa
+
+from spark_log.ids import LogDirId
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PUBLICATION
+
+
+def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
+    """After a truncation of the partition (topic id, number): no table has shown the records at or above `offset`."""
+    for table in (t.publication_cursor, t.publication_intent_cursor):
+        c = table.c
+        above = (c.topic_id == key[0]) & (c.partition == key[1]) & (c.seen_offset > offset)
+        connection.execute(table.update().where(above).values(seen_offset=offset))
+
+
+def compare_whole_table(connection: sa.Connection, topic_id: int, log_dir_id: LogDirId) -> None:
+    """Let the next publication compare the whole Delta table: it may list files that are missing from the log dir."""
+    here = (PUBLICATION.topic_id == topic_id) & (PUBLICATION.log_dir_id == log_dir_id)
+    connection.execute(t.publication.update().where(here).values(delta_version=-1))
