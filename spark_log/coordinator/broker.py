@@ -1,11 +1,11 @@
-"""A served broker: the process that brings the replicas of one broker up to date and stands for controller.
+"""A served broker: the process that copies the replicas of one broker and competes for the controller's lease.
 
-    with Broker(cluster, 2):          what `spark-log broker start 2` does
+    with Broker(cluster, 2):          as `spark-log broker start 2`
         ...
 
-It holds the broker's lease in the store. While that is fresh its replicas may lead and be in sync; when the process is
-killed or stopped for longer than the lease, the controller takes them out of the ISRs, and they come back in when they
-have caught up.
+It holds the broker's lease in the store. While the lease is valid, the broker's replicas may lead and be in sync. When
+the process is killed, or paused for longer than the lease, the controller removes them from the ISRs; they return to
+the ISRs when they have caught up.
 """
 
 import logging
@@ -15,6 +15,7 @@ from spark_log import clock
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
+from spark_log.coordinator.background_loops import BackgroundLoops, follower_step
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
 from spark_log.exit_hooks import stop_at_exit
@@ -23,30 +24,23 @@ from spark_log.replicas.followers import Followers
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-"""How often to look for replicas that lag although nothing was committed: a log dir may have come back."""
-_LOOK_S_MIN = 0.01
-"""How long to leave between two looks, however much is committed."""
-
 
 class Broker:
     """Serves a broker while it is entered, in daemon threads. One process at a time may serve a broker."""
 
     def __init__(self, cluster: Cluster, broker_id: int, *, settings: ClusterSettings | None = None) -> None:
         self._cluster = cluster
-        self._given = settings
+        self._own_settings = settings
         self._session = BrokerSession(cluster.store, broker_id, self._settings.broker_session_timeout_ms)
         self._followers = Followers(cluster, broker_id)
+        self._loops = BackgroundLoops(f"spark-log-broker-{broker_id}")
         self.coordinator = Coordinator(cluster, settings=settings)
         self.failure: SparkLogError | None = None
-        """Why it serves no longer: another process serves the broker, or the broker was removed."""
-        self._told = False
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        """Why it stopped serving: another process serves the broker, or the broker was removed."""
 
     @property
     def _settings(self) -> ClusterSettings:
-        return self._given or self._cluster.store.settings
+        return self._own_settings or self._cluster.store.settings
 
     @property
     def broker_id(self) -> int:
@@ -65,29 +59,26 @@ class Broker:
         self.close()
 
     def start(self) -> None:
-        """Register, and begin. BrokerIdNotRegisteredError; DuplicateBrokerRegistrationError if another process goes on
-        serving the broker: one that was killed holds its lease for a while, which is waited for.
+        """Register and begin to serve. Waits for the lease of a process that was killed to expire.
+
+        Raises BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError (another process serves the broker).
         """
-        assert not self._threads, "a broker starts once"
+        assert not self._loops.threads, "a broker starts once"
         self._register(self._settings.initial_broker_registration_timeout_ms)
         failpoint("broker.registered")
-        for name, work in (("lease", self._keep_lease), ("replicas", self._keep_up)):
-            thread = threading.Thread(target=work, name=f"spark-log-broker-{self.broker_id}-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._loops.start("lease", self._renew_lease, first_after_s=self._session.duration_ms / 3000)
+        self._loops.start("replicas", follower_step(self._cluster.store, self._followers))
         self.coordinator.start()
         stop_at_exit(self)
 
     def request_stop(self) -> list[threading.Thread]:
-        """End without giving the lease back; the coordinator's and the followers' threads are theirs."""
-        self._stop.set()
-        return list(self._threads)
+        """Stop without giving the lease back. Coordinator and followers stop their own threads."""
+        return self._loops.request_stop()
 
     def close(self) -> None:
-        """Give the lease back, so that others lead at once. What was being copied is left half-way, unseen."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        """Give the lease back, so that other brokers lead at once. Copies that are running are abandoned."""
+        self._loops.request_stop()
+        self._loops.join()
         self._followers.close(timeout_s=5)
         try:
             self._session.end()
@@ -97,39 +88,32 @@ class Broker:
 
     def _register(self, timeout_ms: int) -> None:
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        logged = False
         while True:
             try:
                 return self._session.register()
             except DuplicateBrokerRegistrationError as error:
                 if clock.monotonic_s() >= deadline_s:
                     raise
-                if not self._told:
+                if not logged:
                     logger.warning("waiting: %s", _text(error))
-                    self._told = True
-                self._stop.wait(0.1)
+                    logged = True
+                self._loops.stopping.wait(0.1)
 
-    def _keep_lease(self) -> None:
-        while not self._stop.wait(self._settings.broker_session_timeout_ms / 3000):
+    def _renew_lease(self) -> float:
+        try:
             self._session.duration_ms = self._settings.broker_session_timeout_ms
-            try:
-                if not self._session.renew():
-                    self._session.register()  # we were stopped for too long: the replicas have to come back in
-                    logger.warning("broker %s: its lease had run out; registered again", self.broker_id)
-            except SparkLogError as error:
-                if not error.retriable:
-                    logger.error("broker %s: serves no longer: %s", self.broker_id, _text(error))
-                    self.failure = error
-                    self._stop.set()
-                else:
-                    logger.warning("broker %s: its lease was not renewed: %s", self.broker_id, _text(error))
-
-    def _keep_up(self) -> None:
-        changes = self._cluster.store.changes
-        while not self._stop.is_set():
-            seen = changes.current()
-            self._followers.wake()
-            changes.wait(seen, _LOOK_S)
-            self._stop.wait(_LOOK_S_MIN)
+            if not self._session.renew():
+                self._session.register()  # this process was paused for too long: its replicas have to catch up again
+                logger.warning("broker %s: its lease had run out; registered again", self.broker_id)
+        except SparkLogError as error:
+            if error.retriable:
+                logger.warning("broker %s: its lease was not renewed: %s", self.broker_id, _text(error))
+            else:
+                logger.error("broker %s: serves no longer: %s", self.broker_id, _text(error))
+                self.failure = error
+                self._loops.request_stop()
+        return self._session.duration_ms / 3000
 
 
 def _text(error: SparkLogError) -> str:

@@ -15,7 +15,8 @@ from spark_log.cluster import settings as stored
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.config import ClusterSettings
-from spark_log.coordinator.coordinator import Coordinator, Duty, Standing
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidSessionTimeoutError,
@@ -84,12 +85,16 @@ def test_clients_keep_to_the_limits_of_the_cluster(cluster, cluster_address):
         Consumer(cluster=cluster_address, group_id="g", session_timeout_ms=2001, heartbeat_interval_ms=500)
 
 
-def test_a_coordinator_at_work_follows_a_change(cluster, monkeypatch):
+def test_a_running_coordinator_follows_a_change(cluster, monkeypatch):
     monkeypatch.setattr(stores, "SETTINGS_AGE_S_MAX", 0.01)
     seen = []
-    look = Duty("look", lambda settings: settings.log_seal_interval_ms, lambda term: seen.append(term.settings))
+    task = PeriodicTask(
+        "note settings",
+        lambda settings: settings.log_seal_interval_ms,
+        lambda context: seen.append(context.settings),
+    )
     alter_settings(cluster, {"log.seal.interval.ms": "5"})
-    with Coordinator(cluster, duties=[look]):
+    with Coordinator(cluster, tasks=[task]):
         alter_settings(cluster, {"log.seal.interval.ms": "6"})
         while not seen or seen[-1].log_seal_interval_ms != 6:
             cluster.store.changes.wait(cluster.store.changes.current(), 0.01)
@@ -103,11 +108,11 @@ def test_settings_that_were_just_altered_are_the_last_known_while_the_store_is_a
         assert cluster.store.settings == known
 
 
-def test_a_coordinator_outlasts_settings_that_it_can_not_read(cluster, monkeypatch):
+def test_a_coordinator_goes_on_after_it_could_not_read_the_settings(cluster, monkeypatch):
     asked, runs = set(), []
-    duty = Duty("count", lambda settings: 10, lambda term: runs.append(term))
+    task = PeriodicTask("count", lambda settings: 10, lambda context: runs.append(context))
     alter_settings(cluster, {"controller.lease.ms": "300"})
-    standing = Standing(cluster, "coordinator", None, [duty])
+    runner = LeaseRunner(cluster, "coordinator", None, [task])
 
     def away(_store):
         asked.add(threading.current_thread().name)
@@ -119,17 +124,17 @@ def test_a_coordinator_outlasts_settings_that_it_can_not_read(cluster, monkeypat
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
 
-    standing.start()
+    runner.start()
     try:
         wait_until(lambda: runs)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "settings", property(away))
             wait_until(lambda: len(asked) == 2)
         before = len(runs)
-        wait_until(lambda: len(runs) > before + 1 and standing.acting)
-        assert all(thread.is_alive() for thread in standing._threads)
+        wait_until(lambda: len(runs) > before + 1 and runner.acting)
+        assert all(thread.is_alive() for thread in runner.threads)
     finally:
-        standing.close()
+        runner.close()
 
 
 def test_admin_describes_alters_and_resets_them_as_configs_of_all_brokers(admin):

@@ -26,11 +26,12 @@ sealer = Sealer(cluster, None, seal, beside=True)
 sealer.add(create_topic(cluster, "t"), 0)
 began.wait()
 """,
-    "a duty": """
+    "a periodic task": """
 import io, sys, threading
 import pyarrow as pa, pyarrow.parquet as pq
 from spark_log import Cluster
-from spark_log.coordinator.coordinator import Coordinator, Duty
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.coordinator.lease_runner import PeriodicTask
 
 table = pa.table({"v": [str(n) for n in range(100_000)]})
 began = threading.Event()
@@ -41,7 +42,7 @@ def work(*_):
         pq.write_table(table, io.BytesIO())
     print("sealed")
 
-coordinator = Coordinator(Cluster.init(sys.argv[1]), duties=[Duty("encode", 1, work)])
+coordinator = Coordinator(Cluster.init(sys.argv[1]), tasks=[PeriodicTask("encode", 1, work)])
 coordinator.start()
 began.wait()
 """,

@@ -12,7 +12,8 @@ import pytest
 from spark_log.cluster.lease import Lease
 from spark_log.cluster.topics import add_partitions, create_topic
 from spark_log.config import ClusterSettings
-from spark_log.coordinator.coordinator import Coordinator, Duty, coordinator_status
+from spark_log.coordinator.coordinator import Coordinator, coordinator_status
+from spark_log.coordinator.lease_runner import PeriodicTask
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import describe_groups
@@ -257,19 +258,19 @@ def test_exactly_one_coordinator_acts(cluster):
     running = threading.Lock()
 
     def act(name):
-        def run(term):
+        def run(context):
             assert running.acquire(blocking=False), "another one is acting"
             try:
-                cluster.store.transact(lambda connection, _: term.fence(connection))
+                cluster.store.transact(lambda connection, _: context.fence(connection))
                 acted.append(name)
             finally:
                 running.release()
 
-        return Duty("act", 10, run)
+        return PeriodicTask("act", 10, run)
 
     settings = ClusterSettings(controller_lease_ms=LEASE_MS)
-    one = Coordinator(cluster, settings=settings, duties=[act("one")])
-    two = Coordinator(cluster, settings=settings, duties=[act("two")])
+    one = Coordinator(cluster, settings=settings, tasks=[act("one")])
+    two = Coordinator(cluster, settings=settings, tasks=[act("two")])
     one.start()
     until(lambda: acted[-1:] == ["one"], cluster.store)
     two.start()

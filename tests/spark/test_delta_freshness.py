@@ -24,7 +24,7 @@ def test_small_writes_of_a_batch_and_of_a_stream(spark: SparkSession, cluster: C
     assert _values(cluster, second) == [str(number) for number in range(10)]
     assert_delta_is_the_log(cluster)
 
-    with Coordinator(cluster, duties=[]):  # it is there to do it, later
+    with Coordinator(cluster, tasks=[]):  # it is there to do it, later
         write(spark.range(5).selectExpr("'later' AS value"), cluster, topic="first")
         assert "later" not in _values(cluster, first)
 

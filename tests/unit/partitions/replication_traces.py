@@ -36,11 +36,11 @@ TRACES: dict[str, list[Step]] = {
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("reassignment_begins", at_once=True, cleaned=False, count=2, order=[1, 2, 3, 4]),
     ],
-    "a_cut_forgets_the_dedupe_rows": [
+    "a_truncation_forgets_the_dedupe_rows": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("brokers_die", brokers={1}, noticed=True),
     ],
-    "a_cut_forgets_the_other_replicas": [
+    "a_truncation_forgets_the_other_replicas": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("brokers_die", brokers={1}, noticed=True),
     ],

@@ -1,0 +1,143 @@
+"""Holding a lease, and running periodic tasks while it is held."""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, Lease, lease_status
+from spark_log.config import ClusterSettings
+from spark_log.coordinator.background_loops import BackgroundLoops
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+from spark_log.failpoints import failpoint
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+"""Pause after a task whose interval is unknown, because the settings could not be read."""
+
+
+@dataclass(frozen=True)
+class PeriodicTaskContext:
+    """Arguments of a periodic task. The task calls `fence` first in each of its transactions; a long task polls
+    `stopping` and returns early.
+    """
+
+    cluster: Cluster
+    settings: ClusterSettings
+    fence: Fence
+    stopping: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class PeriodicTask:
+    """Work that the holder of a lease repeats. An error is logged, and the task runs again after the usual pause."""
+
+    name: str
+    every_ms: int | Callable[[ClusterSettings], int]
+    """Pause from the end of one run to the next, or a function of the settings that returns it."""
+    run: Callable[[PeriodicTaskContext], None]
+
+    def pause_s(self, settings: ClusterSettings) -> float:
+        return (self.every_ms if isinstance(self.every_ms, int) else self.every_ms(settings)) / 1000
+
+
+class LeaseRunner:
+    """Competes for a lease, and runs its tasks while it holds the lease.
+
+    One thread renews the lease and each task has a thread of its own, so that a task that blocks delays neither the
+    renewal nor the other tasks.
+    """
+
+    def __init__(
+        self, cluster: Cluster, lease: str, settings: ClusterSettings | None, tasks: Sequence[PeriodicTask]
+    ) -> None:
+        self._cluster = cluster
+        self._own_settings = settings
+        self._tasks = tuple(tasks)
+        self._name = lease
+        self._lease = Lease(cluster.store, lease, self._settings.controller_lease_ms)
+        self._loops = BackgroundLoops(f"spark-log-{lease}")
+        self._term_began = threading.Condition()
+        self._failures: dict[str, str] = {}
+
+    @property
+    def _settings(self) -> ClusterSettings:
+        return self._own_settings or self._cluster.store.settings
+
+    @property
+    def acting(self) -> bool:
+        """Whether this process held the lease when it last asked."""
+        return self._lease.epoch is not None
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return list(self._loops.threads)
+
+    def start(self) -> None:
+        assert not self.threads, "it starts once"
+        self._loops.start("lease", self._renew_lease)
+        for task in self._tasks:
+            self._loops.start(task.name, lambda task=task: self._run_in_term(task))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Finish the running tasks and give the lease back."""
+        for thread in self.request_stop():
+            thread.join()
+        try:
+            self._lease.give_back()
+        except SparkLogError as error:
+            logger.warning("%s: the lease was not given back, and runs out: %s", self._name, redact(str(error)))
+
+    def request_stop(self) -> list[threading.Thread]:
+        """Start no further task, and neither renew the lease nor give it back. Does not wait; returns the threads."""
+        threads = self._loops.request_stop()
+        self._wake_tasks()
+        return threads
+
+    def _wake_tasks(self) -> None:
+        with self._term_began:
+            self._term_began.notify_all()
+
+    def _renew_lease(self) -> float:
+        before = self._lease.epoch
+        try:
+            self._lease.duration_ms = self._settings.controller_lease_ms
+            if self._lease.take_or_renew() and self._lease.epoch != before:
+                failpoint(f"{self._name}.lease-taken")
+                logger.info("%s: term %s begins", self._name, self._lease.epoch)
+                self._wake_tasks()
+            free_s = math.inf if self.acting else self._until_free_s()
+        except Exception as error:  # the lease must be tried again, whatever the error is
+            logger.warning("%s: the lease was not renewed: %s", self._name, redact(str(error)))
+            free_s = math.inf
+        return min(free_s, self._lease.duration_ms / 3000)
+
+    def _until_free_s(self) -> float:
+        left_ms = lease_status(self._cluster.store, self._name).left_ms
+        return max(left_ms, 10) / 1000
+
+    def _run_in_term(self, task: PeriodicTask) -> float:
+        stopping = self._loops.stopping
+        with self._term_began:
+            self._term_began.wait_for(lambda: self.acting or stopping.is_set())
+        return 0.0 if stopping.is_set() else self._run(task)
+
+    def _run(self, task: PeriodicTask) -> float:
+        """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""
+        pause_s = _RETRY_S
+        try:
+            settings = self._settings
+            pause_s = task.pause_s(settings)
+            task.run(PeriodicTaskContext(self._cluster, settings, self._lease.check, self._loops.stopping.is_set))
+            self._failures.pop(task.name, None)
+        except (NotCoordinatorError, NotControllerError):
+            logger.info("%s: the term has ended during: %s", self._name, task.name)
+        except Exception as error:
+            text = redact(f"{type(error).__name__}: {error}")
+            if self._failures.get(task.name) != text:  # logged once, not at every run
+                logger.warning("%s: %s: %s", self._name, task.name, text)
+            self._failures[task.name] = text
+        return pause_s
