@@ -13,7 +13,7 @@ from spark_log.controller.log_dir_inspection import inspect_log_dirs, suspected_
 from spark_log.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.groups.assignment import known_assignors
-from spark_log.groups.target_assignment import groups_in_need, groups_with_members, tend
+from spark_log.groups.target_assignment import groups_in_need, groups_with_members, reconcile_group
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.tasks import TASKS, Task
@@ -34,7 +34,7 @@ def _reconcile(context: PeriodicTaskContext, group_ids: Sequence[str]) -> None:
     failed: SparkLogError | None = None
     for group_id in group_ids:
         try:
-            tend(context.cluster.store, group_id, assignors, context.fence)
+            reconcile_group(context.cluster.store, group_id, assignors, context.fence)
         except NotCoordinatorError:
             raise
         except SparkLogError as error:  # a group whose assignor fails does not delay the others

@@ -18,7 +18,7 @@ from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.errors import AssignorFailedError, InconsistentGroupProtocolError, InvalidConfigurationError
-from spark_log.groups.rules import NONE, Partitions
+from spark_log.groups.rules import NO_PARTITIONS, Partitions
 from spark_log.ids import TopicPartition
 
 Assignor: TypeAlias = AbstractPartitionAssignor
@@ -45,7 +45,7 @@ class Candidate:
     member_id: str
     topics: frozenset[str]
     instance_id: str | None = None
-    owned: Partitions = NONE
+    owned: Partitions = NO_PARTITIONS
     """What the last assignment gave it."""
     user_data: bytes = b""
 

@@ -138,11 +138,11 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
 
 def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:
     """Members whose session has not ended, with what they have been given."""
-    given: dict[str, set[TopicPartition]] = {}
+    assigned: dict[str, set[TopicPartition]] = {}
     for partition, member_id in rows.owners(connection, group_id).items():
-        given.setdefault(member_id, set()).add(partition)
+        assigned.setdefault(member_id, set()).add(partition)
     return [
-        replace(row, member=replace(row.member, given=frozenset(given.get(row.member_id, ()))))
+        replace(row, member=replace(row.member, assigned=frozenset(assigned.get(row.member_id, ()))))
         for row in rows.read_members(connection, group_id)
         if row.live(now)
     ]
@@ -155,7 +155,7 @@ def _describe(connection: sa.Connection, now: StoreClock, group_id: str) -> Grou
     members = live_members(connection, now, group_id)
     shown = tuple(
         MemberDescription(
-            m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.given, m.member.target,
+            m.member_id, m.instance_id, m.client_id, m.host, m.subscription.topics, m.member.assigned, m.member.target,
             m.member.generation, m.until_ms - now.lease_ms,
         )
         for m in members

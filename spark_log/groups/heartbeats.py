@@ -1,4 +1,4 @@
-"""Shell: a member's joins, heartbeats and departure, each read, decided by `groups.rules` and written at once."""
+"""Joins, heartbeats and departures of members: read, decide (`groups.rules`), write, in one transaction each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ import sqlalchemy as sa
 from spark_log.groups import rows
 from spark_log.groups.assignment import choose_assignor
 from spark_log.groups.rules import (
-    NONE,
-    Answer,
-    Beat,
+    NO_PARTITIONS,
+    Assignment,
     Group,
+    HeartbeatDecision,
+    HeartbeatRequest,
     Member,
-    Report,
     check_member,
-    hear,
+    decide_heartbeat,
     is_unchanged,
     join,
     notice_topics,
@@ -28,7 +28,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a member is; the same in all its heartbeats."""
+    """The identity of a member; the same in all its heartbeats."""
 
     group_id: str
     member_id: str
@@ -39,26 +39,26 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What became of a heartbeat."""
+class HeartbeatResponse:
+    """The result of a heartbeat."""
 
     group: Group
     assignor: str
-    """That computed the targets."""
-    answer: Answer
+    """The assignor that computed the target."""
+    assignment: Assignment
     due: bool
-    """This heartbeat has changed the group: the target of the new generation is for its sender to compute."""
+    """This heartbeat has changed the group, so its sender computes the target of the new generation."""
     announce: bool = False
-    """Others wait for what was written."""
+    """Other members wait for the change."""
 
 
-def join_group(store: Store, me: Identity, said: rows.Subscription) -> Heard:
-    """Become a member, or take the place of the one with the same instance id. InconsistentGroupProtocolError."""
+def join_group(store: Store, me: Identity, said: rows.Subscription) -> HeartbeatResponse:
+    """Become a member, or replace the member with the same instance id. InconsistentGroupProtocolError."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> Heard:
+    def body(connection: sa.Connection, _attempt: Attempt) -> HeartbeatResponse:
         before = rows.lock_or_make_group(connection, me.group_id, store.clock(connection))
         now = store.clock(connection)
-        group, _ = _without_the_dead(connection, now, me.group_id, before.group)
+        group, _ = _without_dead_members(connection, now, me.group_id, before.group)
         old = rows.find_instance(connection, me.group_id, me.instance_id)
         others = [other.names() for other in rows.read_subscriptions(connection, me.group_id)]
         choose_assignor([said.names(), *others])
@@ -76,32 +76,34 @@ def join_group(store: Store, me: Identity, said: rows.Subscription) -> Heard:
         else:
             rows.replace_member(connection, me.group_id, old.member_id, row)
         rows.save_group(connection, me.group_id, group, empty_since_ms=None)
-        answer = Answer(group.target_generation, NONE, complete=False)
-        return Heard(group, before.assignor, answer, due=group.generation != before.group.generation)
+        assignment = Assignment(group.target_generation, NO_PARTITIONS, complete=False)
+        return HeartbeatResponse(group, before.assignor, assignment, due=group.generation != before.group.generation)
 
     return store.transact(body, announce=True)
 
 
-def beat(store: Store, me: Identity, said: rows.Subscription, report: Report) -> Heard:
-    """One heartbeat: a look, and a transaction if it changes something or the session must be renewed.
+def heartbeat_group(
+    store: Store, me: Identity, said: rows.Subscription, request: HeartbeatRequest
+) -> HeartbeatResponse:
+    """One heartbeat: a read, and a transaction if it changes something or the session must be renewed.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
     """
-    heard = store.read(lambda connection: _look(store, connection, me, report))
-    if heard is None:
-        heard = store.transact(lambda connection, _: _write(store, connection, me, said, report))
-        if heard is None:
+    response = store.read(lambda connection: _answer_without_write(store, connection, me, request))
+    if response is None:
+        response = store.transact(lambda connection, _: _write(store, connection, me, said, request))
+        if response is None:
             check_member(me.group_id, me.member_id, live=False, fenced=False)
             raise AssertionError("unreachable: check_member raises")
-        if heard.announce:
+        if response.announce:
             store.changes.announce()
-    return heard
+    return response
 
 
-def renew(store: Store, me: Identity, told: Answer) -> bool:
-    """Keep the session. Whether there is something that a heartbeat should look into."""
+def renew(store: Store, me: Identity, told: Assignment) -> bool:
+    """Renew the session. Returns whether a full heartbeat is due, because the group has changed."""
 
-    def look(connection: sa.Connection) -> tuple[bool, bool]:
+    def read(connection: sa.Connection) -> tuple[bool, bool]:
         now = store.clock(connection)
         group = rows.read_group(connection, me.group_id)
         row = rows.read_member(connection, me.group_id, me.member_id)
@@ -124,12 +126,12 @@ def renew(store: Store, me: Identity, told: Answer) -> bool:
         rows.renew_session(connection, me.group_id, row, now)
         return True
 
-    changed, due = store.read(look)
+    changed, due = store.read(read)
     return not store.transact(write) or changed if due else changed
 
 
 def leave_group(store: Store, me: Identity) -> bool:
-    """Go. Whether those who stay need new targets."""
+    """Leave. Returns whether the remaining members need a new target."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> bool:
         group = rows.read_group(connection, me.group_id, lock=True)
@@ -157,28 +159,30 @@ def check_live(
     return row, now
 
 
-def _look(store: Store, connection: sa.Connection, me: Identity, report: Report) -> Heard | None:
+def _answer_without_write(
+    store: Store, connection: sa.Connection, me: Identity, request: HeartbeatRequest
+) -> HeartbeatResponse | None:
     """The answer, if there is nothing to write."""
     now = store.clock(connection)
     group = rows.read_group(connection, me.group_id)
     row = rows.read_member(connection, me.group_id, me.member_id)
     if group is None or row is None or not row.live(now) or _renewal_due(row, now):
         return None
-    facts = rows.topic_facts(connection, report.topics)
-    if notice_topics(group.group, group.topics, facts, report.topics) != group.group:
+    facts = rows.topic_facts(connection, request.topics)
+    if notice_topics(group.group, group.topics, facts, request.topics) != group.group:
         return None
     if rows.dead_members(connection, me.group_id, now):
         return None
-    member, heard = _hear(connection, me, group.group, row, report)
-    if not is_unchanged(group.group, member, report, heard):
+    member, response = _decide(connection, me, group.group, row, request)
+    if not is_unchanged(group.group, member, request, response):
         return None
-    return Heard(group.group, group.assignor, heard.answer, due=False)
+    return HeartbeatResponse(group.group, group.assignor, response.assignment, due=False)
 
 
 def _write(
-    store: Store, connection: sa.Connection, me: Identity, said: rows.Subscription, report: Report
-) -> Heard | None:
-    """The heartbeat in its transaction; None: the session had ended, and the member is removed."""
+    store: Store, connection: sa.Connection, me: Identity, said: rows.Subscription, request: HeartbeatRequest
+) -> HeartbeatResponse | None:
+    """The heartbeat in its transaction; None if the session had ended and the member is removed."""
     before = rows.read_group(connection, me.group_id, lock=True)
     now = store.clock(connection)
     row = rows.read_member(connection, me.group_id, me.member_id)
@@ -186,37 +190,39 @@ def _write(
         fenced = rows.find_instance(connection, me.group_id, me.instance_id) is not None
         check_member(me.group_id, me.member_id, live=False, fenced=fenced)
         raise AssertionError("unreachable: check_member raises")
-    group, dead = _without_the_dead(connection, now, me.group_id, before.group)
+    group, dead = _without_dead_members(connection, now, me.group_id, before.group)
     if row.member_id in dead:
         return None
-    kept = report.topics & row.member.topics  # another subscription is a change by itself
+    kept = request.topics & row.member.topics  # another subscription is a change by itself
     group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
-    member, heard = _hear(connection, me, group, row, report)
-    released, granted = heard.released(member), heard.granted(member)
-    rows.release(connection, me.group_id, row.member_id, released)
-    rows.grant(connection, me.group_id, row.member_id, granted)
+    member, response = _decide(connection, me, group, row, request)
+    revoked, newly_assigned = response.revoked(member), response.newly_assigned(member)
+    rows.revoke_partitions(connection, me.group_id, row.member_id, revoked)
+    rows.assign_partitions(connection, me.group_id, row.member_id, newly_assigned)
     until_ms = now.lease_ms + row.session_timeout_ms
-    after = replace(row, subscription=said, member=heard.member, until_ms=until_ms, clock_epoch=now.clock_epoch)
+    after = replace(row, subscription=said, member=response.member, until_ms=until_ms, clock_epoch=now.clock_epoch)
     rows.save_member(connection, me.group_id, after)
-    due = heard.group.generation != before.group.generation
+    due = response.group.generation != before.group.generation
     if due:
-        rows.save_group(connection, me.group_id, heard.group)
-    return Heard(heard.group, before.assignor, heard.answer, due, announce=due or bool(released or granted))
+        rows.save_group(connection, me.group_id, response.group)
+    return HeartbeatResponse(
+        response.group, before.assignor, response.assignment, due, announce=due or bool(revoked or newly_assigned)
+    )
 
 
-def _hear(
-    connection: sa.Connection, me: Identity, group: Group, row: rows.MemberRow, report: Report
-) -> tuple[Member, Beat]:
+def _decide(
+    connection: sa.Connection, me: Identity, group: Group, row: rows.MemberRow, request: HeartbeatRequest
+) -> tuple[Member, HeartbeatDecision]:
     """The member with what it has been given, and what the heartbeat makes of it."""
-    member = replace(row.member, given=rows.given_to(connection, me.group_id, row.member_id))
-    missing = member.target - (member.given & report.owned)
+    member = replace(row.member, assigned=rows.assigned_to(connection, me.group_id, row.member_id))
+    missing = member.target - (member.assigned & request.owned)
     taken: Mapping[TopicPartition, str] = {}
     if missing and not group.stale:
-        taken = rows.given_to_others(connection, me.group_id, row.member_id, missing)
-    return member, hear(group, member, report, taken)
+        taken = rows.assigned_to_others(connection, me.group_id, row.member_id, missing)
+    return member, decide_heartbeat(group, member, request, taken)
 
 
-def _without_the_dead(
+def _without_dead_members(
     connection: sa.Connection, now: StoreClock, group_id: str, group: Group
 ) -> tuple[Group, list[str]]:
     dead = rows.dead_members(connection, group_id, now)

@@ -20,9 +20,17 @@ from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import AssignorSpec, resolve_assignors, tell, user_data
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
-from spark_log.groups.heartbeats import Heard, Identity, beat, check_live, join_group, leave_group, renew
+from spark_log.groups.heartbeats import (
+    HeartbeatResponse,
+    Identity,
+    check_live,
+    heartbeat_group,
+    join_group,
+    leave_group,
+    renew,
+)
 from spark_log.groups.names import check_group_id, check_instance_id, check_session_timeout
-from spark_log.groups.rules import NONE, Answer, Group, Partitions, Report, check_commit
+from spark_log.groups.rules import NO_PARTITIONS, Assignment, Group, HeartbeatRequest, Partitions, check_commit
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -30,7 +38,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.3
-"""How long a member waits for the target of somebody else's change before it computes it. Time of this process."""
+"""Time for which a member waits for the target of another member's change before it computes it itself."""
 
 _CLIENT_ID_LENGTH_MAX = 200
 """Of a client id in a member id, which is stored in 249 characters."""
@@ -38,36 +46,24 @@ _CLIENT_ID_LENGTH_MAX = 200
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """What a member says of itself when it joins."""
+    """The facts that a member joins with."""
 
     client_id: str
     host: str
     instance_id: str | None
     """group.instance.id of a static member."""
     session_timeout_ms: int
-    """Silence, by the store's clock, that ends its membership."""
+    """Time without a heartbeat, by the store's clock, that ends its membership."""
     assignors: tuple[AssignorSpec, ...]
     """In order of preference: kafka-python's, custom ones of that interface, or class paths `pkg.module.Class`."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a heartbeat answers."""
-
-    generation: int
-    partitions: frozenset[TopicPartition]
-    """May be read now. What was reported as owned and is missing here must be given up, and said so by the next
-    heartbeat."""
-    complete: bool
-    """False: more is coming once other members have let go (or we have), heartbeat again soon."""
 
 
 class GroupMember:
     """One consumer's place in a group. Safe to share between threads; one heartbeat or commit runs at a time.
 
-    It joins with its first heartbeat, and again with the first one after its session was lost. There is nothing but the
-    store between members: whoever changes the group computes its targets, and whoever finds them stale for a while does
-    it for one that has died.
+    It joins with its first heartbeat, and again with the first one after its session was lost. Members communicate
+    through the store only: the member that changes the group computes the target assignment; if it dies, a member that
+    finds the target stale for a while computes it.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class GroupMember:
         self.member_id = ""
         """Empty while it is not joined."""
         self.generation = -1
-        """The one that it was told last; -1 while it is not joined."""
+        """The generation of its last heartbeat response; -1 while it is not joined."""
         self._limits = limits
         check_session_timeout(settings.session_timeout_ms, limits or cluster.store.settings)
         check_instance_id(settings.instance_id)
@@ -88,39 +84,39 @@ class GroupMember:
         self._turn = threading.RLock()
         self._number = 0
         self._fenced: FencedInstanceIdError | None = None
-        self._answer: Answer | None = None
+        self._assignment: Assignment | None = None
         self._stale_since: tuple[int, float] = (-1, 0.0)
 
     def heartbeat(self, topics: Collection[str], owned: Collection[TopicPartition]) -> Assignment:
-        """Join if need be, say what is subscribed and owned, learn what may be read.
+        """Join if necessary, report subscription and owned partitions, and get the assignment.
 
-        `owned` is all that is held at this moment and has not been let go of. Raises UnknownMemberIdError: the session
-        is lost, and with it everything owned; the next call joins anew. FencedInstanceIdError: another member has taken
-        over this instance id, for good. InconsistentGroupProtocolError: nothing was joined. AssignorFailedError: the
-        targets cannot be computed; what is owned stays owned.
+        `owned` are all partitions that the member has at this moment and has not revoked. Raises UnknownMemberIdError:
+        the session is lost, and with it everything owned; the next call joins again. FencedInstanceIdError: another
+        member has taken over this instance id, for good. InconsistentGroupProtocolError: the member has not joined.
+        AssignorFailedError: the target cannot be computed; owned partitions stay owned.
         """
         wanted, held = frozenset(topics), frozenset(TopicPartition(*partition) for partition in owned)
         with self._turn, self._session(lost=True):
             due = False
             if not self.member_id:
                 joined = self._join(wanted)
-                held, due = NONE, joined.due
-            heard = None if due else self._beat(wanted, held)
-            if heard is None or heard.due or self._stale_for_long(heard.group):
+                held, due = NO_PARTITIONS, joined.due
+            response = None if due else self._beat(wanted, held)
+            if response is None or response.due or self._stale_for_long(response.group):
                 failpoint("group.changed")
                 refresh_targets(self._store, self.group_id, self._assignors)
-                heard = self._beat(wanted, held)
-            return self._told(heard)
+                response = self._beat(wanted, held)
+            return self._accept(response)
 
     def keep_alive(self) -> bool:
         """Renew the session, from a background thread. True: something changed, call `heartbeat` soon.
 
         Does not wait for a heartbeat under way in another thread.
         """
-        me, answer = self._identity(), self._answer
-        if not me.member_id or answer is None:
+        me, assignment = self._identity(), self._assignment
+        if not me.member_id or assignment is None:
             return True
-        return renew(self._store, me, answer)
+        return renew(self._store, me, assignment)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit next offsets to read, only as a live member, in the generation that it was told last.
@@ -150,29 +146,31 @@ class GroupMember:
                 with contextlib.suppress(SparkLogError):  # those who stay find out themselves, and say so
                     refresh_targets(self._store, self.group_id, self._assignors)
 
-    def _join(self, topics: frozenset[str]) -> Heard:
+    def _join(self, topics: frozenset[str]) -> HeartbeatResponse:
         new_id = f"{self.settings.client_id[:_CLIENT_ID_LENGTH_MAX]}-{uuid.uuid4()}"
         joined = join_group(self._store, replace(self._identity(), member_id=new_id), self._subscription(topics))
-        self.member_id, self._number, self._answer = new_id, 0, None
+        self.member_id, self._number, self._assignment = new_id, 0, None
         return joined
 
-    def _beat(self, topics: frozenset[str], owned: Partitions) -> Heard:
+    def _beat(self, topics: frozenset[str], owned: Partitions) -> HeartbeatResponse:
         self._number += 1
-        heard = beat(self._store, self._identity(), self._subscription(topics), Report(self._number, topics, owned))
-        if heard.announce:
+        response = heartbeat_group(
+            self._store, self._identity(), self._subscription(topics), HeartbeatRequest(self._number, topics, owned)
+        )
+        if response.announce:
             failpoint("group.given")
-        return heard
+        return response
 
-    def _told(self, heard: Heard) -> Assignment:
-        answer, before = heard.answer, self._answer
-        self._answer, self.generation = answer, answer.generation
-        assignor = self._assignors.get(heard.assignor)
-        if assignor is not None and (before is None or replace(before, complete=answer.complete) != answer):
+    def _accept(self, response: HeartbeatResponse) -> Assignment:
+        assignment, before = response.assignment, self._assignment
+        self._assignment, self.generation = assignment, assignment.generation
+        assignor = self._assignors.get(response.assignor)
+        if assignor is not None and (before is None or replace(before, complete=assignment.complete) != assignment):
             try:
-                tell(assignor, answer.partitions, answer.generation)
+                tell(assignor, assignment.partitions, assignment.generation)
             except Exception:
-                logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, heard.assignor)
-        return Assignment(answer.generation, answer.partitions, answer.complete)
+                logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, response.assignor)
+        return assignment
 
     def _stale_for_long(self, group: Group) -> bool:
         """Whether somebody else's change has been without a target for so long that its maker may have died."""
@@ -200,7 +198,7 @@ class GroupMember:
             raise
 
     def _forget(self) -> None:
-        self.member_id, self.generation, self._answer = "", -1, None
+        self.member_id, self.generation, self._assignment = "", -1, None
 
     def _identity(self) -> Identity:
         s = self.settings
@@ -225,6 +223,6 @@ def check_committer(
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
     """
     row, now = check_live(store, connection, me, lock=lock)
-    others = rows.given_to_others(connection, me.group_id, me.member_id, partitions)
+    others = rows.assigned_to_others(connection, me.group_id, me.member_id, partitions)
     check_commit(me.group_id, row.member.generation, generation, others)
     return now

@@ -45,7 +45,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """A member without what it has been given: `member.given` is empty until `with_given`."""
+    """A member without what it has been given: `member.assigned` is empty until `with_given`."""
 
     member_id: str
     instance_id: str | None
@@ -184,7 +184,7 @@ def find_instance(connection: sa.Connection, group_id: str, instance_id: str | N
     return None if row is None else _member_row(row)
 
 
-def given_to(connection: sa.Connection, group_id: str, member_id: str) -> Partitions:
+def assigned_to(connection: sa.Connection, group_id: str, member_id: str) -> Partitions:
     rows = connection.execute(_GIVEN, {"g": group_id, "m": member_id})
     return frozenset(TopicPartition(topic, number) for topic, number in rows)
 
@@ -197,7 +197,7 @@ def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str
     return {TopicPartition(topic, number): member_id for topic, number, member_id in connection.execute(query)}
 
 
-def given_to_others(
+def assigned_to_others(
     connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
     """Those of the partitions that other members have been given, with their owners."""
@@ -282,7 +282,7 @@ def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequenc
             connection.execute(table.delete().where(table.c.group_id == group_id, table.c.member_id.in_(some)))
 
 
-def release(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
+def revoke_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
     for topic, numbers in _chunks(partitions):
         here = (
             (GROUP_PARTITION.group_id == group_id)
@@ -292,7 +292,7 @@ def release(connection: sa.Connection, group_id: str, member_id: str, partitions
         connection.execute(t.group_partition.delete().where(here, GROUP_PARTITION.member_id == member_id))
 
 
-def grant(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
+def assign_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
     rows = [
         {"group_id": group_id, "topic": topic, "partition": number, "member_id": member_id}
         for topic, number in sorted(partitions)

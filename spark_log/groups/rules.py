@@ -1,13 +1,13 @@
-"""The rules of group membership, as in KIP-848: what a heartbeat, a join or a departure changes. No I/O, no clock.
+"""The rules of group membership, as in KIP-848: the effect of a heartbeat, a join or a departure. No I/O, no clock.
 
     a change (join, departure, subscription, partitions of a topic)     generation := generation + 1
-    the assignor's answer for a generation                              target_generation := that generation
-    given(m) grows only by  target(m) - given(anybody)                  while target_generation = generation
-    given(m) shrinks only when m says that it has let go, or is removed
+    the assignor's result for a generation                              target_generation := that generation
+    assigned(m) grows only by  target(m) - assigned(any member)         while target_generation = generation
+    assigned(m) shrinks only when m reports that it has revoked, or is removed
 
-`given` is what a member has been told it may read and has not said to have let go of; the store keeps one owner per
-partition, so that a member that was told and a member that still reads are never two. What a member may read is
-given & target; what it must let go of is given - target.
+`assigned` are the partitions that a member was told it may read and has not reported as revoked. The store keeps one
+owner per partition, so a member that was told and a member that still reads are never two. A member may read
+assigned & target; it must revoke assigned - target.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,12 +17,12 @@ from spark_log.errors import FencedInstanceIdError, IllegalGenerationError, Unkn
 from spark_log.ids import TopicPartition
 
 Partitions = frozenset[TopicPartition]
-NONE: Partitions = frozenset()
+NO_PARTITIONS: Partitions = frozenset()
 
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """What an assignment assumes of a topic: which one it is, and partitions 0 to partition_count - 1."""
+    """The facts of a topic that an assignment assumes: its id, and partitions 0 to partition_count - 1."""
 
     topic_id: int
     partition_count: int
@@ -44,108 +44,115 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def emptied(self) -> "Group":
-        """As `changed`, but nobody is left to compute a target for."""
+        """As `changed`, for a group without members: there is no target to compute."""
         return Group(self.generation + 1, self.generation + 1)
 
 
 @dataclass(frozen=True)
 class Member:
-    """What the store knows of a member."""
+    """A member in the store."""
 
     topics: frozenset[str]
-    target: Partitions = NONE
-    given: Partitions = NONE
+    target: Partitions = NO_PARTITIONS
+    assigned: Partitions = NO_PARTITIONS
     generation: int = 0
-    """Of the target that it was told last. Its commits must carry this."""
+    """Of the target in its last heartbeat response. Its commits must carry this."""
     beat: int = 0
     """Number of its last heartbeat that was written."""
 
     @property
     def readable(self) -> Partitions:
-        return frozenset(p for p in self.given & self.target if p.topic in self.topics)
+        return frozenset(p for p in self.assigned & self.target if p.topic in self.topics)
 
     @property
     def settled(self) -> bool:
-        """Whether it has all of its target and nothing else."""
-        return self.given == self.target
+        """Whether it has all partitions of its target and no others."""
+        return self.assigned == self.target
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a member says in a heartbeat."""
+class HeartbeatRequest:
+    """The content of a heartbeat."""
 
     number: int
     """Counts the member's heartbeats."""
     topics: frozenset[str]
     owned: Partitions
-    """What it holds at this moment."""
+    """The partitions that it has at this moment."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the member is told; see `membership.Assignment`."""
+class Assignment:
+    """The answer to a heartbeat."""
 
     generation: int
     partitions: Partitions
+    """May be read now. Partitions that were reported as owned and are missing here must be revoked; the next heartbeat
+    reports it."""
     complete: bool
+    """False: more partitions come when their owners have revoked them (or this member has); heartbeat again soon."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What a heartbeat changes, and its answer."""
+class HeartbeatDecision:
+    """The group and the member after a heartbeat, and the answer."""
 
     group: Group
     member: Member
-    answer: Answer
+    assignment: Assignment
 
-    def released(self, before: Member) -> Partitions:
-        return before.given - self.member.given
+    def revoked(self, before: Member) -> Partitions:
+        return before.assigned - self.member.assigned
 
-    def granted(self, before: Member) -> Partitions:
-        return self.member.given - before.given
+    def newly_assigned(self, before: Member) -> Partitions:
+        return self.member.assigned - before.assigned
 
 
-def hear(group: Group, member: Member, report: Report, taken: Collection[TopicPartition]) -> Beat:
-    """A live member's heartbeat. `taken` are the partitions of its target that others have been given.
+def decide_heartbeat(
+    group: Group, member: Member, request: HeartbeatRequest, taken: Collection[TopicPartition]
+) -> HeartbeatDecision:
+    """Decide a live member's heartbeat. `taken` are the partitions of its target that are assigned to other members.
 
-    What it no longer holds is released; what is free of its target is given, unless targets are stale. A report of
-    something that it was not given changes nothing: the answer does not name it.
-    Raises IllegalGenerationError for a heartbeat that comes after a later one.
+    Partitions that it no longer owns are revoked; free partitions of its target are assigned, unless the target is
+    stale. A partition that it reports without having been assigned is not in the answer.
+    Raises IllegalGenerationError for a heartbeat that arrives after a later one.
     """
-    if report.number <= member.beat:
+    if request.number <= member.beat:
         raise IllegalGenerationError(
-            f"heartbeat {report.number} comes too late: number {member.beat} of this member has been answered"
+            f"heartbeat {request.number} comes too late: number {member.beat} of this member has been answered"
         )
-    if report.topics != member.topics:
+    if request.topics != member.topics:
         group = group.changed()
-    given = member.given & report.owned
+    assigned = member.assigned & request.owned
     if not group.stale:
-        given |= member.target - frozenset(taken)
-    member = replace(member, topics=report.topics, given=given, generation=group.target_generation, beat=report.number)
+        assigned |= member.target - frozenset(taken)
+    member = replace(
+        member, topics=request.topics, assigned=assigned, generation=group.target_generation, beat=request.number
+    )
     complete = not group.stale and member.settled
-    return Beat(group, member, Answer(group.target_generation, member.readable, complete))
+    return HeartbeatDecision(group, member, Assignment(group.target_generation, member.readable, complete))
 
 
-def is_unchanged(group: Group, before: Member, report: Report, after: Beat) -> bool:
-    """Whether the heartbeat need not be written: the store says the same already, but for its number and the session.
+def is_unchanged(group: Group, before: Member, request: HeartbeatRequest, after: HeartbeatDecision) -> bool:
+    """Whether the heartbeat need not be written: it changes only its number and the session.
 
-    One that does not hold all it was given has missed an answer. It gets another, whose number is kept: what it sent
-    before comes too late from now on.
+    A member that does not own all its assigned partitions has missed an answer. It gets another, and its number is
+    written, so that its earlier heartbeats are refused from now on.
     """
     same = after.group == group and replace(after.member, beat=before.beat) == before
-    return same and before.given <= report.owned
+    return same and before.assigned <= request.owned
 
 
 def join(group: Group, topics: frozenset[str]) -> tuple[Group, Member]:
-    """A new member: it owns nothing until the target of a new generation gives it something."""
+    """A new member: it has no partitions until the target of a new generation assigns some."""
     return group.changed(), Member(topics, generation=group.target_generation)
 
 
 def take_over(group: Group, old: Member, topics: frozenset[str], *, same_assignors: bool) -> tuple[Group, Member]:
-    """A new member with the instance id of another (static membership, KIP-345): target and partitions pass to it,
-    and the generation stays as it is where it subscribes to the same.
+    """A new member with the instance id of an old one (static membership, KIP-345) gets its target and partitions. The
+    generation stays the same if the subscription does.
 
-    Unless targets are stale: one that is being computed would be for the member that is gone.
+    It does not if the target is stale: a target that is being computed would be for the old member.
     """
     same = topics == old.topics and same_assignors and not group.stale
     return group if same else group.changed(), replace(old, topics=topics, beat=0)
@@ -159,7 +166,7 @@ def depart(group: Group, *, left: int) -> Group:
 def notice_topics(
     group: Group, assumed: Mapping[str, TopicFacts], now: Mapping[str, TopicFacts], topics: Iterable[str]
 ) -> Group:
-    """The group after a look at subscribed topics: one that came, went or grew makes the targets stale."""
+    """The group after reading its topics: a created, deleted or enlarged topic makes the target stale."""
     if group.stale or all(assumed.get(name) == now.get(name) for name in topics):
         return group
     return group.changed()
@@ -176,9 +183,9 @@ def check_member(group_id: str, member_id: str, *, live: bool, fenced: bool) -> 
 
 
 def check_commit(group_id: str, known: int, generation: int, others: Mapping[TopicPartition, str]) -> None:
-    """IllegalGenerationError unless a commit of `generation` may be done by a member that was told `known` last.
+    """IllegalGenerationError unless `generation` is `known`, the generation of the member's last heartbeat response.
 
-    `others` are those of the commit's partitions that have gone to other members, with their owners.
+    `others` are those of the commit's partitions that are assigned to other members now, with their owners.
     """
     if generation != known:
         raise IllegalGenerationError(

@@ -1,4 +1,4 @@
-"""Shell: who leaves a group, and the targets of those who stay."""
+"""The target assignment of a group: removing members, and computing the target for the others."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def remove_members(
     connection: sa.Connection, now: StoreClock, group_id: str, group: Group, member_ids: Sequence[str]
 ) -> Group:
-    """Members go, in the caller's transaction, which holds the group's lock; the group as it is then."""
+    """Remove members in the caller's transaction, which holds the group's lock; returns the group afterwards."""
     if not member_ids:
         return group
     rows.delete_members(connection, group_id, member_ids)
@@ -32,10 +32,10 @@ def remove_members(
     return group
 
 
-def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
-    """What a group needs from a bystander: dead members go, changed topics are noticed, stale targets are computed."""
+def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
+    """Remove dead members, notice changed topics, compute a stale target. For callers that are not members."""
 
-    def look(connection: sa.Connection) -> bool:
+    def read(connection: sa.Connection) -> bool:
         row = rows.read_group(connection, group_id)
         if row is None:
             return False
@@ -55,7 +55,7 @@ def tend(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: 
         if noticed != group:
             rows.save_group(connection, group_id, noticed)
 
-    if store.read(look):
+    if store.read(read):
         store.transact(change, announce=True)
         failpoint("group.changed")
     refresh_targets(store, group_id, assignors, fence)
@@ -95,10 +95,10 @@ def _read_stale(
 
 
 def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> bool:
-    """Compute the targets if they are stale, and write them unless the generation has moved meanwhile.
+    """Compute the target if it is stale, and write it unless the generation has changed meanwhile.
 
-    Whether they are fresh now. False: somebody else must do it, who has the group's assignor or made the later change.
-    Raises AssignorFailedError, InconsistentGroupProtocolError; then the members keep what they have.
+    Returns whether it is up to date now. False: it is left to a member that has the group's assignor, or to the author
+    of the later change. Raises AssignorFailedError, InconsistentGroupProtocolError; then members keep their partitions.
     """
     row, members, facts, owners = store.read(lambda connection: _read_stale(connection, group_id))
     if row is None:
@@ -135,7 +135,7 @@ def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
 
 
 def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str], assignor: str) -> list[Candidate]:
-    """Prior ownership is the last target, which moves under way go towards; then what somebody still holds."""
+    """Prior ownership is the last target; and, of partitions without one, the member that still has them."""
     targeted: set[TopicPartition] = {p for m in members for p in m.member.target}
     held: dict[str, set[TopicPartition]] = {}
     for partition, member_id in owners.items():

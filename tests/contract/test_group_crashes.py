@@ -17,7 +17,7 @@ from spark_log.coordinator.lease_runner import PeriodicTask
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import describe_groups
-from spark_log.groups.target_assignment import tend
+from spark_log.groups.target_assignment import reconcile_group
 from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader, settle, until
 from tests.support.python_process import PythonProcess
@@ -299,9 +299,9 @@ def test_whose_term_is_over_changes_nothing(cluster):
         cluster.store.transact(lambda connection, _: old.check(connection))
     add_partitions(cluster, "t", 3)
     with pytest.raises(NotCoordinatorError):
-        tend(cluster.store, "g", {}, old.check)
+        reconcile_group(cluster.store, "g", {}, old.check)
     assert describe_groups(cluster.store, ["g"])[0].generation == generation
-    tend(cluster.store, "g", {}, new.check)
+    reconcile_group(cluster.store, "g", {}, new.check)
     assert describe_groups(cluster.store, ["g"])[0].generation == generation + 1
     assert not old.take_or_renew() and old.epoch is None
     new.give_back()

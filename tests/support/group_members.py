@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.assignment import AssignorSpec
-from spark_log.groups.membership import Assignment, GroupMember, MemberSettings
+from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.rules import Assignment
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store
 

@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spark_log.errors import FencedInstanceIdError, IllegalGenerationError, UnknownMemberIdError
 from spark_log.groups.rules import (
     Group,
+    HeartbeatRequest,
     Member,
-    Report,
     TopicFacts,
     check_commit,
     check_member,
+    decide_heartbeat,
     depart,
-    hear,
     is_unchanged,
     join,
     notice_topics,
@@ -36,60 +36,62 @@ def some(*partitions):
 
 
 def test_a_member_gets_what_nobody_else_was_given():
-    beat = hear(Group(2, 2), Member(T, target=some(P0, P1)), Report(1, T, some()), taken=[P1])
-    assert beat.answer.partitions == beat.member.given == some(P0)
-    assert not beat.answer.complete
-    assert beat.member.generation == beat.answer.generation == 2
+    beat = decide_heartbeat(Group(2, 2), Member(T, target=some(P0, P1)), HeartbeatRequest(1, T, some()), taken=[P1])
+    assert beat.assignment.partitions == beat.member.assigned == some(P0)
+    assert not beat.assignment.complete
+    assert beat.member.generation == beat.assignment.generation == 2
 
 
 def test_what_left_the_target_is_given_up_by_the_member_not_taken_from_it():
-    member = Member(T, target=some(P1), given=some(P0, P1), generation=1)
-    told = hear(Group(2, 2), member, Report(1, T, some(P0, P1)), taken=[])
-    assert told.answer.partitions == some(P1)
-    assert told.member.given == some(P0, P1)
-    assert not told.answer.complete
-    done = hear(Group(2, 2), told.member, Report(2, T, some(P1)), taken=[])
-    assert done.released(told.member) == some(P0)
-    assert done.answer.complete
+    member = Member(T, target=some(P1), assigned=some(P0, P1), generation=1)
+    told = decide_heartbeat(Group(2, 2), member, HeartbeatRequest(1, T, some(P0, P1)), taken=[])
+    assert told.assignment.partitions == some(P1)
+    assert told.member.assigned == some(P0, P1)
+    assert not told.assignment.complete
+    done = decide_heartbeat(Group(2, 2), told.member, HeartbeatRequest(2, T, some(P1)), taken=[])
+    assert done.revoked(told.member) == some(P0)
+    assert done.assignment.complete
 
 
 def test_nothing_is_given_while_targets_are_stale():
-    member = Member(T, target=some(P0, P1), given=some(P0))
-    beat = hear(Group(3, 2), member, Report(1, T, some(P0)), taken=[])
-    assert beat.answer.partitions == some(P0)
-    assert not beat.answer.complete
-    assert beat.answer.generation == 2
+    member = Member(T, target=some(P0, P1), assigned=some(P0))
+    beat = decide_heartbeat(Group(3, 2), member, HeartbeatRequest(1, T, some(P0)), taken=[])
+    assert beat.assignment.partitions == some(P0)
+    assert not beat.assignment.complete
+    assert beat.assignment.generation == 2
 
 
 def test_another_subscription_is_a_new_generation_and_its_old_topics_are_given_up():
-    member = Member(T, target=some(P0), given=some(P0))
-    beat = hear(Group(2, 2), member, Report(1, frozenset({"u"}), some(P0)), taken=[])
+    member = Member(T, target=some(P0), assigned=some(P0))
+    beat = decide_heartbeat(Group(2, 2), member, HeartbeatRequest(1, frozenset({"u"}), some(P0)), taken=[])
     assert beat.group == Group(3, 2)
-    assert beat.answer.partitions == some()
-    assert beat.member.given == some(P0)
+    assert beat.assignment.partitions == some()
+    assert beat.member.assigned == some(P0)
 
 
 def test_a_heartbeat_after_a_later_one_is_refused():
     with pytest.raises(IllegalGenerationError, match="too late"):
-        hear(Group(1, 1), Member(T, beat=4), Report(4, T, some()), taken=[])
+        decide_heartbeat(Group(1, 1), Member(T, beat=4), HeartbeatRequest(4, T, some()), taken=[])
 
 
 def test_an_answer_that_was_missed_is_given_again_and_what_was_sent_before_it_comes_too_late():
-    group, member = Group(1, 1), Member(T, target=some(P0), given=some(P0), generation=1, beat=3)
-    missed, knows = Report(5, T, some()), Report(5, T, some(P0))
-    assert not is_unchanged(group, member, missed, hear(group, member, missed, []))
-    assert hear(group, member, missed, []).answer.partitions == some(P0)
-    assert is_unchanged(group, member, knows, hear(group, member, knows, []))
+    group, member = Group(1, 1), Member(T, target=some(P0), assigned=some(P0), generation=1, beat=3)
+    missed, knows = HeartbeatRequest(5, T, some()), HeartbeatRequest(5, T, some(P0))
+    assert not is_unchanged(group, member, missed, decide_heartbeat(group, member, missed, []))
+    assert decide_heartbeat(group, member, missed, []).assignment.partitions == some(P0)
+    assert is_unchanged(group, member, knows, decide_heartbeat(group, member, knows, []))
 
 
 def test_a_claim_to_what_was_not_given_is_not_confirmed():
-    beat = hear(Group(1, 1), Member(T, target=some(P0), given=some(P0)), Report(1, T, some(P0, P2)), taken=[])
-    assert beat.answer.partitions == beat.member.given == some(P0)
+    beat = decide_heartbeat(
+        Group(1, 1), Member(T, target=some(P0), assigned=some(P0)), HeartbeatRequest(1, T, some(P0, P2)), taken=[]
+    )
+    assert beat.assignment.partitions == beat.member.assigned == some(P0)
 
 
 def test_a_static_member_that_returns_changes_nothing_unless_it_subscribes_to_something_else():
-    old = Member(T, target=some(P0), given=some(P0), generation=5, beat=9)
-    assert take_over(Group(5, 5), old, T, same_assignors=True) == (Group(5, 5), Member(T, old.target, old.given, 5))
+    old = Member(T, target=some(P0), assigned=some(P0), generation=5, beat=9)
+    assert take_over(Group(5, 5), old, T, same_assignors=True) == (Group(5, 5), Member(T, old.target, old.assigned, 5))
     assert take_over(Group(5, 5), old, frozenset({"u"}), same_assignors=True)[0] == Group(6, 5)
     assert take_over(Group(5, 5), old, T, same_assignors=False)[0] == Group(6, 5)
     assert take_over(Group(5, 4), old, T, same_assignors=True)[0] == Group(6, 4), (
@@ -156,21 +158,21 @@ class Consumers(RuleBasedStateMachine):
 
     # what the shells do
 
-    def deliver(self, client, report):
+    def deliver(self, client, request):
         """A heartbeat arrives; its answer, or an error."""
         member = self.members.get(client.name)
         check_member("g", client.name, live=member is not None, fenced=False)
-        kept = report.topics & member.topics
+        kept = request.topics & member.topics
         group = notice_topics(self.group, self.assumed, self.facts, kept)
-        taken = {p for name, other in self.members.items() if name != client.name for p in other.given}
-        beat = hear(group, member, report, taken & member.target)
-        if not (group == self.group and is_unchanged(group, member, report, beat)):
+        taken = {p for name, other in self.members.items() if name != client.name for p in other.assigned}
+        beat = decide_heartbeat(group, member, request, taken & member.target)
+        if not (group == self.group and is_unchanged(group, member, request, beat)):
             self.group, self.members[client.name] = beat.group, beat.member
-        return beat.answer
+        return beat.assignment
 
-    def report(self, client):
+    def request(self, client):
         client.number += 1
-        return Report(client.number, client.topics, frozenset(client.held))
+        return HeartbeatRequest(client.number, client.topics, frozenset(client.held))
 
     def remove(self, name):
         del self.members[name]
@@ -193,9 +195,9 @@ class Consumers(RuleBasedStateMachine):
             self.members[name] = replace(self.members[name], target=to)
         self.group, self.assumed = Group(generation, generation), facts
 
-    def tell(self, client, answer):
-        client.allowed, client.generation = answer.partitions, answer.generation
-        client.held |= answer.partitions
+    def tell(self, client, assignment):
+        client.allowed, client.generation = assignment.partitions, assignment.generation
+        client.held |= assignment.partitions
 
     # what happens
 
@@ -227,30 +229,30 @@ class Consumers(RuleBasedStateMachine):
             self.beat(client, lost=False)
 
     def beat(self, client, lost):
-        report = self.report(client)
+        request = self.request(client)
         try:
-            answer = self.deliver(client, report)
+            assignment = self.deliver(client, request)
         except UnknownMemberIdError:
             assert client.name not in self.members
             del self.clients[client.name]
         else:
-            assert answer.partitions <= self.members[client.name].given
+            assert assignment.partitions <= self.members[client.name].assigned
             if not lost:
-                self.tell(client, answer)
+                self.tell(client, assignment)
                 self.a_partition_has_one_owner_at_most()
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def a_heartbeat_that_is_held_up(self, data):
         client = self.any_client(data)
-        self.on_the_way.append((client, self.report(client)))
+        self.on_the_way.append((client, self.request(client)))
 
     @precondition(lambda self: self.on_the_way)
     @rule(data=st.data())
     def a_heartbeat_arrives_late(self, data):
-        client, report = self.on_the_way.pop(data.draw(st.integers(0, len(self.on_the_way) - 1)))
+        client, request = self.on_the_way.pop(data.draw(st.integers(0, len(self.on_the_way) - 1)))
         with contextlib.suppress(UnknownMemberIdError, IllegalGenerationError):  # nobody waits for its answer
-            self.deliver(client, report)
+            self.deliver(client, request)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -302,7 +304,7 @@ class Consumers(RuleBasedStateMachine):
         if not client.held:
             return
         partition = data.draw(st.sampled_from(sorted(client.held)))
-        owners = [n for n, m in self.members.items() if n != client.name and partition in m.given]
+        owners = [n for n, m in self.members.items() if n != client.name and partition in m.assigned]
         others = dict.fromkeys([partition], owners[0]) if owners else {}
         zombie = client.name not in self.members
         try:
@@ -327,14 +329,14 @@ class Consumers(RuleBasedStateMachine):
     def a_partition_has_one_owner_at_most(self):
         held = [p for client in self.clients.values() if client.name in self.members for p in client.held]
         assert len(held) == len(set(held)), "two members may be reading the same partition"
-        given = [p for member in self.members.values() for p in member.given]
-        assert len(given) == len(set(given))
+        assigned = [p for member in self.members.values() for p in member.assigned]
+        assert len(assigned) == len(set(assigned))
 
     @invariant()
     def the_store_knows_all_that_is_held(self):
         for client in self.clients.values():
             if client.name in self.members:
-                assert client.held <= self.members[client.name].given
+                assert client.held <= self.members[client.name].assigned
 
     @invariant()
     def generations_only_grow(self):
@@ -351,15 +353,15 @@ class Consumers(RuleBasedStateMachine):
             complete = []
             for client in list(self.clients.values()):
                 try:
-                    answer = self.deliver(client, self.report(client))
+                    assignment = self.deliver(client, self.request(client))
                 except UnknownMemberIdError:
                     del self.clients[client.name]
                     continue
-                self.tell(client, answer)
+                self.tell(client, assignment)
                 self.a_partition_has_one_owner_at_most()
                 client.held &= client.allowed
-                complete.append(answer.complete)
-                assert not answer.complete or client.held == self.members[client.name].target
+                complete.append(assignment.complete)
+                assert not assignment.complete or client.held == self.members[client.name].target
             self.write(self.compute(random.Random(0)))
         assert all(complete)
         assert not self.group.stale
