@@ -1,14 +1,18 @@
 """Fixtures that every test may use; the servers behind them are in tests/support."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
+from spark_log.metadata import schema
+from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import session
@@ -56,14 +60,28 @@ def postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.create_database()
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the tables of a metadata store, and no cluster."""
+    path = tmp_path_factory.mktemp("template") / SQLITE_FILE
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        schema.create(connection)
+    engine.dispose()
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`.
 
-    The PostgreSQL database has its tables already, since creating them takes most of the time of many tests.
+    The store has its tables already, since creating them takes most of the time of many tests.
     """
     if request.param != "postgres":
-        return str(tmp_path / "cluster")
+        folder = tmp_path / "cluster"
+        folder.mkdir()
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), folder / SQLITE_FILE)
+        return str(folder)
     server: PostgresServer = request.getfixturevalue("postgres_server")
     return server.create_prepared_database()
 

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy.exc import OperationalError
 
 from spark_log.metadata import schema
+from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresServer
 from tests.support.s3 import S3Server
 
@@ -52,13 +53,11 @@ def test_postgres_keeps_what_was_committed_over_a_crash() -> None:
 
 
 def test_cluster_address_is_fresh(cluster_address: str) -> None:
-    if "://" in cluster_address:
-        engine = sqlalchemy.create_engine(cluster_address)
-        with engine.begin() as connection:
-            assert schema.is_empty(connection)
-        engine.dispose()
-    else:
-        assert not Path(cluster_address).exists()
+    address = cluster_address if "://" in cluster_address else f"sqlite:///{cluster_address}/{SQLITE_FILE}"
+    engine = sqlalchemy.create_engine(address)
+    with engine.begin() as connection:
+        assert schema.is_empty(connection)
+    engine.dispose()
 
 
 def test_object_storage_through_a_uri(s3_server: S3Server, s3_uri: str) -> None:
