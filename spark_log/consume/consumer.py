@@ -27,7 +27,7 @@ from spark_log.client_settings import parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.consume.background import Background
 from spark_log.consume.call_guard import alone, record_count, timeout_s, translated
-from spark_log.consume.consumer_queries import Questions
+from spark_log.consume.consumer_queries import ConsumerQueries
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.poll_loop import Polling
 from spark_log.consume.python_records import Deserializers, python_records
@@ -39,7 +39,7 @@ from spark_log.kafka_errors import kafka_errors
 from spark_log.partitions.lineage import UNKNOWN_EPOCH
 
 
-class Consumer(Questions):
+class Consumer(ConsumerQueries):
     """Reads topics of a cluster. Methods, keyword names and results are those of kafka-python 3's KafkaConsumer.
 
     >>> consumer = Consumer("flights", cluster="/data/log", group_id="readers")     # doctest: +SKIP

@@ -22,7 +22,7 @@ from spark_log.segments.slices import Positions
 from spark_log.segments.timed_offsets import first_records
 
 
-class Questions(Guarded):
+class ConsumerQueries(Guarded):
     """The part of a consumer that asks the store and answers. Any thread may call it."""
 
     cluster: Cluster

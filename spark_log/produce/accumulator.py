@@ -1,6 +1,6 @@
 """Where records wait: by topic, until they are due and the sender is free. Bounded in bytes.
 
-A topic's chunk is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
+A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
 or somebody flushes. Whatever is due goes to the sender together.
 """
 
@@ -13,22 +13,22 @@ from kafka.errors import IllegalStateError
 
 from spark_log import clock
 from spark_log.errors import KafkaTimeoutError
-from spark_log.produce.producer_batch import Chunk, Headers
+from spark_log.produce.producer_batch import Headers, TopicBatch
 from spark_log.produce.producer_settings import ProducerSettings
 
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
-"""A chunk is closed above it, so that the sender encodes one while the next is being filled."""
+"""A topic batch is closed above it, so that the sender encodes one while the next is being filled."""
 
 
 class Queue:
-    """The chunks of one topic that wait, in order; `open` takes the next record."""
+    """The waiting batches of one topic, in order; `open` takes the next record."""
 
     __slots__ = ("closed", "full_bytes", "name", "open")
 
     def __init__(self, name: str, full_bytes: int) -> None:
         self.name, self.full_bytes = name, full_bytes
-        self.open: Chunk | None = None
-        self.closed: deque[Chunk] = deque()
+        self.open: TopicBatch | None = None
+        self.closed: deque[TopicBatch] = deque()
 
 
 class Accumulator:
@@ -43,7 +43,7 @@ class Accumulator:
         self._room = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._queues: dict[str, Queue] = {}
-        self._outstanding: dict[Chunk, None] = {}
+        self._outstanding: dict[TopicBatch, None] = {}
         self._used = 0
         self._sleeping = False
         self._closing = False
@@ -69,58 +69,62 @@ class Accumulator:
         partition: int | None,
         timestamp_ms: int,
         size: int,
-    ) -> tuple[Chunk, int]:
-        """Take a record of `size` bytes; its chunk and row. KafkaTimeoutError when there is no room in time."""
+    ) -> tuple[TopicBatch, int]:
+        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError if there is no room in
+        time.
+        """
         with self._lock:
             if self._used + size > self._limit:
                 self._wait_for_room(size)
             if self._closing:
                 raise IllegalStateError("the producer is closed")
-            chunk = queue.open
-            if chunk is None:
-                chunk = queue.open = Chunk(queue.name)
-                self._outstanding[chunk] = None
+            topic_batch = queue.open
+            if topic_batch is None:
+                topic_batch = queue.open = TopicBatch(queue.name)
+                self._outstanding[topic_batch] = None
                 if self._sleeping:
                     self._due.notify()
-            row = len(chunk.values)
-            chunk.values.append(value)
-            chunk.keys.append(key)
+            row = len(topic_batch.values)
+            topic_batch.values.append(value)
+            topic_batch.keys.append(key)
             if headers:
-                chunk.headers[row] = headers
+                topic_batch.headers[row] = headers
             if partition is not None:
-                chunk.partitions[row] = partition
-            chunk.timestamps.append(timestamp_ms)
-            chunk.bytes += size
+                topic_batch.partitions[row] = partition
+            topic_batch.timestamps.append(timestamp_ms)
+            topic_batch.bytes += size
             self._used += size
-            if chunk.bytes >= queue.full_bytes and (self._sleeping or chunk.bytes >= CHUNK_BYTES_MAX):
+            if topic_batch.bytes >= queue.full_bytes and (self._sleeping or topic_batch.bytes >= CHUNK_BYTES_MAX):
                 self._close(queue)
-                self._sleeping = False  # it has been woken, but may not run for a while: more goes into one chunk
-            return chunk, row
+                self._sleeping = False  # it has been woken, but may not run for a while: more goes into one batch
+            return topic_batch, row
 
-    def add_chunk(self, queue: Queue, chunk: Chunk) -> None:
-        """Take a chunk that is complete, behind every record that came before. KafkaTimeoutError as in `add`.
+    def add_topic_batch(self, queue: Queue, topic_batch: TopicBatch) -> None:
+        """Add a complete topic batch behind all earlier records. KafkaTimeoutError as in `add`.
 
         One that is larger than the buffer is let in alone.
         """
         with self._lock:
-            if self._used + chunk.bytes > self._limit:
-                self._wait_for_room(chunk.bytes)
+            if self._used + topic_batch.bytes > self._limit:
+                self._wait_for_room(topic_batch.bytes)
             if self._closing:
                 raise IllegalStateError("the producer is closed")
             self._close(queue)
-            self._outstanding[chunk] = None
-            queue.closed.append(chunk)
-            self._used += chunk.bytes
+            self._outstanding[topic_batch] = None
+            queue.closed.append(topic_batch)
+            self._used += topic_batch.bytes
             self._due.notify()
 
-    def take(self, until_s: float | None) -> list[Chunk] | None:
-        """The chunks that are due; waits for one, or until `until_s` (None: for ever). None: closed, nothing left."""
+    def take(self, until_s: float | None) -> list[TopicBatch] | None:
+        """The topic batches that are due; waits for one, or until `until_s` (None: for ever). None: closed and
+        empty.
+        """
         with self._lock:
             while True:
                 now_s = clock.monotonic_s()
-                chunks, next_s = self._take_due(now_s)
-                if chunks or (until_s is not None and now_s >= until_s):
-                    return chunks
+                topic_batches, next_s = self._take_due(now_s)
+                if topic_batches or (until_s is not None and now_s >= until_s):
+                    return topic_batches
                 if self._closing and until_s is None:
                     return None
                 wake_s = min((at for at in (next_s, until_s) if at is not None), default=None)
@@ -128,8 +132,8 @@ class Accumulator:
                 self._due.wait(None if wake_s is None else wake_s - now_s)
                 self._sleeping = False
 
-    def flush(self) -> list[Chunk]:
-        """Make everything due; the chunks that are not finished."""
+    def flush(self) -> list[TopicBatch]:
+        """Make every topic batch due; returns the unfinished ones."""
         with self._lock:
             for queue in self._queues.values():
                 self._close(queue)
@@ -155,19 +159,21 @@ class Accumulator:
             self._used -= size
             self._room.notify_all()
 
-    def finished(self, chunk: Chunk) -> None:
-        """Every record of a chunk is stored or given up."""
+    def finished(self, topic_batch: TopicBatch) -> None:
+        """Called when every record of a topic batch is stored or has failed."""
         with self._lock:
-            self._outstanding.pop(chunk, None)
+            self._outstanding.pop(topic_batch, None)
             self._settled.notify_all()
 
-    def wait_for(self, chunks: Sequence[Chunk], timeout_s: float | None) -> bool:
-        """Whether every one of the chunks is finished within the time."""
+    def wait_for(self, topic_batches: Sequence[TopicBatch], timeout_s: float | None) -> bool:
+        """Wait for all the topic batches. Returns whether they finished within the time."""
         with self._lock:
-            return self._settled.wait_for(lambda: not any(chunk in self._outstanding for chunk in chunks), timeout_s)
+            return self._settled.wait_for(
+                lambda: not any(topic_batch in self._outstanding for topic_batch in topic_batches), timeout_s
+            )
 
-    def outstanding(self) -> list[Chunk]:
-        """The chunks that are not finished, without the lock: for a forked child."""
+    def outstanding(self) -> list[TopicBatch]:
+        """The unfinished topic batches, without the lock: for a forked child."""
         return list(self._outstanding)
 
     def _close(self, queue: Queue) -> None:
@@ -176,9 +182,9 @@ class Accumulator:
             queue.open = None
             self._due.notify()
 
-    def _take_due(self, now_s: float) -> tuple[list[Chunk], float | None]:
+    def _take_due(self, now_s: float) -> tuple[list[TopicBatch], float | None]:
         """What is due, and when the next will be."""
-        chunks: list[Chunk] = []
+        topic_batches: list[TopicBatch] = []
         next_s: float | None = None
         for queue in self._queues.values():
             if queue.open is not None:
@@ -189,9 +195,9 @@ class Accumulator:
                 else:
                     next_s = due_s if next_s is None else min(next_s, due_s)
             if queue.closed:
-                chunks.extend(queue.closed)
+                topic_batches.extend(queue.closed)
                 queue.closed.clear()
-        return chunks, next_s
+        return topic_batches, next_s
 
     def _wait_for_room(self, size: int) -> None:
         if threading.current_thread() is self.sender:

@@ -1,4 +1,4 @@
-"""From the columns of a chunk to tables by partition. Pure."""
+"""From the columns of a topic batch to tables by partition. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.produce.faults import faults, harmless
-from spark_log.produce.producer_batch import Chunk, Headers
+from spark_log.produce.producer_batch import Headers, TopicBatch
 from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
 Longs = npt.NDArray[np.int64]
@@ -25,58 +25,58 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Assembled:
-    """The records of a chunk by partition: `parts` in ascending order, as they will be stored.
+    """The records of a topic batch by partition: `parts` in ascending order, as they will be stored.
 
-    Row r of the chunk is row `row_of[r]` of part `piece_of[r]`, or has an error in `faults` (and piece -1). Sizes are
+    Row r of the topic batch is row `row_of[r]` of part `batch_of[r]`, or has an error in `faults` (batch -1). Sizes are
     bytes, -1 for null; times are milliseconds.
     """
 
     parts: Sequence[tuple[int, pa.Table]]
-    piece_of: Longs
+    batch_of: Longs
     row_of: Longs
     times_ms: Longs
     key_sizes: Longs
     value_sizes: Longs
     faults: dict[int, SparkLogError]
     runs: int
-    """How many partitions the null keys went to, so that the next chunk's begin behind them."""
+    """The number of partitions that null keys went to, so that those of the next topic batch begin behind them."""
 
 
 def assemble(
-    chunk: Chunk, topic: Topic, encoding: Encoding, now_ms: int, first_run: int, run_bytes_min: int
+    topic_batch: TopicBatch, topic: Topic, encoding: Encoding, now_ms: int, first_run: int, run_bytes_min: int
 ) -> Assembled:
-    """Check, partition and sort the records of a chunk. `encoding` is the topic's.
+    """Check, partition and sort the records of a topic batch. `encoding` is the topic's.
 
     Null keys go in runs of one partition, beginning with `first_run` modulo the partition count, of at least
     `run_bytes_min` bytes where there are so many: Kafka's sticky partitioner. What the topic does not take is a fault
     of that record alone.
     """
-    count = len(chunk.values)
-    (keys, key_sizes), (values, value_sizes) = _binary(chunk.keys), _binary(chunk.values)
-    times = np.frombuffer(chunk.timestamps, np.int64).copy()  # a buffer that is lent out cannot be appended to
+    count = len(topic_batch.values)
+    (keys, key_sizes), (values, value_sizes) = _binary(topic_batch.keys), _binary(topic_batch.values)
+    times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # a buffer that is lent out cannot be appended to
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         times[:] = now_ms
-    headers = _header_array(chunk.headers, count) if chunk.headers else pa.nulls(count, HEADERS)
+    headers = _header_array(topic_batch.headers, count) if topic_batch.headers else pa.nulls(count, HEADERS)
     stamps = pa.array(times * MICROSECONDS_PER_MILLISECOND).view(TIMESTAMP)
     records = pa.Table.from_arrays([keys, values, headers, stamps], schema=RECORD_SCHEMA)
-    explicit = _explicit(chunk.partitions, count) if chunk.partitions else None
+    explicit = _explicit(topic_batch.partitions, count) if topic_batch.partitions else None
     bad: dict[int, SparkLogError] = {}
     if explicit is not None:
         bad |= _missing(explicit, topic)
-    if not harmless(encoding.limits, chunk.bytes, times, keys.null_count, now_ms):
+    if not harmless(encoding.limits, topic_batch.bytes, times, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
     good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))
         records = records.take(pa.array(good))
         explicit = explicit[good] if explicit is not None else None
-    per_run = max(1, run_bytes_min * count // max(1, chunk.bytes))
+    per_run = max(1, run_bytes_min * count // max(1, topic_batch.bytes))
     numbers = _partitions(records.column("key"), explicit, topic.partition_count, first_run, per_run)
-    parts, piece_of, row_of = split(records, numbers)
+    parts, batch_of, row_of = split(records, numbers)
     if bad:
-        piece_of, row_of = _spread(piece_of, good, count, -1), _spread(row_of, good, count, -1)
+        batch_of, row_of = _spread(batch_of, good, count, -1), _spread(row_of, good, count, -1)
     runs = max(1, min(topic.partition_count, count // per_run))
-    return Assembled(parts, piece_of, row_of, times, key_sizes, value_sizes, bad, runs)
+    return Assembled(parts, batch_of, row_of, times, key_sizes, value_sizes, bad, runs)
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
@@ -90,12 +90,12 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
     ordered = numbers[order]
     starts = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
     lengths = np.diff(np.append(starts, count))
-    piece_of, row_of = np.empty(count, np.int64), np.empty(count, np.int64)
-    piece_of[order] = np.repeat(np.arange(len(starts)), lengths)
+    batch_of, row_of = np.empty(count, np.int64), np.empty(count, np.int64)
+    batch_of[order] = np.repeat(np.arange(len(starts)), lengths)
     row_of[order] = np.arange(count) - np.repeat(starts, lengths)
     moved = records.take(pa.array(order))
     bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
-    return [(int(ordered[start]), moved.slice(start, length)) for start, length in bounds], piece_of, row_of
+    return [(int(ordered[start]), moved.slice(start, length)) for start, length in bounds], batch_of, row_of
 
 
 def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:

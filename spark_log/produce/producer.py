@@ -30,7 +30,7 @@ from spark_log.produce.producer_settings import KAFKA_DEFAULTS, parse, serialize
 from spark_log.produce.producer_transaction import ProducerTransaction, committer, of_topics_read
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
-from spark_log.produce.table_batches import checked, chunks
+from spark_log.produce.table_batches import checked, topic_batches
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,12 @@ class Producer:
             if partition is not None or self._choose is not None:
                 partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
             try:
-                chunk, row = self._accumulator.add(
+                topic_batch, row = self._accumulator.add(
                     known.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
                 )
             except SparkLogError as error:
                 raise kafka_error(error) from None
-            return SendFuture(chunk, row)
+            return SendFuture(topic_batch, row)
         except KafkaError as error:  # what was not sent must not be missing from what is committed
             if self._transaction is not None:
                 self._transaction.fail(error)
@@ -166,13 +166,13 @@ class Producer:
             future = TableFuture()
             run_bytes = self._settings.batch_size
             bytes_max = max(1, self._settings.buffer_memory // 2)  # one is written while the next one waits
-            for chunk in chunks(known.topic, records, explicit, bytes_max, known.first_run, run_bytes):
+            for topic_batch in topic_batches(known.topic, records, explicit, bytes_max, known.first_run, run_bytes):
                 known.first_run += 1
-                future.add(chunk)
+                future.add(topic_batch)
                 try:
-                    self._accumulator.add_chunk(known.queue, chunk)
+                    self._accumulator.add_topic_batch(known.queue, topic_batch)
                 except BaseException:
-                    chunk.take_parts()  # the future, which knows the chunk, may live on in others' listeners
+                    topic_batch.take_parts()  # the future refers to the topic batch, and other listeners may keep it
                     raise
         future.part_done()
         return future
@@ -286,8 +286,8 @@ class Producer:
         transaction = self._transactional()
         number = transaction.begin_abort()
         unsent = self._accumulator.flush()
-        for chunk in unsent:
-            chunk.fail(TransactionAbortedError("the transaction was aborted"))
+        for topic_batch in unsent:
+            topic_batch.fail(TransactionAbortedError("the transaction was aborted"))
         self._accumulator.wait_for(unsent, None)
         transaction.abort(number)
 
@@ -377,15 +377,17 @@ def _close(state: _State, accumulator: Accumulator, sender: Sender, timeout_s: f
     left = accumulator.flush()
     if left:
         logger.error("producer closed with records that were not stored within %s s", timeout_s)
-    for chunk in left:
-        chunk.fail(IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)"))
+    for topic_batch in left:
+        topic_batch.fail(
+            IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)")
+        )
 
 
 def _after_fork() -> None:
     for producer in list(_living):
         producer._state.refusal, producer._state.forked = _FORKED, True
-        for chunk in producer._accumulator.outstanding():
-            chunk.abandon(IllegalStateError(_FORKED))
+        for topic_batch in producer._accumulator.outstanding():
+            topic_batch.abandon(IllegalStateError(_FORKED))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,10 +1,10 @@
-"""Records of one topic on their way through the producer, and what becomes of them.
+"""The records of one topic on their way through the producer, and their outcome.
 
-A chunk gathers what `send` is given, as columns. The sender turns it into *pieces*, one for each partition, and each
-piece has one fate. Futures are views of it (chunk, row): a fate is stored once for all records of a piece, and a record
-that nobody asks about costs nothing more.
+A TopicBatch gathers the records of `send` as columns. The sender splits it into ProducerBatches, one for each
+partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): the outcome is stored once
+for all records of a ProducerBatch, and a record whose future is never asked costs nothing more.
 
-    waiting (pieces None) -> assembled (open_pieces > 0) -> done (open_pieces == 0)
+    waiting (batches None) -> assembled (open_batches > 0) -> done (open_batches == 0)
 
 Every change after `waiting` happens under `condition`.
 """
@@ -31,18 +31,47 @@ Headers = list[tuple[str, bytes]]
 Callback = Callable[[Any], object]
 
 
-class Piece:
-    """The records of a chunk that go to one partition, in order: what is appended, and retried, as a whole."""
+class ProducerBatch:
+    """The records of a topic batch for one partition, in order. Appended, and retried, as a whole."""
 
     __slots__ = (
-        "alone", "attempts", "base_offset", "bytes", "chunk", "count", "deadline_s", "done", "error", "in_doubt",
-        "last_error", "number", "owned", "partition", "position", "retry_at_s", "table", "topic",
+        "alone",
+        "attempts",
+        "base_offset",
+        "bytes",
+        "count",
+        "deadline_s",
+        "done",
+        "error",
+        "in_doubt",
+        "last_error",
+        "number",
+        "owned",
+        "partition",
+        "position",
+        "retry_at_s",
+        "table",
+        "topic",
+        "topic_batch",
     )  # fmt: skip
 
     def __init__(
-        self, chunk: "Chunk", number: int, topic: Topic, partition: int, table: pa.Table, size: int, deadline_s: float
+        self,
+        topic_batch: "TopicBatch",
+        number: int,
+        topic: Topic,
+        partition: int,
+        table: pa.Table,
+        size: int,
+        deadline_s: float,
     ) -> None:
-        self.chunk, self.number, self.topic, self.partition, self.table = chunk, number, topic, partition, table
+        self.topic_batch, self.number, self.topic, self.partition, self.table = (
+            topic_batch,
+            number,
+            topic,
+            partition,
+            table,
+        )
         self.count, self.bytes, self.deadline_s = table.num_rows, size, deadline_s
         self.attempts, self.retry_at_s, self.alone, self.in_doubt = 0, 0.0, False, False
         self.last_error: Exception | None = None
@@ -50,29 +79,49 @@ class Piece:
         self.done, self.base_offset = False, -1
         self.owned = False
         self.position = -1
-        """Its place among the pieces of its transaction."""
+        """Its place among the batches of its transaction."""
 
     @property
     def key(self) -> tuple[str, int]:
         return self.topic.name, self.partition
 
     def own_table(self) -> None:
-        """Copy the records out of buffers that they share with other pieces, so that those can be freed."""
+        """Copy the records out of buffers that they share with other batches, so that the buffers can be freed."""
         if not self.owned:
             self.table, self.owned = own([self.table]), True
 
 
-class Chunk:
-    """See above. The columns hold a row a record; the accumulator's lock guards them until the sender takes the chunk.
+class TopicBatch:
+    """See above. The columns have one row per record; the accumulator's lock guards them until the sender takes the
+    batch.
 
-    `headers` and `partitions` (explicit ones) are by row, where a record has them. `made_s`: when the first record came
+    `headers` and `partitions` (explicit ones) are by row, if a record has them. `made_s`: the time of the first record
     (monotonic clock).
     """
 
     __slots__ = (
-        "bytes", "callbacks", "condition", "error", "faults", "header_sizes", "headers", "key_sizes", "keys",
-        "listener", "made_s", "open_pieces", "partitions", "piece_of", "pieces", "row_of", "times_ms", "timestamps",
-        "topic", "unsettled", "value_sizes", "values",
+        "batch_of",
+        "batches",
+        "bytes",
+        "callbacks",
+        "condition",
+        "error",
+        "faults",
+        "header_sizes",
+        "headers",
+        "key_sizes",
+        "keys",
+        "listener",
+        "made_s",
+        "open_batches",
+        "partitions",
+        "row_of",
+        "times_ms",
+        "timestamps",
+        "topic",
+        "unsettled",
+        "value_sizes",
+        "values",
     )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
@@ -85,13 +134,13 @@ class Chunk:
         self.condition = threading.Condition(threading.Lock())
         self.callbacks: list[tuple[int, Callback | None, Callback | None]] = []
         self.listener: Callable[[], None] | None = None
-        self.pieces: Sequence[Piece] | None = None
-        self.open_pieces = -1
+        self.batches: Sequence[ProducerBatch] | None = None
+        self.open_batches = -1
         self.unsettled = 0
         self.error: Exception | None = None
         self.faults: dict[int, Exception] = {}
         self.header_sizes: dict[int, int] = {}
-        self.piece_of: npt.NDArray[Any] = _NONE
+        self.batch_of: npt.NDArray[Any] = _NONE
         self.row_of: npt.NDArray[Any] = _NONE
         self.times_ms: npt.NDArray[Any] = _NONE
         self.key_sizes: npt.NDArray[Any] = _NONE
@@ -99,79 +148,81 @@ class Chunk:
 
     @property
     def done(self) -> bool:
-        return self.open_pieces == 0
+        return self.open_batches == 0
 
     def is_done(self, row: int) -> bool:
-        """Whether the fate of a record is known."""
-        if self.open_pieces <= 0 or self.pieces is None:
-            return self.open_pieces == 0
-        number = self.piece_of[row]
-        return bool(number < 0 or self.pieces[number].done)
+        """Whether the outcome of a record is known."""
+        if self.open_batches <= 0 or self.batches is None:
+            return self.open_batches == 0
+        number = self.batch_of[row]
+        return bool(number < 0 or self.batches[number].done)
 
     def exception_of(self, row: int) -> Exception | None:
-        """Why a record was not stored; None if it was, or if its fate is open."""
+        """The error of a record that was not stored; None if it was, or if its outcome is open."""
         if not self.is_done(row):
             return None
-        if self.error is not None or self.pieces is None:
+        if self.error is not None or self.batches is None:
             return self.error
-        number = self.piece_of[row]
-        return self.faults.get(row) if number < 0 else self.pieces[number].error
+        number = self.batch_of[row]
+        return self.faults.get(row) if number < 0 else self.batches[number].error
 
     def metadata_of(self, row: int) -> Any:
         """RecordMetadata of a record that was stored, None otherwise. The offset is -1 with acks=0."""
-        if not self.is_done(row) or self.exception_of(row) is not None or self.pieces is None:
+        if not self.is_done(row) or self.exception_of(row) is not None or self.batches is None:
             return None
-        piece = self.pieces[self.piece_of[row]]
-        offset = -1 if piece.base_offset < 0 else piece.base_offset + int(self.row_of[row])
+        batch = self.batches[self.batch_of[row]]
+        offset = -1 if batch.base_offset < 0 else batch.base_offset + int(self.row_of[row])
         sizes = int(self.key_sizes[row]), int(self.value_sizes[row]), self.header_sizes.get(row, -1)
-        where = TopicPartition(self.topic, piece.partition)
+        where = TopicPartition(self.topic, batch.partition)
         return RecordMetadata(*where, where, offset, int(self.times_ms[row]), None, *sizes)
 
     def abandon(self, error: Exception) -> None:
-        """In a forked child: locks may be held by threads that are not here, and callbacks are the parent's to run."""
+        """In a forked child: locks may be held by threads of the parent, and callbacks run in the parent only."""
         self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), [], None
         self.fail(error)
 
-    def begin(self, pieces: Sequence[Piece], piece_of: npt.NDArray[Any], faults: dict[int, Exception]) -> None:
-        """The chunk has been assembled; the records of `faults` (piece -1) have their fate."""
+    def begin(self, batches: Sequence[ProducerBatch], batch_of: npt.NDArray[Any], faults: dict[int, Exception]) -> None:
+        """Called after assembly; the records of `faults` (batch -1) have their outcome."""
         with self.condition:
-            if self.error is not None:  # given up meanwhile
-                for piece in pieces:
-                    piece.done = True
+            if self.error is not None:  # failed meanwhile
+                for batch in batches:
+                    batch.done = True
                 return
-            self.piece_of, self.faults, self.pieces = piece_of, faults, pieces
-            self.open_pieces = len(pieces)
+            self.batch_of, self.faults, self.batches = batch_of, faults, batches
+            self.open_batches = len(batches)
             self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], {}, {}, array("q")
             due = self._due_callbacks(-1) if faults else []
             self.condition.notify_all()
         self._tell(due)
 
-    def resolve(self, piece: Piece, base_offset: int, error: Exception | None) -> bool:
-        """The fate of a piece; False if it had one. Runs the callbacks of its records."""
+    def resolve(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> bool:
+        """Set the outcome of a batch; False if it has one. Runs the callbacks of its records."""
         with self.condition:
-            if piece.done:
+            if batch.done:
                 return False
-            piece.base_offset, piece.error, piece.done = base_offset, error, True
-            self.open_pieces -= 1
-            due = self._due_callbacks(piece.number) if self.callbacks else []
+            batch.base_offset, batch.error, batch.done = base_offset, error, True
+            self.open_batches -= 1
+            due = self._due_callbacks(batch.number) if self.callbacks else []
             self.condition.notify_all()
         self._tell(due)
         return True
 
     def fail(self, error: Exception) -> None:
-        """Every record whose fate is open has failed."""
-        for piece in self.pieces or ():
-            self.resolve(piece, -1, error)
+        """Fail every record whose outcome is open."""
+        for batch in self.batches or ():
+            self.resolve(batch, -1, error)
         with self.condition:
-            if self.pieces is not None or self.error is not None:
+            if self.batches is not None or self.error is not None:
                 return
-            self.error, self.open_pieces = error, 0
+            self.error, self.open_batches = error, 0
             due, self.callbacks = self.callbacks, []
             self.condition.notify_all()
         self._tell(due)
 
     def call(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
-        """Call one of the two when the fate of a record is known: in the sender's thread, or here if it is already."""
+        """Call one of the two when the outcome of a record is known: in the sender's thread, or at once if it is
+        known.
+        """
         with self.condition:
             if not self.is_done(row):
                 self.callbacks.append((row, callback, errback))
@@ -179,13 +230,13 @@ class Chunk:
         self._tell_one(row, callback, errback)
 
     def wait(self, row: int | None, timeout_s: float | None) -> bool:
-        """Whether the record (every record for None) has its fate within the time."""
+        """Wait for the outcome of the record (of every record for None). Returns whether it came within the time."""
         with self.condition:
             return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
 
     def _due_callbacks(self, number: int) -> list[tuple[int, Callback | None, Callback | None]]:
-        due = [entry for entry in self.callbacks if self.piece_of[entry[0]] == number]
-        self.callbacks = [entry for entry in self.callbacks if self.piece_of[entry[0]] != number]
+        due = [entry for entry in self.callbacks if self.batch_of[entry[0]] == number]
+        self.callbacks = [entry for entry in self.callbacks if self.batch_of[entry[0]] != number]
         return due
 
     def _tell(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
@@ -201,7 +252,7 @@ class Chunk:
         if function is not None:
             try:
                 function(argument)
-            except BaseException:  # a user's callback must not end the sender, not with sys.exit either
+            except BaseException:  # a user's callback must not end the sender, not even with sys.exit
                 logger.exception("error in a callback of a record to %s", self.topic)
 
 

@@ -44,7 +44,7 @@ from spark_log.groups.transacted_offsets import Commits, Committer, check_offset
 from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.produce.future import Written
-from spark_log.produce.producer_batch import Piece
+from spark_log.produce.producer_batch import ProducerBatch
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import TransactionRef
@@ -113,7 +113,7 @@ class ProducerTransaction:
         self._error: Exception | None = None
         self._ref = TransactionRef(-1, -1, 0)
         self._positions = itertools.count()
-        """Not from 0 in each transaction: a piece that was tried in one may come again in the next."""
+        """Not from 0 in each transaction: a batch that was tried in one may be sent again in the next."""
         self._forget()
 
     def check(self, call: str) -> None:
@@ -159,15 +159,18 @@ class ProducerTransaction:
                 found = self._look(self._ref, lambda connection: check_offsets(store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(found)
 
-    def register(self, log: Log, pieces: Sequence[Piece], timeout_ms: int) -> None:
-        """Make the records of the pieces pending: they are stored, and nobody sees them.
+    def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
+        """Make the records of the producer batches pending: they are stored, and no reader sees them.
 
-        The pieces of one partition become one batch. Small batches that come when the commit has been called are kept
-        for it: it stores them in its own transaction.
+        The producer batches of one partition become one batch. Small ones that come after the commit was called are
+        kept for it: it stores them in its own transaction.
         """
-        groups = self._groups(pieces)
+        groups = self._groups(producer_batches)
         items = [
-            (group[0].topic, Records(group[0].partition, pa.concat_tables([_table(piece) for piece in group])))
+            (
+                group[0].topic,
+                Records(group[0].partition, pa.concat_tables([_table(producer_batch) for producer_batch in group])),
+            )
             for group in groups.values()
         ]
         written = log.write_batches(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
@@ -181,11 +184,13 @@ class ProducerTransaction:
         if again:  # those of an earlier try were there
             delete_files(self._cluster, topics, again)
 
-    def _register(self, groups: Mapping[int, list[Piece]], written: WrittenBatches, timeout_ms: int) -> Sequence[Batch]:
+    def _register(
+        self, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
+    ) -> Sequence[Batch]:
         with self._lock:
             self.check("register")  # a thread may have sent while another one was committing
             batches = written.batches
-            again = any(piece.in_doubt for group in groups.values() for piece in group)
+            again = any(producer_batch.in_doubt for group in groups.values() for producer_batch in group)
             if self._state is State.COMMITTING and written.write_id is None and not again:
                 self._blobs.update(written.blobs)
             else:
@@ -200,16 +205,16 @@ class ProducerTransaction:
                 self._sent[position] = _Sent(batch, group)
             return batches
 
-    def _groups(self, pieces: Sequence[Piece]) -> dict[int, list[Piece]]:
-        """The pieces of each batch by its place in the transaction; those of an earlier try stay together."""
+    def _groups(self, producer_batches: Sequence[ProducerBatch]) -> dict[int, list[ProducerBatch]]:
+        """The producer batches of each batch by its place in the transaction; those of an earlier try stay together."""
         new: dict[tuple[str, int], int] = {}
-        groups: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            if piece.position < 0:
-                if piece.key not in new:
-                    new[piece.key] = next(self._positions)
-                piece.position = new[piece.key]
-            groups.setdefault(piece.position, []).append(piece)
+        groups: dict[int, list[ProducerBatch]] = {}
+        for producer_batch in producer_batches:
+            if producer_batch.position < 0:
+                if producer_batch.key not in new:
+                    new[producer_batch.key] = next(self._positions)
+                producer_batch.position = new[producer_batch.key]
+            groups.setdefault(producer_batch.position, []).append(producer_batch)
         return groups
 
     def fail(self, error: Exception) -> None:
@@ -248,14 +253,16 @@ class ProducerTransaction:
                 each.landed(base_offset)
             self._state = State.READY
             self._forget()
-        return sorted(_written(piece) for each in sent for piece in each.pieces)
+        return sorted(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
         batches = [each.batch for each in sent]
         hooks = [transaction_store.commit_transaction_hook(self._ref, self._pending)]
         if self._offsets:
             hooks.append(commit_offsets_hook(self._cluster.store, self._offsets))
-        topics: dict[int, Topic] = {topic.topic_id: topic for topic in (each.pieces[0].topic for each in sent)}
+        topics: dict[int, Topic] = {
+            topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
+        }
         durable = bool(self._offsets) or any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(batches, self._blobs, atomic=True, hooks=hooks, durable=durable)
         result = log.append_batches(request, topics, timeout_ms=self._timeout_ms)
@@ -338,17 +345,17 @@ class ProducerTransaction:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch of the transaction, and the pieces whose records it has, in order."""
+    """A batch of the transaction, and the producer batches whose records it has, in order."""
 
     batch: Batch
-    pieces: Sequence[Piece]
+    producer_batches: Sequence[ProducerBatch]
 
     def landed(self, base_offset: int) -> None:
-        """The batch has its offsets; -1 if nobody knows which."""
-        for piece in self.pieces:
-            piece.base_offset = base_offset
+        """The batch has its offsets; -1 if they are unknown."""
+        for producer_batch in self.producer_batches:
+            producer_batch.base_offset = base_offset
             if base_offset >= 0:
-                base_offset += piece.count
+                base_offset += producer_batch.count
 
 
 def committer(group_metadata: Any) -> Committer:
@@ -374,10 +381,10 @@ def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
     }
 
 
-def _table(piece: Piece) -> Any:
-    return piece.table
+def _table(producer_batch: ProducerBatch) -> Any:
+    return producer_batch.table
 
 
-def _written(piece: Piece) -> Written:
-    end = piece.base_offset + piece.count if piece.base_offset >= 0 else -1
-    return Written(TopicPartition(piece.topic.name, piece.partition), piece.base_offset, end)
+def _written(producer_batch: ProducerBatch) -> Written:
+    end = producer_batch.base_offset + producer_batch.count if producer_batch.base_offset >= 0 else -1
+    return Written(TopicPartition(producer_batch.topic.name, producer_batch.partition), producer_batch.base_offset, end)

@@ -1,8 +1,8 @@
 """The producer's thread: takes what is due, appends it, and tells the futures. One append in flight.
 
-    take -> assemble -> append (at most one piece a partition) -> fate, or again after retry_backoff_ms
+    take -> assemble -> append (at most one batch per partition) -> outcome, or again after retry_backoff_ms
 
-A partition whose piece must be tried again holds back its later pieces, so order is kept; the other partitions go on.
+A partition whose batch must be tried again holds back its later batches, so order is kept; other partitions go on.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from spark_log.produce.assembly import assemble
 from spark_log.produce.identity import Identity, register
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.metrics import Metrics
-from spark_log.produce.producer_batch import Chunk, Piece
+from spark_log.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.produce.producer_transaction import ProducerTransaction
-from spark_log.produce.table_batches import TableChunk
+from spark_log.produce.table_batches import TableBatch
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ def _drop_traceback(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _own_what_is_left(tried: Sequence[Piece]) -> None:
-    """The pieces of a chunk share its buffers: what must wait longer than others keeps its own records only."""
-    for chunk in {piece.chunk for piece in tried}:
-        left = [piece for piece in chunk.pieces or () if piece.table is not None]
-        if len(left) < len(chunk.pieces or ()):
-            for piece in left:
-                piece.own_table()
+def _own_what_is_left(tried: Sequence[ProducerBatch]) -> None:
+    """The batches of a topic batch share its buffers: one that waits longer than the others copies its own records."""
+    for topic_batch in {batch.topic_batch for batch in tried}:
+        left = [batch for batch in topic_batch.batches or () if batch.table is not None]
+        if len(left) < len(topic_batch.batches or ()):
+            for batch in left:
+                batch.own_table()
 
 
 _NO_FAULTS: dict[int, SparkLogError] = {}
@@ -82,7 +82,7 @@ class Sender(threading.Thread):
         self._cluster, self._log, self._settings = cluster, log, settings
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register(cluster.store, int(settings.request_timeout_ms)))
-        self._queues: dict[tuple[str, int], deque[Piece]] = {}
+        self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
         accumulator.sender = self
         stop_at_exit(self)
 
@@ -98,21 +98,21 @@ class Sender(threading.Thread):
     def run(self) -> None:
         try:
             while True:
-                chunks = self._accumulator.take(self._next_try_s())
-                if chunks is None:
+                topic_batches = self._accumulator.take(self._next_try_s())
+                if topic_batches is None:
                     return
-                for chunk in chunks:
-                    self._assemble(chunk)
-                pieces = self._due()
-                if pieces:
-                    self._append(pieces)
-                    _own_what_is_left(pieces)
+                for topic_batch in topic_batches:
+                    self._assemble(topic_batch)
+                batches = self._due()
+                if batches:
+                    self._append(batches)
+                    _own_what_is_left(batches)
         except BaseException as error:  # a bug: nobody may wait for ever
             logger.exception("the producer's sender failed")
             self._accumulator.close()
-            for chunk in self._accumulator.flush():
-                chunk.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-                self._accumulator.finished(chunk)
+            for topic_batch in self._accumulator.flush():
+                topic_batch.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                self._accumulator.finished(topic_batch)
         finally:
             if self._transaction is not None and self._transaction.is_open:
                 try:
@@ -126,218 +126,220 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _next_try_s(self) -> float | None:
-        """When a piece that has been assembled may be appended, in a transaction all of them; None without any."""
+        """The time at which an assembled batch may be appended (in a transaction: all of them); None if there is
+        none.
+        """
         if self._transaction is not None:
-            return max((piece.retry_at_s for queue in self._queues.values() for piece in queue), default=None)
+            return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
 
-    def _assemble(self, chunk: Chunk) -> None:
+    def _assemble(self, topic_batch: TopicBatch) -> None:
         try:
-            known = self._topics.by_name[chunk.topic]
+            known = self._topics.by_name[topic_batch.topic]
             with contextlib.suppress(
                 MetadataStoreUnavailableError
             ):  # the append waits for it, up to delivery_timeout_ms
-                known = self._topics.refresh(chunk.topic) or known
+                known = self._topics.refresh(topic_batch.topic) or known
             topic, now_ms = known.topic, self._cluster.store.now().wall_ms
-            deadline_s = chunk.made_s + self._settings.delivery_timeout_ms / 1000
-            if isinstance(chunk, TableChunk):
-                parts, piece_of, faults = chunk.take_parts(), chunk.piece_of, _NO_FAULTS
+            deadline_s = topic_batch.made_s + self._settings.delivery_timeout_ms / 1000
+            if isinstance(topic_batch, TableBatch):
+                parts, batch_of, faults = topic_batch.take_parts(), topic_batch.batch_of, _NO_FAULTS
             else:
-                found = assemble(chunk, topic, known.encoding, now_ms, known.first_run, self._settings.batch_size)
+                found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, self._settings.batch_size)
                 known.first_run += found.runs
-                parts, piece_of, faults = found.parts, found.piece_of, found.faults
-                chunk.row_of, chunk.times_ms = found.row_of, found.times_ms
-                chunk.key_sizes, chunk.value_sizes = found.key_sizes, found.value_sizes
-                chunk.header_sizes = {
+                parts, batch_of, faults = found.parts, found.batch_of, found.faults
+                topic_batch.row_of, topic_batch.times_ms = found.row_of, found.times_ms
+                topic_batch.key_sizes, topic_batch.value_sizes = found.key_sizes, found.value_sizes
+                topic_batch.header_sizes = {
                     row: sum(len(key.encode()) + len(value) for key, value in headers)
-                    for row, headers in chunk.headers.items()
+                    for row, headers in topic_batch.headers.items()
                 }
             total = sum(table.num_rows for _, table in parts) + len(faults)
-            share = chunk.bytes // max(1, total)
-            pieces = [
-                Piece(chunk, number, topic, partition, table, share * table.num_rows, deadline_s)
+            share = topic_batch.bytes // max(1, total)
+            batches = [
+                ProducerBatch(topic_batch, number, topic, partition, table, share * table.num_rows, deadline_s)
                 for number, (partition, table) in enumerate(parts)
             ]
-            rest = chunk.bytes - sum(piece.bytes for piece in pieces)
-            chunk.unsettled = len(pieces)
-            chunk.begin(pieces, piece_of, {row: kafka_error(error) for row, error in faults.items()})
+            rest = topic_batch.bytes - sum(batch.bytes for batch in batches)
+            topic_batch.unsettled = len(batches)
+            topic_batch.begin(batches, batch_of, {row: kafka_error(error) for row, error in faults.items()})
             self._accumulator.release(rest)
             self.metrics.failed += len(faults)
             for error in faults.values():
                 self._fail_transaction(error)
         except Exception as error:
-            logger.exception("%s: records could not be assembled", chunk.topic)
+            logger.exception("%s: records could not be assembled", topic_batch.topic)
             _drop_traceback(error)
             self._fail_transaction(error)
-            chunk.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
-            self._accumulator.release(chunk.bytes)
-            self._accumulator.finished(chunk)
+            topic_batch.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
+            self._accumulator.release(topic_batch.bytes)
+            self._accumulator.finished(topic_batch)
             return
-        for piece in pieces:
+        for batch in batches:
             if self._settings.acks == 0:
-                chunk.resolve(piece, -1, None)
-            self._queues.setdefault(piece.key, deque()).append(piece)
-        if not pieces:
-            self._accumulator.finished(chunk)
+                topic_batch.resolve(batch, -1, None)
+            self._queues.setdefault(batch.key, deque()).append(batch)
+        if not batches:
+            self._accumulator.finished(topic_batch)
 
-    def _due(self) -> list[Piece]:
-        """The first piece of each partition that need not wait; one alone where together they failed. In a transaction
-        all pieces: none is seen before the others, and what fails, fails with all.
+    def _due(self) -> list[ProducerBatch]:
+        """The first batch of each partition that need not wait; one alone after they failed together. In a transaction
+        all batches: they become visible, or fail, together.
         """
         now_s = clock.monotonic_s()
         if self._transaction is not None:
-            pieces = [piece for queue in self._queues.values() for piece in queue]
-            return pieces if all(piece.retry_at_s <= now_s for piece in pieces) else []
+            batches = [batch for queue in self._queues.values() for batch in queue]
+            return batches if all(batch.retry_at_s <= now_s for batch in batches) else []
         heads = [queue[0] for queue in self._queues.values() if queue[0].retry_at_s <= now_s]
-        alone = next((piece for piece in heads if piece.alone), None)
+        alone = next((batch for batch in heads if batch.alone), None)
         return heads if alone is None else [alone]
 
-    def _append(self, heads: Sequence[Piece]) -> None:
+    def _append(self, heads: Sequence[ProducerBatch]) -> None:
         now_s = clock.monotonic_s()
-        pieces = [piece for piece in heads if self._wanted(piece, now_s)]
-        if not pieces:
+        batches = [batch for batch in heads if self._wanted(batch, now_s)]
+        if not batches:
             return
-        left_ms = (min(piece.deadline_s for piece in pieces) - now_s) * 1000
+        left_ms = (min(batch.deadline_s for batch in batches) - now_s) * 1000
         timeout_ms = max(1, int(min(left_ms, self._settings.request_timeout_ms)))
-        for piece in pieces:
-            piece.attempts += 1
+        for batch in batches:
+            batch.attempts += 1
         if self._transaction is not None:
-            self._register(self._transaction, pieces, timeout_ms)
+            self._register(self._transaction, batches, timeout_ms)
             return
         try:
-            items = [(piece.topic, Records(piece.partition, piece.table, self._sequence(piece))) for piece in pieces]
+            items = [(batch.topic, Records(batch.partition, batch.table, self._sequence(batch))) for batch in batches]
             outcomes = self._log.append_prepared(
                 items, acks=self._settings.log_acks, codec=self._settings.compression_type, timeout_ms=timeout_ms
             )
         except Exception as error:
-            self._failed(pieces, error)
+            self._failed(batches, error)
             return
         self.warn_of_expired()
-        self.metrics.append_took(clock.monotonic_s() - now_s, len(pieces))
-        for piece, outcome in zip(pieces, outcomes, strict=True):
+        self.metrics.append_took(clock.monotonic_s() - now_s, len(batches))
+        for batch, outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 if self._settings.enable_idempotence:
-                    self._identity.advance((piece.topic.topic_id, piece.partition), piece.count)
-                self._finish(piece, outcome.base_offset, None)
+                    self._identity.advance((batch.topic.topic_id, batch.partition), batch.count)
+                self._finish(batch, outcome.base_offset, None)
             else:
-                self._rejected(piece, outcome)
+                self._rejected(batch, outcome)
 
     def warn_of_expired(self) -> None:
         """Warn, once a topic, of records that retention.ms does not keep."""
         for each in self._log.expired.take():
             logger.warning("%s", each)
 
-    def _register(self, transaction: ProducerTransaction, pieces: Sequence[Piece], timeout_ms: int) -> None:
+    def _register(self, transaction: ProducerTransaction, batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """In a transaction: a record's future succeeds, without an offset, when the record is pending."""
         began_s = clock.monotonic_s()
         try:
-            transaction.register(self._log, pieces, timeout_ms)
+            transaction.register(self._log, batches, timeout_ms)
         except Exception as error:
-            self._failed(pieces, error)
+            self._failed(batches, error)
             return
-        self.metrics.append_took(clock.monotonic_s() - began_s, len(pieces))
-        for piece in pieces:
-            self._finish(piece, -1, None)
+        self.metrics.append_took(clock.monotonic_s() - began_s, len(batches))
+        for batch in batches:
+            self._finish(batch, -1, None)
 
     def _fail_transaction(self, error: Exception) -> None:
         if self._transaction is not None:
             self._transaction.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
 
-    def _wanted(self, piece: Piece, now_s: float) -> bool:
-        """Whether the piece is to be appended now: nobody gave it up, there is time left, its partition is there."""
-        if self.aborted or (piece.done and self._settings.acks != 0):
-            self._finish(piece, -1, piece.error)
+    def _wanted(self, batch: ProducerBatch, now_s: float) -> bool:
+        """Whether to append the batch now: it has not failed, its time is not over, its partition exists."""
+        if self.aborted or (batch.done and self._settings.acks != 0):
+            self._finish(batch, -1, batch.error)
             return False
-        if now_s >= piece.deadline_s:
+        if now_s >= batch.deadline_s:
             late = KafkaTimeoutError(
-                f"{piece.count} record(s) for {piece.topic.name}-{piece.partition} expired: delivery_timeout_ms="
-                f"{self._settings.delivery_timeout_ms} has passed since send(); last error: {piece.last_error}"
+                f"{batch.count} record(s) for {batch.topic.name}-{batch.partition} expired: delivery_timeout_ms="
+                f"{self._settings.delivery_timeout_ms} has passed since send(); last error: {batch.last_error}"
             )
-            self._finish(piece, -1, late)
+            self._finish(batch, -1, late)
             return False
-        if not piece.attempts:
+        if not batch.attempts:
             return True
         try:
-            force = isinstance(piece.last_error, UnknownTopicOrPartitionError)
-            known = self._topics.refresh(piece.topic.name, force=force)
+            force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
+            known = self._topics.refresh(batch.topic.name, force=force)
         except SparkLogError as error:
-            self._again(piece, error)
+            self._again(batch, error)
             return False
-        if known is None or piece.partition >= known.topic.partition_count:
-            missing = f"partition {piece.topic.name}-{piece.partition}: unknown topic or partition"
-            self._again(piece, UnknownTopicOrPartitionError(missing))
+        if known is None or batch.partition >= known.topic.partition_count:
+            missing = f"partition {batch.topic.name}-{batch.partition}: unknown topic or partition"
+            self._again(batch, UnknownTopicOrPartitionError(missing))
             return False
-        piece.topic = known.topic
+        batch.topic = known.topic
         return True
 
-    def _sequence(self, piece: Piece) -> ProducerSequence | None:
+    def _sequence(self, batch: ProducerBatch) -> ProducerSequence | None:
         if not self._settings.enable_idempotence:
             return None
-        return self._identity.sequence((piece.topic.topic_id, piece.partition))
+        return self._identity.sequence((batch.topic.topic_id, batch.partition))
 
-    def _rejected(self, piece: Piece, outcome: Rejected) -> None:
+    def _rejected(self, batch: ProducerBatch, outcome: Rejected) -> None:
         error = outcome.error
         if isinstance(error, _FORGOTTEN):
-            self._identity.reset((piece.topic.topic_id, piece.partition))
-            piece.in_doubt = False
-            self._again(piece, error)
+            self._identity.reset((batch.topic.topic_id, batch.partition))
+            batch.in_doubt = False
+            self._again(batch, error)
         elif error.retriable:
-            self._again(piece, error)
+            self._again(batch, error)
         else:
-            self._finish(piece, -1, error)
+            self._finish(batch, -1, error)
 
-    def _failed(self, pieces: Sequence[Piece], error: Exception) -> None:
+    def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
         """The append raised instead of giving each partition its outcome."""
         ours = isinstance(error, SparkLogError)
         retriable = isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
         if not ours:
             logger.error("append failed", exc_info=error)
-        for piece in pieces:
-            piece.in_doubt = True
+        for batch in batches:
+            batch.in_doubt = True
             in_common = isinstance(error, MetadataStoreUnavailableError) or self._transaction is not None
-            if len(pieces) > 1 and not in_common:
-                piece.alone = True  # whose fault it is shows when each is tried by itself
-                piece.attempts -= 1
-                self._again(piece, error)
+            if len(batches) > 1 and not in_common:
+                batch.alone = True  # whose fault it is shows when each is tried by itself
+                batch.attempts -= 1
+                self._again(batch, error)
             elif retriable:
-                self._again(piece, error)
+                self._again(batch, error)
             else:
-                self._finish(piece, -1, error)
+                self._finish(batch, -1, error)
 
-    def _again(self, piece: Piece, error: Exception) -> None:
-        logger.debug("%s-%s: tried again", piece.topic.name, piece.partition, exc_info=error)
+    def _again(self, batch: ProducerBatch, error: Exception) -> None:
+        logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
         _drop_traceback(error)
-        piece.last_error = error
-        if piece.attempts > self._settings.retries:
-            self._finish(piece, -1, error)
+        batch.last_error = error
+        if batch.attempts > self._settings.retries:
+            self._finish(batch, -1, error)
             return
-        self.metrics.retried += piece.count
-        piece.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
+        self.metrics.retried += batch.count
+        batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
 
-    def _finish(self, piece: Piece, base_offset: int, error: Exception | None) -> None:
-        """The fate of a piece: the first one of its partition, or in a transaction any."""
+    def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
+        """Set the outcome of a batch: the first one of its partition, or any one in a transaction."""
         if error is not None:
-            logger.debug("%s-%s: given up", piece.topic.name, piece.partition, exc_info=error)
+            logger.debug("%s-%s: given up", batch.topic.name, batch.partition, exc_info=error)
             _drop_traceback(error)
             self._fail_transaction(error)
-        if error is not None and piece.in_doubt and self._settings.enable_idempotence:
+        if error is not None and batch.in_doubt and self._settings.enable_idempotence:
             # it may have been appended: its sequences must not be given to other records
-            self._identity.reset((piece.topic.topic_id, piece.partition))
-        queue = self._queues[piece.key]
-        queue.remove(piece)
+            self._identity.reset((batch.topic.topic_id, batch.partition))
+        queue = self._queues[batch.key]
+        queue.remove(batch)
         if not queue:
-            del self._queues[piece.key]
+            del self._queues[batch.key]
         if error is None:
-            self.metrics.sent += piece.count
-            self.metrics.sent_bytes += piece.bytes
+            self.metrics.sent += batch.count
+            self.metrics.sent_bytes += batch.bytes
         else:
-            self.metrics.failed += piece.count
+            self.metrics.failed += batch.count
             if self._settings.acks == 0 and not self.aborted:
-                logger.warning("%s-%s: records lost: %s", piece.topic.name, piece.partition, error)
-        piece.table = None
-        chunk = piece.chunk
-        chunk.resolve(piece, base_offset, kafka_error(error) if isinstance(error, SparkLogError) else error)
-        self._accumulator.release(piece.bytes)
-        chunk.unsettled -= 1
-        if chunk.unsettled == 0:
-            self._accumulator.finished(chunk)
+                logger.warning("%s-%s: records lost: %s", batch.topic.name, batch.partition, error)
+        batch.table = None
+        topic_batch = batch.topic_batch
+        topic_batch.resolve(batch, base_offset, kafka_error(error) if isinstance(error, SparkLogError) else error)
+        self._accumulator.release(batch.bytes)
+        topic_batch.unsettled -= 1
+        if topic_batch.unsettled == 0:
+            self._accumulator.finished(topic_batch)

@@ -10,7 +10,7 @@ from spark_log.append.encoding import Encoding, prepare
 from spark_log.append.partitioner import partition_of, split_by_partition
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError
-from spark_log.produce.producer_batch import Chunk
+from spark_log.produce.producer_batch import TopicBatch
 from spark_log.records.schema import normalise
 from spark_log.records.segment_write import own
 
@@ -20,7 +20,7 @@ SLICE_BYTES_MAX = 64 * 1024 * 1024
 _COLUMNS = ("value", "key", "partition", "timestamp", "headers")
 
 
-class TableChunk(Chunk):
+class TableBatch(TopicBatch):
     """Records that came as a table, by partition, checked. Its rows have no futures of their own."""
 
     __slots__ = ("_parts",)
@@ -30,7 +30,7 @@ class TableChunk(Chunk):
         self._parts, self.bytes = parts, size
 
     def take_parts(self) -> Sequence[tuple[int, pa.Table]]:
-        """The records, once: a future keeps its chunks, and must not keep the records with them."""
+        """The records, once: a future keeps its topic batches, and must not keep their records."""
         parts, self._parts = self._parts, ()
         return parts
 
@@ -58,24 +58,24 @@ def checked(
     return records, explicit
 
 
-def chunks(
+def topic_batches(
     topic: Topic, records: pa.Table, explicit: pa.ChunkedArray | None, bytes_max: int, first_run: int, run_bytes: int
-) -> Iterator[TableChunk]:
+) -> Iterator[TableBatch]:
     """The table by slices of at most `bytes_max` (or one record), each by partition.
 
     InvalidRecordError for a partition that is not there.
     """
     per_run = max(1, run_bytes * records.num_rows // max(1, records.nbytes))
-    for number, (start, piece) in enumerate(_slices(records, min(SLICE_BYTES_MAX, bytes_max))):
-        if piece.get_total_buffer_size() > 2 * piece.nbytes:
-            piece = own([piece])  # or few rows would keep the buffers of all
-        given = None if explicit is None else explicit.slice(start, piece.num_rows)
+    for number, (start, batch) in enumerate(_slices(records, min(SLICE_BYTES_MAX, bytes_max))):
+        if batch.get_total_buffer_size() > 2 * batch.nbytes:
+            batch = own([batch])  # or few rows would keep the buffers of all
+        given = None if explicit is None else explicit.slice(start, batch.num_rows)
         if topic.partition_count == 1 and given is None:
-            parts = [(0, piece)]
+            parts = [(0, batch)]
         else:
-            found = partition_of(piece.column("key"), given, topic.partition_count, first_run + number, per_run)
-            parts = list(split_by_partition(piece, np.asarray(found, np.int32)))
-        yield TableChunk(topic.name, parts, piece.nbytes)
+            found = partition_of(batch.column("key"), given, topic.partition_count, first_run + number, per_run)
+            parts = list(split_by_partition(batch, np.asarray(found, np.int32)))
+        yield TableBatch(topic.name, parts, batch.nbytes)
 
 
 def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]:
@@ -84,9 +84,9 @@ def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]
     waiting = [(start, per_slice) for start in range(0, records.num_rows, per_slice)][::-1]
     while waiting:
         start, count = waiting.pop()
-        piece = records.slice(start, count)
-        if piece.nbytes > bytes_max and piece.num_rows > 1:
-            half = piece.num_rows // 2
-            waiting += [(start + half, piece.num_rows - half), (start, half)]
+        batch = records.slice(start, count)
+        if batch.nbytes > bytes_max and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            waiting += [(start + half, batch.num_rows - half), (start, half)]
         else:
-            yield start, piece
+            yield start, batch

@@ -117,7 +117,7 @@ def test_headers_are_not_kept_with_the_futures(cluster, producer_of):
     producer = producer_of()
     future = producer.send("t", b"v", headers=[("h", b"1234")])
     assert future.get(timeout=30).serialized_header_size == 5
-    assert not future._chunk.headers
+    assert not future._topic_batch.headers
 
 
 def test_a_partition_that_must_wait_does_not_keep_the_records_of_the_others(cluster, producer_of, tmp_path):

@@ -6,7 +6,7 @@ from kafka.errors import IllegalStateError
 from spark_log import clock
 from spark_log.errors import KafkaTimeoutError
 from spark_log.produce.accumulator import Accumulator
-from spark_log.produce.producer_batch import Chunk
+from spark_log.produce.producer_batch import TopicBatch
 from spark_log.produce.producer_settings import ProducerSettings
 
 HOUR_MS = 3_600_000
@@ -20,16 +20,16 @@ def add(box, queue, value=b"v", size=100):
     return box.add(queue, None, value, None, None, 0, size)
 
 
-def values(chunks):
-    return [list(chunk.values) for chunk in chunks]
+def values(topic_batches):
+    return [list(topic_batch.values) for topic_batch in topic_batches]
 
 
 def test_without_linger_a_record_is_due_at_once():
     box = accumulator()
     queue = box.queue("t", 1000)
-    chunk, row = add(box, queue)
-    assert row == 0 and box.take(None) == [chunk]
-    assert add(box, queue)[0] is not chunk
+    topic_batch, row = add(box, queue)
+    assert row == 0 and box.take(None) == [topic_batch]
+    assert add(box, queue)[0] is not topic_batch
 
 
 def test_with_linger_records_wait_until_they_fill_a_batch():
@@ -47,9 +47,9 @@ def test_with_linger_records_wait_until_they_fill_a_batch():
 
 def test_linger_is_waited_out():
     box = accumulator(linger_ms=20)
-    chunk, _ = add(box, box.queue("t", 10**6))
-    assert box.take(None) == [chunk]
-    assert clock.monotonic_s() >= chunk.made_s + 0.02
+    topic_batch, _ = add(box, box.queue("t", 10**6))
+    assert box.take(None) == [topic_batch]
+    assert clock.monotonic_s() >= topic_batch.made_s + 0.02
 
 
 def test_a_waiting_sender_wakes_up():
@@ -68,8 +68,8 @@ def test_a_table_goes_behind_the_records_before_it():
     box = accumulator(linger_ms=HOUR_MS)
     queue = box.queue("t", 10**6)
     add(box, queue, b"before")
-    table = Chunk("t")
-    box.add_chunk(queue, table)
+    table = TopicBatch("t")
+    box.add_topic_batch(queue, table)
     add(box, queue, b"after")
     before, second = box.take(None)
     assert before.values == [b"before"] and second is table
@@ -139,20 +139,20 @@ def test_the_senders_own_thread_never_waits_for_room():
 def test_after_close_what_is_left_comes_and_nothing_more():
     box = accumulator(linger_ms=HOUR_MS)
     queue = box.queue("t", 10**6)
-    chunk, _ = add(box, queue)
+    topic_batch, _ = add(box, queue)
     box.close()
     with pytest.raises(IllegalStateError):
         add(box, queue)
     with pytest.raises(IllegalStateError):
-        box.add_chunk(queue, Chunk("t"))
-    assert box.take(None) == [chunk]
+        box.add_topic_batch(queue, TopicBatch("t"))
+    assert box.take(None) == [topic_batch]
     assert box.take(None) is None
 
 
-def test_flush_waits_until_chunks_are_finished():
+def test_flush_waits_until_topic_batches_are_finished():
     box = accumulator()
-    chunk, _ = add(box, box.queue("t", 10**6))
+    topic_batch, _ = add(box, box.queue("t", 10**6))
     outstanding = box.flush()
-    assert outstanding == [chunk] and not box.wait_for(outstanding, 0.001)
-    box.finished(chunk)
+    assert outstanding == [topic_batch] and not box.wait_for(outstanding, 0.001)
+    box.finished(topic_batch)
     assert box.wait_for(outstanding, None) and box.flush() == []

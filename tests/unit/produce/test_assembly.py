@@ -13,7 +13,7 @@ from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageS
 from spark_log.ids import TopicId
 from spark_log.produce import assembly
 from spark_log.produce.faults import faults, harmless
-from spark_log.produce.producer_batch import Chunk
+from spark_log.produce.producer_batch import TopicBatch
 from spark_log.records.check import RecordLimits, check
 from spark_log.records.schema import RECORD_SCHEMA
 from tests.support.records import NOON_MS
@@ -37,35 +37,37 @@ def topic(partitions=3, **configs):
     return Topic(TopicId(1), "0" * 32, "t", partitions, 1, overrides, 0)
 
 
-def assemble(chunk, here, *rest):
-    return assembly.assemble(chunk, here, Encoding.of(here.config), *rest)
+def assemble(topic_batch, here, *rest):
+    return assembly.assemble(topic_batch, here, Encoding.of(here.config), *rest)
 
 
-def chunk_of(rows):
-    chunk = Chunk("t")
+def topic_batch_of(rows):
+    topic_batch = TopicBatch("t")
     for row, (key, value, headers, partition, timestamp_ms) in enumerate(rows):
-        chunk.keys.append(key)
-        chunk.values.append(value)
-        chunk.timestamps.append(timestamp_ms)
+        topic_batch.keys.append(key)
+        topic_batch.values.append(value)
+        topic_batch.timestamps.append(timestamp_ms)
         if headers:
-            chunk.headers[row] = headers
+            topic_batch.headers[row] = headers
         if partition is not None:
-            chunk.partitions[row] = partition
-        chunk.bytes += 150 + len(key or b"") + len(value or b"") + sum(20 + len(k) * 4 + len(v) for k, v in headers)
-    return chunk
+            topic_batch.partitions[row] = partition
+        topic_batch.bytes += (
+            150 + len(key or b"") + len(value or b"") + sum(20 + len(k) * 4 + len(v) for k, v in headers)
+        )
+    return topic_batch
 
 
 @given(ROWS, st.integers(0, 5), st.integers(0, 2000))
 def test_every_record_once_where_it_belongs_in_order(rows, first_run, run_bytes):
-    found = assemble(chunk_of(rows), topic(), NOON_MS, first_run, run_bytes)
+    found = assemble(topic_batch_of(rows), topic(), NOON_MS, first_run, run_bytes)
     assert not found.faults
     tables = [table.to_pylist() for _, table in found.parts]
     partitions = [partition for partition, _ in found.parts]
     assert partitions == sorted(set(partitions))
     seen = set()
     for row, (key, value, headers, partition, timestamp_ms) in enumerate(rows):
-        piece, at = int(found.piece_of[row]), int(found.row_of[row])
-        stored = tables[piece][at]
+        batch, at = int(found.batch_of[row]), int(found.row_of[row])
+        stored = tables[batch][at]
         assert (stored["key"], stored["value"]) == (key, value)
         assert [(h["key"], h["value"]) for h in stored["headers"] or []] == headers
         assert stored["timestamp"].timestamp() * 1000 == pytest.approx(timestamp_ms, abs=0.5)
@@ -74,32 +76,32 @@ def test_every_record_once_where_it_belongs_in_order(rows, first_run, run_bytes)
             -1 if data is None else len(data) for data in (key, value)
         )
         if partition is not None:
-            assert partitions[piece] == partition
+            assert partitions[batch] == partition
         elif key is not None:
-            assert partitions[piece] == partition_of_key(key, 3)
-        seen.add((piece, at))
+            assert partitions[batch] == partition_of_key(key, 3)
+        seen.add((batch, at))
     assert len(seen) == len(rows) == sum(map(len, tables))
-    for piece in range(len(tables)):
-        order = [int(found.row_of[row]) for row in range(len(rows)) if found.piece_of[row] == piece]
+    for batch in range(len(tables)):
+        order = [int(found.row_of[row]) for row in range(len(rows)) if found.batch_of[row] == batch]
         assert order == sorted(order), "records of a partition keep their order"
 
 
 def test_null_keys_stick_to_a_partition_for_a_batch():
     rows = [(None, b"x" * 100, [], None, NOON_MS)] * 8
     for first_run in range(4):
-        (only,) = assemble(chunk_of(rows), topic(), NOON_MS, first_run, 16_384).parts
+        (only,) = assemble(topic_batch_of(rows), topic(), NOON_MS, first_run, 16_384).parts
         assert only[0] == first_run % 3
-    spread = assemble(chunk_of(rows), topic(), NOON_MS, 1, 500)
+    spread = assemble(topic_batch_of(rows), topic(), NOON_MS, 1, 500)
     assert sorted(partition for partition, _ in spread.parts) == [0, 1, 2] and spread.runs == 3
 
 
 @given(ROWS, st.integers(0, 2), st.sampled_from([{}, {"max_message_bytes": "250"}, {"cleanup_policy": "compact"}]))
 def test_faults_fail_alone(rows, partitions_gone, configs):
     here = topic(3 - partitions_gone, message_timestamp_after_max_ms="1000", **configs)
-    found = assemble(chunk_of(rows), here, NOON_MS, 0, 16_384)
+    found = assemble(topic_batch_of(rows), here, NOON_MS, 0, 16_384)
     limits = Encoding.of(here.config).limits
     good = [row for row in range(len(rows)) if row not in found.faults]
-    assert all(int(found.piece_of[row]) == -1 for row in found.faults)
+    assert all(int(found.batch_of[row]) == -1 for row in found.faults)
     assert sum(table.num_rows for _, table in found.parts) == len(good)
     for _, table in found.parts:
         check(table, limits, NOON_MS)
@@ -116,11 +118,11 @@ def test_faults_fail_alone(rows, partitions_gone, configs):
     ROWS, st.sampled_from([RecordLimits(), RecordLimits(200), RecordLimits(compacted=True), RecordLimits(10**6, 5, 5)])
 )
 def test_faults_are_what_check_refuses(rows, limits):
-    chunk = chunk_of([(key, value, [], None, timestamp_ms) for key, value, _, _, timestamp_ms in rows])
+    topic_batch = topic_batch_of([(key, value, [], None, timestamp_ms) for key, value, _, _, timestamp_ms in rows])
     columns = [
-        pa.array(chunk.keys, pa.binary()), pa.array(chunk.values, pa.binary()),
+        pa.array(topic_batch.keys, pa.binary()), pa.array(topic_batch.values, pa.binary()),
         pa.nulls(len(rows), RECORD_SCHEMA.field("headers").type),
-        pa.array(np.frombuffer(chunk.timestamps, np.int64) * 1000).cast(RECORD_SCHEMA.field("timestamp").type),
+        pa.array(np.frombuffer(topic_batch.timestamps, np.int64) * 1000).cast(RECORD_SCHEMA.field("timestamp").type),
     ]  # fmt: skip
     table = pa.table(columns, schema=RECORD_SCHEMA)
     found = faults(table, limits, NOON_MS)
@@ -131,7 +133,13 @@ def test_faults_are_what_check_refuses(rows, limits):
                 check(one, limits, NOON_MS)
         else:
             check(one, limits, NOON_MS)
-    if harmless(limits, chunk.bytes, np.frombuffer(chunk.timestamps, np.int64), chunk.keys.count(None), NOON_MS):
+    if harmless(
+        limits,
+        topic_batch.bytes,
+        np.frombuffer(topic_batch.timestamps, np.int64),
+        topic_batch.keys.count(None),
+        NOON_MS,
+    ):
         assert not found
 
 
@@ -143,7 +151,7 @@ def test_each_fault_says_what_is_wrong():
         (b"k", b"good", [], None, NOON_MS),
     ]
     configs = {"max_message_bytes": "300", "cleanup_policy": "compact", "message_timestamp_after_max_ms": "1000"}
-    found = assemble(chunk_of(rows), topic(**configs), NOON_MS, 0, 16_384)
+    found = assemble(topic_batch_of(rows), topic(**configs), NOON_MS, 0, 16_384)
     kinds = {row: type(error) for row, error in found.faults.items()}
     assert kinds == {0: MessageSizeTooLargeError, 1: InvalidRecordError, 2: InvalidTimestampError}
     assert "max.message.bytes of the topic is 300" in str(found.faults[0])
@@ -152,7 +160,7 @@ def test_each_fault_says_what_is_wrong():
 
 
 def test_log_append_time_is_the_stores():
-    chunk = chunk_of([(b"k", b"v", [], None, 5)])
-    found = assemble(chunk, topic(message_timestamp_type="LogAppendTime"), NOON_MS, 0, 16_384)
+    topic_batch = topic_batch_of([(b"k", b"v", [], None, 5)])
+    found = assemble(topic_batch, topic(message_timestamp_type="LogAppendTime"), NOON_MS, 0, 16_384)
     assert found.times_ms.tolist() == [NOON_MS]
-    assert chunk.timestamps == array("q", [5])
+    assert topic_batch.timestamps == array("q", [5])

@@ -12,24 +12,24 @@ from kafka.structs import TopicPartition
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicId
 from spark_log.produce.future import SendFuture, TableFuture, Written
-from spark_log.produce.producer_batch import Chunk, Piece
+from spark_log.produce.producer_batch import ProducerBatch, TopicBatch
 
 TOPIC = Topic(TopicId(1), "0" * 32, "t", 2, 1, {}, 0)
 
 
 def assembled(rows=3):
-    """A chunk of `rows` records, by turns in partition 0 and 1, and its pieces."""
-    chunk = Chunk("t")
-    chunk.row_of, chunk.times_ms = np.arange(rows) // 2, np.arange(rows) + 100
-    chunk.key_sizes, chunk.value_sizes = np.full(rows, -1), np.full(rows, 7)
-    chunk.header_sizes = {0: 5}
+    """A topic batch of `rows` records, alternately in partition 0 and 1, and its batches."""
+    topic_batch = TopicBatch("t")
+    topic_batch.row_of, topic_batch.times_ms = np.arange(rows) // 2, np.arange(rows) + 100
+    topic_batch.key_sizes, topic_batch.value_sizes = np.full(rows, -1), np.full(rows, 7)
+    topic_batch.header_sizes = {0: 5}
     tables = [pa.table({"n": [0] * ((rows + 1 - p) // 2)}) for p in range(2)]
-    pieces = [Piece(chunk, p, TOPIC, p, tables[p], 10, 0.0) for p in range(2)]
-    return chunk, pieces, np.arange(rows) % 2
+    batches = [ProducerBatch(topic_batch, p, TOPIC, p, tables[p], 10, 0.0) for p in range(2)]
+    return topic_batch, batches, np.arange(rows) % 2
 
 
 def test_a_future_is_kafka_pythons():
-    future = SendFuture(Chunk("t"), 0)
+    future = SendFuture(TopicBatch("t"), 0)
     assert isinstance(future, FutureRecordMetadata) and isinstance(future, Future)
     assert (future.is_done, future.value, future.exception) == (False, None, None)
     assert not future.succeeded() and not future.failed() and not future.retriable()
@@ -41,76 +41,76 @@ def test_a_future_is_kafka_pythons():
 
 
 def test_all_nine_fields():
-    chunk, pieces, piece_of = assembled()
-    futures = [SendFuture(chunk, row) for row in range(3)]
-    chunk.begin(pieces, piece_of, {})
-    chunk.resolve(pieces[0], 40, None)
+    topic_batch, batches, batch_of = assembled()
+    futures = [SendFuture(topic_batch, row) for row in range(3)]
+    topic_batch.begin(batches, batch_of, {})
+    topic_batch.resolve(batches[0], 40, None)
     assert futures[0].get() == RecordMetadata("t", 0, TopicPartition("t", 0), 40, 100, None, -1, 7, 5)
     assert futures[2].get() == RecordMetadata("t", 0, TopicPartition("t", 0), 41, 102, None, -1, 7, -1)
     assert [future.is_done for future in futures] == [True, False, True]
-    chunk.resolve(pieces[1], 5, NotEnoughReplicasError())
+    topic_batch.resolve(batches[1], 5, NotEnoughReplicasError())
     assert futures[1].failed() and futures[1].retriable() and futures[1].value is None
     with pytest.raises(NotEnoughReplicasError):
         futures[1].get()
 
 
 def test_callbacks_before_and_after():
-    chunk, pieces, piece_of = assembled()
+    topic_batch, batches, batch_of = assembled()
     told = []
     for row in range(3):
-        future = SendFuture(chunk, row)
+        future = SendFuture(topic_batch, row)
         future.add_callback(lambda row, metadata: told.append((row, metadata.offset)), row)
         future.add_errback(lambda error, row: told.append((row, error)), row=row)
     error = NotEnoughReplicasError()
-    chunk.begin(pieces, piece_of, {})
+    topic_batch.begin(batches, batch_of, {})
     assert told == []
-    chunk.resolve(pieces[0], 40, None)
+    topic_batch.resolve(batches[0], 40, None)
     assert told == [(0, 40), (2, 41)]
-    chunk.resolve(pieces[1], -1, error)
+    topic_batch.resolve(batches[1], -1, error)
     assert told[2:] == [(1, error)]
-    SendFuture(chunk, 1).add_both(told.append)
+    SendFuture(topic_batch, 1).add_both(told.append)
     assert told[3:] == [error]
     chained = Future()
-    SendFuture(chunk, 0).chain(chained)
+    SendFuture(topic_batch, 0).chain(chained)
     assert chained.value.offset == 40
 
 
 def test_an_error_in_a_callback_is_logged_and_stops_nobody(caplog):
-    chunk, pieces, piece_of = assembled()
+    topic_batch, batches, batch_of = assembled()
     told = []
-    SendFuture(chunk, 0).add_callback(lambda _: 1 / 0).add_callback(told.append)
-    chunk.begin(pieces, piece_of, {})
+    SendFuture(topic_batch, 0).add_callback(lambda _: 1 / 0).add_callback(told.append)
+    topic_batch.begin(batches, batch_of, {})
     with caplog.at_level(logging.ERROR):
-        chunk.resolve(pieces[0], 0, None)
+        topic_batch.resolve(batches[0], 0, None)
     assert len(told) == 1 and "ZeroDivisionError" in caplog.text
 
 
 def test_faults_and_total_failure():
-    chunk, pieces, piece_of = assembled()
+    topic_batch, batches, batch_of = assembled()
     told = []
-    SendFuture(chunk, 1).add_errback(told.append)
+    SendFuture(topic_batch, 1).add_errback(told.append)
     fault, end = ValueError("bad"), IllegalStateError("closed")
-    chunk.begin(pieces[:1], np.where(piece_of == 1, -1, 0), {1: fault})
-    assert told == [fault] and SendFuture(chunk, 1).exception is fault
-    chunk.fail(end)
-    assert SendFuture(chunk, 0).exception is end and SendFuture(chunk, 1).exception is fault
-    assert not chunk.resolve(pieces[0], 3, None), "the first fate stays"
+    topic_batch.begin(batches[:1], np.where(batch_of == 1, -1, 0), {1: fault})
+    assert told == [fault] and SendFuture(topic_batch, 1).exception is fault
+    topic_batch.fail(end)
+    assert SendFuture(topic_batch, 0).exception is end and SendFuture(topic_batch, 1).exception is fault
+    assert not topic_batch.resolve(batches[0], 3, None), "the first fate stays"
 
-    waiting, pieces, piece_of = assembled()
+    waiting, batches, batch_of = assembled()
     SendFuture(waiting, 2).add_errback(told.append)
     waiting.fail(end)
     assert told[1:] == [end] and waiting.done
-    waiting.begin(pieces, piece_of, {})
-    assert all(piece.done for piece in pieces) and SendFuture(waiting, 2).exception is end
+    waiting.begin(batches, batch_of, {})
+    assert all(batch.done for batch in batches) and SendFuture(waiting, 2).exception is end
 
 
 def test_get_wakes_up_in_another_thread():
-    chunk, pieces, piece_of = assembled()
+    topic_batch, batches, batch_of = assembled()
     found = []
-    thread = threading.Thread(target=lambda: found.append(SendFuture(chunk, 1).get(timeout=30)))
+    thread = threading.Thread(target=lambda: found.append(SendFuture(topic_batch, 1).get(timeout=30)))
     thread.start()
-    chunk.begin(pieces, piece_of, {})
-    chunk.resolve(pieces[1], 9, None)
+    topic_batch.begin(batches, batch_of, {})
+    topic_batch.resolve(batches[1], 9, None)
     thread.join(timeout=30)
     assert found[0].offset == 9
 
@@ -120,13 +120,13 @@ def test_a_table_is_done_when_every_part_is():
     told = []
     future.add_callback(told.append)
     both = [assembled(), assembled()]
-    for chunk, _, _ in both:
-        future.add(chunk)
-    for base, (chunk, pieces, _) in enumerate(both):
-        chunk.begin(pieces, np.empty(0, np.int64), {})
-        for piece in pieces:
+    for topic_batch, _, _ in both:
+        future.add(topic_batch)
+    for base, (topic_batch, batches, _) in enumerate(both):
+        topic_batch.begin(batches, np.empty(0, np.int64), {})
+        for batch in batches:
             assert not future.is_done
-            chunk.resolve(piece, base * 10, None)
+            topic_batch.resolve(batch, base * 10, None)
     assert not future.is_done
     future.part_done()
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -136,14 +136,14 @@ def test_a_table_is_done_when_every_part_is():
 
 def test_a_table_fails_with_the_first_error_and_tells_what_was_written():
     future = TableFuture()
-    chunk, pieces, _ = assembled()
-    future.add(chunk)
+    topic_batch, batches, _ = assembled()
+    future.add(topic_batch)
     future.part_done()
-    chunk.begin(pieces, np.empty(0, np.int64), {})
-    chunk.resolve(pieces[0], 4, None)
+    topic_batch.begin(batches, np.empty(0, np.int64), {})
+    topic_batch.resolve(batches[0], 4, None)
     with pytest.raises(KafkaTimeoutError):
         future.get(timeout=0.001)
-    chunk.resolve(pieces[1], -1, NotEnoughReplicasError())
+    topic_batch.resolve(batches[1], -1, NotEnoughReplicasError())
     with pytest.raises(NotEnoughReplicasError):
         future.get(timeout=1)
     assert future.written() == [Written(TopicPartition("t", 0), 4, 6)]
