@@ -75,7 +75,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
         for log_dir in _log_dirs(broker)
     ]
     print_table(None, ("broker", "rack", "alive", "served by", "leaders", "log dir", "replicas", "state"), rows)
-    acting = controller.holder if controller.left_ms else "nobody: whoever meets a failure acts"
+    acting = controller.holder if controller.left_ms else "none: the client that meets a failure holds the election"
     say(f"Controller: {acting} (epoch {controller.epoch})")
 
 

@@ -141,7 +141,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(left: UnderWay) -> None:
+        def show_progress(left: UnderWay) -> None:
             bytes_left = sum(status.bytes_left for status in left.values())
             # records that arrive meanwhile may have to be copied too
             total = max(bar.tasks[0].total or 0, bytes_left + bar.tasks[0].completed)
@@ -149,7 +149,7 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
             bar.update(task, total=total, completed=total - bytes_left, description=description)
 
         try:
-            run_reassignments(cluster, cluster.store.settings, partitions, tell)
+            run_reassignments(cluster, cluster.store.settings, partitions, show_progress)
         except KeyboardInterrupt:
             note("Stopped copying. To continue: spark-log partition reassign; to cancel: add --cancel.")
             raise typer.Exit(130) from None

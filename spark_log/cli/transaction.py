@@ -98,8 +98,8 @@ def abort(
 ) -> None:
     """Abort the open transaction of a transactional id: its records are dropped.
 
-    It fences nobody. A producer that is still at work on it learns of it at its next call
-    (TransactionAbortableError), aborts, and goes on with the next transaction.
+    It fences no producer. A running producer gets TransactionAbortableError at its next call, aborts, and continues
+    with the next transaction.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidTxnStateError

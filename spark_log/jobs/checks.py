@@ -17,8 +17,10 @@ from spark_log.jobs.produce import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
-    """InvalidOptionError for a local path or glob that matches nothing. Where Hadoop is configured, a path without a
-    scheme may be anywhere, and is left to Spark."""
+    """InvalidOptionError for a local path or glob without a match.
+
+    Where Hadoop is configured, only Spark knows the file system of a path without a scheme: it is not checked.
+    """
     for path in paths:
         local = _local(path, environ)
         if local is not None and not glob.glob(local):
@@ -26,10 +28,10 @@ def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
 
 
 def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
-    """InvalidOptionError if the local folder holds something already."""
+    """InvalidOptionError for a local folder that is not empty."""
     local = _local(path, environ)
     if local is not None and os.path.isdir(local) and os.listdir(local):
-        raise InvalidOptionError(f"{path!r} exists and is not empty: choose --mode append or overwrite, or another one")
+        raise InvalidOptionError(f"{path!r} is not empty: choose --mode append or overwrite, or a new folder")
 
 
 def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: str = "") -> Topic:

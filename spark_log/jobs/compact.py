@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: CompactArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.jobs.session import start_session
 
@@ -78,7 +78,7 @@ def run(arguments: CompactArguments) -> int:
 
 
 def check(cluster: "Cluster", arguments: CompactArguments) -> None:
-    """All that can be checked without Spark: the topics are there, and compacted."""
+    """Check without Spark that the topics exist and are compacted."""
     from spark_log.append.write_ids import Writer
     from spark_log.maintenance.compaction.passes import compacted_topics
     from spark_log.maintenance.context import MaintenanceContext
@@ -91,15 +91,15 @@ def check(cluster: "Cluster", arguments: CompactArguments) -> None:
 
 def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:
     """Compact, and report: progress, a report for each topic, a summary."""
-    from spark_log.jobs.summary import tell
+    from spark_log.jobs.summary import print_lines
     from spark_log.maintenance.compaction.on_spark import compact_on_spark
 
     def progress(what: str) -> None:
-        tell(json.dumps({"event": "progress", "text": what}) if arguments.json else what)
+        print_lines(json.dumps({"event": "progress", "text": what}) if arguments.json else what)
 
     started = clock.monotonic_s()
     reports = compact_on_spark(spark, cluster, arguments.topics, arguments.force, progress=progress)
-    tell(*_summary(reports, clock.monotonic_s() - started, arguments.json))
+    print_lines(*_summary(reports, clock.monotonic_s() - started, arguments.json))
 
 
 def _summary(reports: "Sequence[Report]", seconds: float, as_json: bool) -> list[str]:

@@ -200,7 +200,7 @@ JOB = Job(
     "Read topics into the console, files, a Delta table or another topic.",
     EXAMPLES,
     (
-        Group(_TopicOptions, "What to read (one of)"),
+        Group(_TopicOptions, "Input (one of)"),
         Group(_RangeOptions, "From where to where"),
         Group(_ColumnOptions, "Columns of the result"),
         Group(_SinkOptions, "Where to (by default the console)"),

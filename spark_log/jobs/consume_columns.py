@@ -1,4 +1,4 @@
-"""The rows that a consume job hands to its sink, counted on their way."""
+"""The rows that a consume job writes to its sink, with their counts."""
 
 from typing import cast
 
@@ -10,17 +10,17 @@ from spark_log.jobs.consume import Console, ConsumeArguments, OtherTopic
 from spark_log.jobs.measurement import bytes_of, measured
 
 MALFORMED = "_malformed"
-"""Column with --value-schema: the value's text, where it is no JSON of that schema; else null."""
+"""Column with --value-schema: the text of a value that is not JSON of that schema; else null."""
 
 _BYTES = "_bytes_of_key_and_value"
 
 
 def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observation | None) -> DataFrame:
-    """What goes to the sink; `observation` (None for a stream) learns how much went.
+    """The rows for the sink. `observation` (None for a stream) gets their counts.
 
-    A copy has the columns that are written. --value-schema makes columns of the value, and puts `_` before the names of
-    the record's own: _key (as text), _topic, _partition, _offset, _timestamp, _headers. Else all columns as they are,
-    key and value as text on the console.
+    A copy has the columns of a write. With --value-schema the columns are those of the value, and the record's own
+    columns with a `_`: _key (as text), _topic, _partition, _offset, _timestamp, _headers. Otherwise all columns of the
+    read, on the console with key and value as text.
     """
     frame = frame.withColumn(_BYTES, bytes_of("key", "value"))
     malformed = None
@@ -33,7 +33,7 @@ def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observati
     elif isinstance(arguments.sink, Console):
         frame = frame.withColumns({name: sf.col(name).cast(StringType()) for name in ("key", "value")})
     if observation is not None and isinstance(arguments.sink, Console):
-        frame = frame.limit(arguments.sink.limit)  # of a batch, only what is shown is read, and counted
+        frame = frame.limit(arguments.sink.limit)  # in a batch only the rows that are shown are counted
     return measured(frame, sf.col(_BYTES), malformed, observation).drop(_BYTES)
 
 

@@ -21,14 +21,14 @@ from spark_log.jobs.measurement import Measured
 from spark_log.jobs.query_runner import offsets_around, run_to_end, triggered
 from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 
 Offsets = Mapping[TopicPartition, int]
 Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 def run(arguments: ConsumeArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     ranges = check(arguments)
     delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
     spark = start_session("consume", delta=delta)
@@ -39,13 +39,13 @@ def run(arguments: ConsumeArguments) -> int:
         counted, before, after = _stream(spark, arguments)
     seconds = clock.monotonic_s() - started
     summary = Summary("consume", counted.records, counted.bytes, seconds, before, after, counted.malformed)
-    tell(*summary_lines(summary, arguments.shared.json))
+    print_lines(*summary_lines(summary, arguments.shared.json))
     spark.stop()
     return 0
 
 
 def check(arguments: ConsumeArguments) -> Ranges:
-    """All that can be checked without Spark. The ranges of a batch, without empty ones; none for a stream."""
+    """Check arguments without Spark. The ranges of a batch that are not empty; none for a stream."""
     match arguments.sink:
         case OtherTopic(topic, address):
             with Cluster.open(address) as cluster:
@@ -70,7 +70,7 @@ def _options(arguments: ConsumeArguments) -> dict[str, str]:
 
 
 def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
-    """The options for exactly these ranges, so that what the summary says is what was read."""
+    """The options for exactly these ranges: the summary then reports what was read."""
     replaced = ("subscribe", "subscribepattern", "assign")
     kept = {
         name: value
@@ -103,7 +103,7 @@ def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> 
             write_topic(frame, address, topic)
     counted = Measured.of(observation.get)
     if isinstance(arguments.sink, Console) and counted.records == arguments.sink.limit:
-        return counted, {}, {}  # which of the records were shown is Spark's choice
+        return counted, {}, {}  # Spark chooses the records that it shows
     before = {tp: found.start for tp, found in ranges.items()}
     return counted, before, {tp: found.end for tp, found in ranges.items()}
 
@@ -114,7 +114,7 @@ def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured,
     query = triggered(writer, arguments.shared).start()
     sink = arguments.sink
     written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
-    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written)
+    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written)
     before, after = offsets_around(totals)
     return totals.counted, before, after
 

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: EraseArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     import pyarrow as pa
 
     from spark_log.cluster.cluster import Cluster
@@ -89,7 +89,7 @@ def run(arguments: EraseArguments) -> int:
     from spark_log.erase.erase_keys import keys_of
     from spark_log.erase.erase_on_spark import on_spark
     from spark_log.jobs.session import start_session
-    from spark_log.jobs.summary import tell
+    from spark_log.jobs.summary import print_lines
 
     chosen, given = arguments.keys, arguments.erase
     direct = keys_of(chosen.key or (), chosen.keys_file, encoded=chosen.base64)
@@ -99,9 +99,9 @@ def run(arguments: EraseArguments) -> int:
         keys = pa.chunked_array([direct, *_from_parquet(spark, chosen)])
         erased = erase(cluster, given.topic, keys, purge=given.purge, workers=on_spark(spark))
     if given.json:
-        tell(json.dumps({"event": "summary", "job": "erase", **erased.as_dict()}))
+        print_lines(json.dumps({"event": "summary", "job": "erase", **erased.as_dict()}))
     else:
-        tell(*erased.lines())
+        print_lines(*erased.lines())
     spark.stop()
     return 0
 

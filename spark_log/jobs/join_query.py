@@ -16,7 +16,7 @@ _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
 
 def run(given: JoinArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     cluster = given.stream.shared.cluster
     opened: list[Table] = []  # by the first batch: there is no session before the job has one
 

@@ -15,7 +15,7 @@ from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job
 from spark_log.jobs.failures import guarded, one_line
-from spark_log.jobs.summary import tell
+from spark_log.jobs.summary import print_lines
 from spark_log.maintenance import TASKS, Report, run_tasks
 from spark_log.quantities import count_of
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: MaintenanceArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     from spark_log.jobs.session import start_session
 
     with Cluster.open(arguments.cluster) as cluster:
@@ -99,31 +99,31 @@ def run(arguments: MaintenanceArguments) -> int:
 
 
 def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
-    """What can be checked before Spark starts. UnknownTopicOrPartitionError."""
+    """Check the topics before Spark starts. UnknownTopicOrPartitionError."""
     cluster.store.read(lambda connection: [find_topic(connection, name) for name in names or ()])
 
 
 def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
-    """Do the tasks, and tell: progress, a report for each topic, a summary. Returns what failed, a line for a task."""
+    """Run the tasks, and report progress, each topic and a summary. Returns one line for each failed task."""
     began = clock.monotonic_s()
     failures: list[str] = []
     count = 0
     for name in arguments.tasks:
-        tell(json.dumps({"event": "progress", "text": name}) if arguments.json else f"{name} …")
+        print_lines(json.dumps({"event": "progress", "text": name}) if arguments.json else f"{name} …")
         try:
             for report in _reports(name, spark, cluster, arguments):
                 count += 1
-                tell(json.dumps({"event": "report", **asdict(report)}) if arguments.json else f"  {report}")
+                print_lines(json.dumps({"event": "report", **asdict(report)}) if arguments.json else f"  {report}")
         except (SparkLogError, OSError) as error:
             failures.append(f"{name}: {one_line(error)}")
     seconds = clock.monotonic_s() - began
     if arguments.json:
         summary = {"job": "maintenance", "reports": count, "failures": failures, "seconds": round(seconds, 3)}
-        tell(json.dumps({"event": "summary", **summary}))
+        print_lines(json.dumps({"event": "summary", **summary}))
     else:
         dry = " (dry run, nothing was changed)" if arguments.dry_run else ""
         done = f"{count_of(count, 'report')}, {count_of(len(failures), 'failure')}"
-        tell(f"maintenance{dry}: {done}, {seconds:.1f} s")
+        print_lines(f"maintenance{dry}: {done}, {seconds:.1f} s")
     return failures
 
 

@@ -1,4 +1,4 @@
-"""Counts what goes through a query while it runs, without a second pass (Dataset.observe)."""
+"""Counts the records of a query while it runs, without a second pass (Dataset.observe)."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as sf
 
 NAME = "spark_log_job"
-"""Of the observation, in the progress of a streaming query; what follows it tells several inputs apart."""
+"""Name of the observation in the progress of a streaming query; a suffix identifies one of several inputs."""
 
 
 class Measured(NamedTuple):
@@ -26,8 +26,10 @@ class Measured(NamedTuple):
 def measured(
     frame: DataFrame, size: Column, malformed: Column | None, observation: Observation | None, name: str = ""
 ) -> DataFrame:
-    """`frame`, observed: `size` is the bytes of a row, `malformed` is null in a good one. `observation` for a batch,
-    `name` for one of several inputs of a stream."""
+    """`frame` with an observation. `size`: bytes of a row; `malformed`: null in a valid row.
+
+    `observation` is given for a batch, `name` for one of several inputs of a stream.
+    """
     counts = [
         sf.count(sf.lit(1)).alias("records"),
         sf.sum(size.cast("bigint")).alias("bytes"),
@@ -37,7 +39,7 @@ def measured(
 
 
 def bytes_of(*columns: str) -> Column:
-    """Bytes of string or binary columns together; null counts 0."""
+    """Total bytes of string or binary columns; null has 0."""
     total = sf.lit(0)
     for column in columns:
         total = total + sf.coalesce(sf.octet_length(sf.col(column)), sf.lit(0))

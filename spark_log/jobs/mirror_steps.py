@@ -12,13 +12,13 @@ from spark_log.jobs.mirror import MirrorArguments
 from spark_log.jobs.query_runner import stop_on_signals
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines, tell
+from spark_log.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
 from spark_log.streams.mirror import Mirror, Step
 from spark_log.streams.mirror_groups import copy_groups
 
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1
-"""Between two looks at the source, whatever the trigger: each reads the positions of all partitions."""
+"""Shortest pause between two steps: each reads the positions of all partitions."""
 
 
 def run(arguments: MirrorArguments) -> int:
@@ -30,16 +30,16 @@ def run(arguments: MirrorArguments) -> int:
         finally:
             mirror.close()
     summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
-    tell(*summary_lines(summary, arguments.json))
+    print_lines(*summary_lines(summary, arguments.json))
     return 0
 
 
 def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
-    # all that can be checked without Spark, and where a mirror of what is there now ends
+    # checks without Spark; the ranges are the end of a run with available-now
     lacking = mirror.ranges(mirror.pairs())
     steps = _Steps(arguments.json)
     if isinstance(arguments.run, AvailableNow) and not any(found.size for found in lacking.values()):
-        _move_groups(mirror, arguments)
+        _copy_groups(mirror, arguments)
         return steps
     spark = start_session("mirror", delta=False)
     stop = stop_on_signals(spark)
@@ -50,7 +50,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
             while not stop.is_set() and _step(spark, mirror, arguments, steps, until):
                 pass
         case Every(interval_ms):
-            while not stop.is_set():  # a step that is under way is finished first
+            while not stop.is_set():  # a step in progress is finished first
                 begun = clock.monotonic_s()
                 _step(spark, mirror, arguments, steps)
                 stop.wait(max(_PAUSE_S_MIN, interval_ms / 1000 - (clock.monotonic_s() - begun)))
@@ -60,7 +60,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
 
 
 class _Steps:
-    """What was done so far; tells each step."""
+    """Totals of the steps so far; reports each step."""
 
     def __init__(self, as_json: bool) -> None:
         self._json = as_json
@@ -74,7 +74,7 @@ class _Steps:
     def add(self, step: Step, seconds: float) -> None:
         rate = step.records / seconds if seconds else 0.0
         progress = BatchProgress(self._number, step.records, step.record_bytes, rate, step.behind)
-        tell(progress_line(progress, self._json))
+        print_lines(progress_line(progress, self._json))
         self._number += 1
         self.records += step.records
         self.record_bytes += step.record_bytes
@@ -89,16 +89,16 @@ def _step(
     steps: _Steps,
     until: Mapping[TopicPartition, int] | None = None,
 ) -> bool:
-    """One step, and the groups. False if there was nothing to copy."""
+    """Copy one step, and the groups. False if there was nothing to copy."""
     begun = clock.monotonic_s()
     step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
     if step is not None:
         steps.add(step, clock.monotonic_s() - begun)
-    _move_groups(mirror, arguments)
+    _copy_groups(mirror, arguments)
     return step is not None
 
 
-def _move_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
+def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
         copy_groups(mirror.source, mirror.target, mirror.pairs())
 

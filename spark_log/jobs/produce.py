@@ -185,8 +185,8 @@ JOB = Job(
     EXAMPLES,
     (
         Group(_TargetOptions),
-        Group(_InputOptions, "What to read"),
-        Group(_RecordOptions, "What a record holds (columns or SQL expressions)"),
+        Group(_InputOptions, "Input"),
+        Group(_RecordOptions, "Record (columns or SQL expressions)"),
         Group(_TopicOptions, "Topic"),
         Group(RunOptions, "Cluster and run"),
     ),

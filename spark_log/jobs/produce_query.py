@@ -29,12 +29,12 @@ from spark_log.jobs.produce import Columns, ProduceArguments
 from spark_log.jobs.query_runner import run_to_end, triggered
 from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import start_session
-from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.maintenance.removal.expired_records import find_expired
 
 
 def run(arguments: ProduceArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Exit code. Raises errors of spark-log and of Spark."""
     shared = arguments.shared
     with Cluster.open(shared.cluster) as cluster:
         check_paths(arguments.paths, os.environ)
@@ -51,20 +51,20 @@ def run(arguments: ProduceArguments) -> int:
         written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
         expired = find_expired(cluster.store, topic, written)
     summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
-    tell(*summary_lines(summary, shared.json))
+    print_lines(*summary_lines(summary, shared.json))
     spark.stop()
     return 0
 
 
 def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
-    """The input, its schema given, inferred (csv with its header line) or the format's own."""
+    """The input; its schema is given, inferred (csv with its header line) or that of the format."""
     streaming = not isinstance(arguments.shared.run, Batch)
     options = dict(arguments.options)
     if arguments.format == "csv":
         options = {"header": "true", "inferSchema": "true", **options}
     schema = arguments.schema
     if streaming and schema is None and arguments.format in ("csv", "json", "parquet", "orc"):
-        # a file stream does not infer: take the columns of what is there now
+        # a file stream does not infer a schema: use that of the existing files
         schema_now = spark.read.format(arguments.format).options(**options).load(arguments.paths[0]).schema
         return spark.readStream.format(arguments.format).options(**options).schema(schema_now).load(arguments.paths[0])
     if streaming:
@@ -77,7 +77,7 @@ def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
 
 
 def shape(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Rows as format("spark_log") writes them: value, and key, timestamp, partition, headers where they are chosen."""
+    """Rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers."""
     chosen: dict[str, Column] = {
         "value": _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
     }
@@ -117,7 +117,7 @@ def _timestamp(frame: DataFrame, expression: str) -> Column:
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidOptionError(
             f"--timestamp {expression!r} is {kind.simpleString()}, expected a timestamp or a text of one:"
-            f" say timestamp_millis({expression}) or timestamp_seconds({expression})"
+            f" use timestamp_millis({expression}) or timestamp_seconds({expression})"
         )
     return sf.expr(expression).cast(TimestampType())
 
@@ -139,4 +139,5 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     query = triggered(writer, arguments.shared).start()
     written = [(arguments.shared.cluster, arguments.topic)]
-    return run_to_end(spark, query, lambda batch: tell(progress_line(batch, arguments.shared.json)), written).counted
+    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written)
+    return totals.counted

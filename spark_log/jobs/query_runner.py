@@ -1,4 +1,4 @@
-"""Runs a streaming query to its end, or until SIGTERM or SIGINT, and tells what each batch did."""
+"""Runs a streaming query to its end, or until SIGTERM or SIGINT, and reports the progress of each batch."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from spark_log.streams.windows import late_in
 
 _POLL_S = 1
 STOP_WAIT_S = 60.0
-"""How long a batch in flight may take after a signal before it is given up; a restart then does it again."""
+"""Time that the current batch has to finish after a signal. A batch that is stopped later is repeated at a restart."""
 
 
 def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
@@ -40,11 +40,11 @@ def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a query did in this run, over all batches that had records."""
+    """Totals of a query in this run, over all batches with records."""
 
     counted: Measured = field(default_factory=Measured)
     late: int = 0
-    """Rows dropped after the watermark."""
+    """Late rows that were dropped."""
     first: Any = None
     """Progress of the first such batch."""
     last: Any = None
@@ -57,18 +57,18 @@ class Totals:
 def run_to_end(
     spark: SparkSession,
     query: StreamingQuery,
-    tell: Callable[[BatchProgress], None],
+    on_progress: Callable[[BatchProgress], None],
     topics: Iterable[tuple[str, str]] = (),
 ) -> Totals:
-    """Raises StreamingQueryException. A signal lets the batch in flight finish first.
+    """Wait for the query to end; after a signal, stop it when the current batch is finished. StreamingQueryException.
 
-    `topics`, by cluster address and name, are written by the query: when it has ended, their Delta tables are complete.
+    `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
     """
     stop = stop_on_signals(spark)
     totals = Totals()
     deadline: float | None = None
     while not query.awaitTermination(_POLL_S):
-        totals = _take_new(query, totals, tell)
+        totals = _take_new(query, totals, on_progress)
         if stop.is_set():
             deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
             if not query.status["isTriggerActive"] or clock.monotonic_s() >= deadline:
@@ -78,11 +78,11 @@ def run_to_end(
             log = Log(cluster, holder=f"job {query.name or query.id}")
             log.seal_at_close([log.find_topic(topic)])
             log.close()
-    return _take_new(query, totals, tell)
+    return _take_new(query, totals, on_progress)
 
 
 def measured_in(progress: Any) -> Measured:
-    """What `measure.measured` counted in a batch, over all inputs."""
+    """The counts of `measurement.measured` in a batch, over all inputs."""
     total = Measured()
     for name, row in (progress.observedMetrics or {}).items():
         if name.startswith(NAME):
@@ -90,8 +90,8 @@ def measured_in(progress: Any) -> Measured:
     return total
 
 
-def _take_new(query: StreamingQuery, totals: Totals, tell: Callable[[BatchProgress], None]) -> Totals:
-    """`totals` and what has come since. Spark keeps the last 100 progresses, oldest first."""
+def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[BatchProgress], None]) -> Totals:
+    """`totals` and the batches since. Spark keeps the last 100 progresses, oldest first."""
     for progress in query.recentProgress:
         counted = measured_in(progress)
         if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
@@ -100,12 +100,12 @@ def _take_new(query: StreamingQuery, totals: Totals, tell: Callable[[BatchProgre
         seconds = (progress.durationMs.get("triggerExecution") or 0) / 1000
         rate = counted.records / seconds if seconds else 0.0
         behind, late = _behind(progress), late_in(progress)
-        tell(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
+        on_progress(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
     return totals
 
 
 def _behind(progress: Any) -> int | None:
-    """None where no source tells."""
+    """None if no source reports it."""
     behind = None
     for source in progress.sources:
         latest, end = _offsets_in(source.latestOffset), _offsets_in(source.endOffset)
@@ -142,15 +142,15 @@ def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartiti
 
 
 def stop_on_signals(spark: SparkSession) -> Stop:
-    """What SIGTERM or SIGINT to this process, or to the JVM that spark-submit is, sets."""
+    """A stop flag that SIGTERM or SIGINT to this process, or to the JVM of spark-submit, sets."""
     stop = Stop().on_signals()
-    with contextlib.suppress(Exception):  # no JVM of our own (Spark Connect): the handlers above remain
+    with contextlib.suppress(Exception):  # Spark Connect has no local JVM; the Python handlers remain
         _listen_in_jvm(spark, stop)
     return stop
 
 
 def _listen_in_jvm(spark: SparkSession, stop: Stop) -> None:
-    """A kill of spark-submit reaches its JVM, which would tear the query down; now it only tells this process."""
+    """A signal to spark-submit reaches its JVM, which would end the query at once; now it sets the flag instead."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     class Handler:

@@ -1,4 +1,4 @@
-"""The Spark session of a job. What spark-submit or spark-defaults.conf says wins over what is set here."""
+"""The Spark session of a job. Settings of spark-submit and spark-defaults.conf override the settings here."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from spark_log import delta_jars, launcher
 from spark_log.datasource.write.active_session import activate_session
 
 _DEFAULTS = {
-    # instants print, and are parsed, the same on every machine
+    # every machine prints and parses instants in the same way
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
@@ -27,7 +27,7 @@ _LOG_FAILURES = [
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.util.Utils",
 ]
-"""Loggers that write the stack trace of a failed task, 100 lines of them, before the job can say what has failed."""
+"""Loggers that write the stack trace of a failed task, about 100 lines, before the job reports the error."""
 _SPARKS_LOGGING = "org/apache/spark/log4j2-defaults.properties"
 
 
@@ -36,22 +36,22 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
 
     DeltaNotInstalledError if `delta` is asked for and Spark does not have its JARs.
 
-    It logs warnings only, unless spark.log.level or a log4j2 file of the user's says otherwise. On one machine, where
-    the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is given.
+    It logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. On one machine, where
+    the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is set.
     """
     os.environ.setdefault("PYSPARK_PYTHON", launcher.executable())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
     defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}
     if not is_remote():
-        SparkContext._ensure_initialized()  # before, SparkConf does not know what spark-submit was given
+        SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
         if _logging_is_sparks():
             defaults[_LOG_LEVEL] = "WARN"
     given = SparkConf()
     for key, value in defaults.items():
         if not given.contains(key):
             builder = builder.config(key, value)
-    # what it says, a stack trace as one line of JSON, is told in failures.py
+    # failures.py reports the error; this logger writes a stack trace as one line of JSON
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     session = builder.getOrCreate()
     if delta:
@@ -71,7 +71,7 @@ def _leave_failures_to_the_job(session: SparkSession) -> None:
 
 
 def _logging_is_sparks() -> bool:
-    """Whether the JVM logs as Spark does where no file configures log4j: 150 lines of INFO a job."""
+    """Whether no file configures log4j, so that Spark logs 150 lines of INFO for each job."""
     jvm: Any = SparkContext._jvm
     in_use = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getConfigurationSource()
     return in_use.getLocation() is None or _SPARKS_LOGGING in in_use.getLocation()

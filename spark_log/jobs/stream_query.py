@@ -1,4 +1,4 @@
-"""What all stream jobs do: check, decode, build the query, run it to its end or until SIGTERM, tell what happened."""
+"""The query of a stream job: check, decode, build, run to its end or until SIGTERM, report."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -18,7 +18,7 @@ from spark_log.jobs.query_runner import offsets_around, run_to_end
 from spark_log.jobs.run_options import AvailableNow
 from spark_log.jobs.session import start_session
 from spark_log.jobs.stream_options import Input, StreamArguments
-from spark_log.jobs.summary import Summary, progress_line, summary_lines, tell
+from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.streams import codecs
 from spark_log.streams.bad_records import dead_letters
 from spark_log.streams.outputs import AVAILABLE_NOW, DeltaOutput, Output, Route, TopicOutput, write_stream
@@ -30,7 +30,7 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 Build = Callable[..., DataFrame]
 """The decoded inputs, in order -> the result."""
 PerBatch = Callable[[DataFrame], DataFrame]
-"""What is done to the result of each micro-batch by itself (a join with a table)."""
+"""A function that is applied to the result of each micro-batch (a join with a table)."""
 
 
 def run_stream_job(
@@ -43,7 +43,7 @@ def run_stream_job(
     *,
     delta: bool = False,
 ) -> int:
-    """Exit code. `keys`: columns of the result that a row is known by: the key of its record in an output topic.
+    """Exit code. `keys`: columns that identify a row of the result: the key of its record in an output topic.
 
     `delta`: `build` reads Delta tables.
 
@@ -68,12 +68,12 @@ def run_stream_job(
         name=job,
     )
     written = [(output.cluster, output.topic) for output in _topics_written(arguments)]
-    totals = run_to_end(spark, query, lambda batch: tell(progress_line(batch, shared.json)), written)
+    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, shared.json)), written)
     before, after = offsets_around(totals)
     counted = totals.counted
     seconds = clock.monotonic_s() - started
     summary = Summary(job, counted.records, counted.bytes, seconds, before, after, counted.malformed, totals.late)
-    tell(*summary_lines(summary, shared.json))
+    print_lines(*summary_lines(summary, shared.json))
     spark.stop()
     return 0
 
@@ -103,17 +103,17 @@ def source(spark: SparkSession, given: Input) -> DataFrame:
 
 
 def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
-    """Records with values of the schema, as columns, counted under `name`; and those without, as dead letters.
+    """(valid records as columns of the schema, dead letters), counted under `name`.
 
-    Tombstones are neither. Without `go_on` what would be a dead letter ends the query. Raises InvalidOptionError where
-    the event time is no timestamp.
+    A tombstone is neither. Without `go_on` a dead letter ends the query. InvalidOptionError if the event time is not a
+    timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
     read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), given.codec)
     error = sf.col(codecs.ERROR)
     read = measured(read, sf.col(_BYTES), error, None, name)
     record = sf.concat_ws("", sf.lit("record "), "topic", sf.lit("-"), "partition", sf.lit("@"), "offset", sf.lit(": "))
-    said = sf.concat(record, error, sf.lit(" (name a --dead-letter-topic to go on without it)"))
+    said = sf.concat(record, error, sf.lit(" (give a --dead-letter-topic to continue without it)"))
     fine = error.isNull() if go_on else sf.when(error.isNotNull(), sf.raise_error(said)).isNull()
     columns = [sf.col(column).alias(f"_{column}") for column in about]
     good = read.where(fine).where("value IS NOT NULL").select("value.*", *columns)
@@ -128,9 +128,10 @@ def routed(
     keys: Sequence[str],
     per_batch: PerBatch | None = None,
 ) -> tuple[DataFrame, Output | Route]:
-    """The frame of the one query that writes results and dead letters, and what of it goes where.
+    """The frame of the single query that writes results and dead letters, and the route of its rows.
 
-    One query, so that both are of the same batch: either side's rows are null in the other's column.
+    It is a single query so that both belong to the same batch: a result is null in the column of letters, a letter in
+    the column of results.
     """
     output, topic = arguments.output, arguments.dead_letter_topic
 
@@ -161,8 +162,10 @@ def routed(
 
 
 def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataFrame:
-    """Columns key and value: all columns as JSON, under `key` (an SQL expression), else under the columns `keys`: one
-    as text, several as JSON, none: null."""
+    """Columns key and value. The value is all columns as JSON.
+
+    The key is `key` (an SQL expression), or the columns `keys`: one as text, several as JSON, none: null.
+    """
     chosen: Column
     if key is not None:
         kind = result.select(sf.expr(key).alias("it")).schema["it"].dataType

@@ -1,4 +1,4 @@
-"""What a job tells: progress of each batch and a summary, as lines for people or as JSON lines for scripts."""
+"""Reports of a job: progress of each batch and a summary, as lines for people or as JSON lines for scripts."""
 
 import json
 from collections.abc import Mapping
@@ -20,15 +20,17 @@ class BatchProgress:
     bytes: int
     records_per_s: float
     behind: int | None
-    """Records that the sources have and the query has not; None where they cannot tell."""
+    """Records of the sources that the query has not read; None if the sources do not report it."""
     late: int = 0
-    """Rows that came after the watermark and were dropped (see `spark_log.streams.windows.late_records`)."""
+    """Late rows that were dropped (see `spark_log.streams.windows.late_records`)."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a job did. `before` and `after`: next offset of each partition, of the source for consume, of the target for
-    produce."""
+    """Result of a job.
+
+    `before` and `after`: next offset of each partition, of the source for consume, of the target for produce.
+    """
 
     job: str
     records: int
@@ -38,11 +40,11 @@ class Summary:
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     malformed: int = 0
-    """Values that are not of --value-schema."""
+    """Values that do not match --value-schema."""
     late: int = 0
     """Rows dropped after the watermark."""
     expired: Expired | None = None
-    """Of the records that were written, those that retention.ms does not keep."""
+    """Written records that retention.ms does not keep."""
 
 
 def progress_line(progress: BatchProgress, as_json: bool) -> str:
@@ -91,8 +93,8 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
     return lines
 
 
-def tell(*lines: str) -> None:
-    """Print at once: the output of a job is a pipe to spark-submit."""
+def print_lines(*lines: str) -> None:
+    """Print and flush: stdout of a job is a pipe to spark-submit."""
     print("\n".join(lines), flush=True)
 
 

@@ -21,7 +21,7 @@ from spark_log.consume.consumer import Consumer
 from spark_log.datasource.options.topic_choice import SubscribePattern
 from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.jobs.failures import one_line
-from spark_log.jobs.summary import tell
+from spark_log.jobs.summary import print_lines
 from spark_log.jobs.transform import TransformArguments
 from spark_log.produce.producer import Producer
 from spark_log.streams.transactional_loop import TableTransform, Totals, TransactionalLoop
@@ -54,7 +54,7 @@ def run(arguments: TransformArguments) -> int:
             totals = loop.run_arrow(copy_to(arguments.to_topic))
         else:
             totals = loop.run_arrow(function) if arguments.arrow else loop.run(function)
-    tell(_summary(totals, clock.monotonic_s() - began_s, arguments.json))
+    print_lines(_summary(totals, clock.monotonic_s() - began_s, arguments.json))
     return 0
 
 
@@ -76,7 +76,7 @@ def load(name: str) -> Any:
 
 
 def copy_to(topic: str) -> TableTransform:
-    """Records as they are, into another topic: partitions by its own number of them, offsets its own."""
+    """A function that copies records to another topic, which assigns partitions and offsets itself."""
 
     def copy(table: pa.Table, producer: Producer) -> None:
         producer.send_table(topic, table.select(["key", "value", "timestamp", "headers"]))
@@ -85,7 +85,7 @@ def copy_to(topic: str) -> TableTransform:
 
 
 def _check_topics(arguments: TransformArguments) -> None:
-    """UnknownTopicOrPartitionError for one that is named and missing."""
+    """UnknownTopicOrPartitionError for a topic that is named and does not exist."""
     named = [] if isinstance(arguments.topics, SubscribePattern) else [*arguments.topics.topics]
     named += [] if arguments.to_topic is None else [arguments.to_topic]
     with Cluster.open(arguments.cluster) as cluster:
@@ -117,7 +117,7 @@ def _stop_on_signals(loop: TransactionalLoop) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     if "PYSPARK_GATEWAY_PORT" in os.environ and sys.platform == "linux":
-        # under spark-submit a signal ends its JVM and would leave this process behind
+        # under spark-submit a signal ends its JVM, but not this process
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -35,7 +35,7 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
     ]
     assert [log_dir["log_dir"] for log_dir in found[1]["log_dirs"]] == [f"file://{first}", f"file://{second}"]
     shown = run(cluster, "list").stdout
-    assert "embedded" in shown and "nobody: whoever meets a failure acts" in shown
+    assert "embedded" in shown and "none: the client that meets a failure holds the election" in shown
     assert run(cluster, "remove", "--id", "2").stdout == "Removed broker 2.\n"
     assert len(json.loads(run(cluster, "list", "--json").stdout)["brokers"]) == 1
 
@@ -61,14 +61,14 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
         (["start", "--id", "1", "--setting", "auto.leader.rebalance.enable=1"], "expected true or false"),
     ],
 )
-def test_mistakes_get_one_line(cluster: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_errors_are_one_line(cluster: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     result = run(cluster, *(text.format(tmp_path) for text in arguments))
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert message in result.stderr
     assert len(json.loads(run(cluster, "list", "--json").stdout)["brokers"]) == 1, "nothing is left behind"
 
 
-def test_a_broker_is_served_until_it_is_told_to_end_and_by_one_process_only(cluster: Path) -> None:
+def test_one_process_serves_a_broker_until_sigterm(cluster: Path) -> None:
     program = "from spark_log.cli.main import app; app()"
     setting = ["--setting", "initial.broker.registration.timeout.ms=1"]
     command = ["-c", program, "broker", "start", "--id", "1", "--cluster", str(cluster), *setting]

@@ -41,7 +41,7 @@ def consumed(cluster: Path, *arguments: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in ok("consume", "events", "--json", *arguments, cluster=cluster).splitlines()]
 
 
-def test_lines_with_keys_go_in_and_come_out_in_order(events: Path) -> None:
+def test_lines_with_keys_are_consumed_in_the_order_produced(events: Path) -> None:
     lines = "".join(f"k{number % 5}:v{number}\n" for number in range(1000))
     sent = json.loads(ok("produce", "events", "-K", ":", "-H", "from=test", "--json", stdin=lines, cluster=events))
     assert sent["records"] == 1000
@@ -56,7 +56,7 @@ def test_lines_with_keys_go_in_and_come_out_in_order(events: Path) -> None:
     assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
 
 
-def test_what_consume_prints_as_json_is_what_produce_reads(events: Path) -> None:
+def test_produce_reads_the_json_that_consume_prints(events: Path) -> None:
     value = b"\xff\x00 not UTF-8"
     record = {"key": "k", "value_base64": "/wAgbm90IFVURi04", "headers": {"a": None, "b": {"n": 1}}, "timestamp": 5}
     ok("produce", "events", "--format", "json", stdin=json.dumps(record) + '\n{"value":null}', cluster=events)
@@ -83,20 +83,20 @@ def test_what_consume_prints_as_json_is_what_produce_reads(events: Path) -> None
         ("2100-01-01", []),
     ],
 )
-def test_positions(events: Path, position: str, expected: list[int]) -> None:
+def test_from_starts_at_the_position(events: Path, position: str, expected: list[int]) -> None:
     lines = "\n".join(json.dumps({"value": str(n), "timestamp": n * 1000, "partition": 1}) for n in range(4))
     ok("produce", "events", "--format", "json", stdin=lines, cluster=events)
     assert [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")] == expected
 
 
-def test_max_messages_and_follow_end(events: Path) -> None:
+def test_max_messages_and_idle_end_consume(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\nc\n", cluster=events)
     assert len(consumed(events, "--max-messages", "2")) == 2
     assert len(consumed(events, "--follow", "--idle", "0.1")) == 3
     assert len(consumed(events, "--follow", "-n", "3")) == 3
 
 
-def test_a_misspelt_topic_is_answered_with_a_similar_name(events: Path) -> None:
+def test_error_for_a_misspelt_topic_suggests_a_similar_name(events: Path) -> None:
     for command in (["consume", "evnts"], ["produce", "evnts"], ["topic", "describe", "evnts"]):
         refused = run(*command, stdin="a", cluster=events)
         assert (refused.exit_code, refused.stdout) == (1, "")
@@ -110,18 +110,18 @@ def test_missing_cluster_says_how_to_make_one() -> None:
     assert "`spark-log init FOLDER` makes one" in refused.stderr
 
 
-def test_former_names_of_commands_work_and_are_not_in_the_help(events: Path) -> None:
+def test_former_command_names_work_and_are_hidden(events: Path) -> None:
     assert ok("upkeep", "seal", cluster=events) == ok("maintenance", "seal", cluster=events)
     assert ok("partition", "losses", cluster=events) == ok("partition", "truncations", cluster=events)
     assert "upkeep" not in ok("--help") and "losses" not in ok("partition", "--help")
 
 
-def test_control_characters_do_not_reach_the_terminal(events: Path) -> None:
+def test_control_characters_are_escaped(events: Path) -> None:
     ok("produce", "events", stdin="\x1b[31mred\n", cluster=events)
     assert "\x1b" not in ok("consume", "events", cluster=events)
 
 
-def test_topics_are_described_altered_cut_and_deleted(events: Path) -> None:
+def test_topics_are_described_altered_truncated_and_deleted(events: Path) -> None:
     ok("produce", "events", "-p", "1", stdin="a\nb\nc\n", cluster=events)
     altered = ok("topic", "alter", "events", "-c", "retention.ms=5", "--json", cluster=events)
     assert json.loads(altered)["configs"] == {"retention.ms": "5"}
@@ -133,7 +133,7 @@ def test_topics_are_described_altered_cut_and_deleted(events: Path) -> None:
     ok("topic", "add-partitions", "events", "5", cluster=events)
     (listed,) = json.loads(ok("topic", "list", "--json", cluster=events))
     assert (listed["partitions"], listed["records"]) == (5, 1)
-    assert run("topic", "delete", "events", cluster=events).exit_code == 1, "nobody has said yes"
+    assert run("topic", "delete", "events", cluster=events).exit_code == 1, "it needs a confirmation"
     ok("topic", "delete", "events", "--yes", cluster=events)
     assert json.loads(ok("topic", "list", "--json", cluster=events)) == []
 
@@ -153,7 +153,7 @@ def test_describe_list_balance_and_status_count_the_same_records_and_bytes(event
         assert {name: shown[name] for name in described} == described
 
 
-def test_status_says_what_is_there_and_what_cannot_be_reached(events: Path) -> None:
+def test_status_shows_sizes_and_unreachable_log_dirs(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\n", cluster=events)
     status = json.loads(ok("status", "--json", cluster=events))
     assert (status["store"], status["topics"], status["partitions"], status["records"]) == ("SQLite", 1, 2, 2)
@@ -165,7 +165,7 @@ def test_status_says_what_is_there_and_what_cannot_be_reached(events: Path) -> N
     assert json.loads(result.stdout)["log_dirs"][0]["reachable"] is False
 
 
-def test_every_config_is_listed() -> None:
+def test_topic_configs_lists_every_config() -> None:
     assert [entry["name"] for entry in json.loads(ok("topic", "configs", "--json"))] == [d.name for d in definitions()]
     assert "retention.ms = 604800000 ms" in ok("topic", "configs", "retention.ms")
 
@@ -220,12 +220,12 @@ def test_errors_are_one_line(events: Path, arguments: list[str], stdin: str | No
         ["topic", "nonsense"],
     ],
 )
-def test_wrong_usage_is_exit_code_2(events: Path, arguments: list[str]) -> None:
+def test_wrong_usage_has_exit_code_2(events: Path, arguments: list[str]) -> None:
     result = run(*arguments, cluster=events)
     assert result.exit_code == 2, result.output
 
 
-def test_the_address_of_a_kafka_broker_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_a_kafka_broker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for failed in (
         run("topic", "list", "--cluster", "localhost:9092"),
@@ -237,7 +237,7 @@ def test_the_address_of_a_kafka_broker_is_no_cluster(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_cluster_given_is_wrong_usage_and_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+def test_missing_cluster_is_wrong_usage_and_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     assert run("topic", "list").exit_code == 2
     result = run("topic", "list", "--cluster", str(tmp_path))
     assert result.exit_code == 1
@@ -250,7 +250,7 @@ def test_passwords_are_not_shown() -> None:
     assert "secret" not in result.output
 
 
-def test_as_a_program(events: Path) -> None:
+def test_the_installed_program_runs(events: Path) -> None:
     """Exit codes, streams and `python -m spark_log` in a real process; a pipe from a slow writer; a closed pipe."""
     environment = {**os.environ, "SPARK_LOG_CLUSTER": str(events)}
     program = [sys.executable, "-m", "spark_log"]
@@ -275,7 +275,7 @@ def test_as_a_program(events: Path) -> None:
     assert "Traceback" not in closed.stderr
 
 
-def test_help_does_not_load_what_is_slow() -> None:
+def test_help_does_not_import_slow_modules() -> None:
     code = (
         "import sys, spark_log.cli.main; print([m for m in ('pyspark', 'pyarrow', 'sqlalchemy') if m in sys.modules])"
     )

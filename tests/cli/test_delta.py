@@ -19,7 +19,7 @@ def install(folder: Path, mirror: str) -> Result:
     )
 
 
-def test_jars_come_from_the_mirror_verified_and_once(tmp_path: Path) -> None:
+def test_jars_are_downloaded_once_from_the_mirror_and_verified(tmp_path: Path) -> None:
     places = fill(tmp_path / "mirror")
     jars = tmp_path / "jars"
     jars.mkdir()
@@ -50,7 +50,7 @@ def test_jars_come_from_the_mirror_verified_and_once(tmp_path: Path) -> None:
     assert "has all of them already" in again.stderr
 
 
-def test_no_network_and_no_write_permission_are_told_before_anything_changes(tmp_path: Path) -> None:
+def test_missing_network_or_permission_is_an_error_before_any_change(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/maven"

@@ -14,7 +14,7 @@ from tests.cli.test_cli import run
 from tests.support.keyed_log import append_keyed, rows_of
 
 
-def test_it_asks_tells_and_never_repeats_a_key(cluster: Path, tmp_path: Path) -> None:
+def test_erase_asks_reports_and_never_prints_a_key(cluster: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_bytes(b"secret-a\nsecret-b\n")
     with Cluster.open(str(cluster)) as opened:

@@ -16,7 +16,7 @@ def lag_of(folder: Path, group: str) -> dict[str, tuple[int | None, int | None]]
     return {f"{row['topic']}-{row['partition']}": (row["committed"], row["lag"]) for row in shown["partitions"]}
 
 
-def test_a_group_reads_what_it_has_not_read(events: Path) -> None:
+def test_a_group_reads_from_its_committed_offsets(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\nc\nd\n", cluster=events)
     assert sorted(ok("consume", "events", "--group", "g", "--values", cluster=events).split()) == ["a", "b", "c", "d"]
     assert ok("consume", "events", "--group", "g", "--values", cluster=events) == ""
@@ -69,7 +69,7 @@ def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
     assert "nope" in missing.output
 
 
-def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
+def test_coordinator_releases_its_lease_at_sigterm(cluster: Path) -> None:
     program = "from spark_log.cli.main import app; app()"
     pipe = subprocess.PIPE
     standing = PythonProcess("-c", program, "coordinator", "--cluster", cluster, stdout=pipe, stderr=pipe, text=True)
@@ -86,7 +86,7 @@ def test_the_coordinator_gives_its_lease_back(cluster: Path) -> None:
     assert (free.exit_code, json.loads(free.stdout)["holder"]) == (1, None)
 
 
-def test_nobody_writes_to_the_topic_of_committed_offsets(events: Path) -> None:
+def test_produce_to_the_topic_of_committed_offsets_is_refused(events: Path) -> None:
     ok("produce", "events", stdin="a\n", cluster=events)
     ok("consume", "events", "--group", "g", cluster=events)
     failed = run("produce", "__consumer_offsets", "-K", ":", stdin="k:v\n", cluster=events)

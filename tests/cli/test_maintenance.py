@@ -27,7 +27,7 @@ def test_help_lists_the_tasks() -> None:
         assert f"- `{task.name}`: {task.summary}\n" in (inspect.getdoc(maintenance) or "")
 
 
-def test_what_it_tells(cluster: Path) -> None:
+def test_report_of_a_run(cluster: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         topic = create_topic(opened, "t", configs=FILES)
         other = create_topic(opened, "other", configs=FILES)
@@ -74,7 +74,7 @@ def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
         log.close()
 
 
-def test_what_is_wrong(cluster: Path) -> None:
+def test_errors_are_one_line(cluster: Path) -> None:
     unknown = run("maintenance", "tidy", cluster=cluster)
     assert unknown.exit_code == 2
     assert "'tidy'" in unknown.stderr and "merge" in unknown.stderr
@@ -83,7 +83,7 @@ def test_what_is_wrong(cluster: Path) -> None:
     assert missing.stderr == "spark-log: topic 'nowhere': unknown topic or partition\n"
 
 
-def test_a_failure_is_told_and_keeps_nothing_else_from_being_done(cluster: Path) -> None:
+def test_one_failing_task_is_reported_and_does_not_stop_the_others(cluster: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         for name in ("broken", "good"):
             create_topic(opened, name, configs=FILES)
@@ -105,7 +105,7 @@ def test_a_failure_is_told_and_keeps_nothing_else_from_being_done(cluster: Path)
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_old_records_are_warned_of_shown_by_a_dry_run_and_kept_by_a_topic_without_retention(events: Path) -> None:
+def test_old_records_cause_a_warning_appear_in_a_dry_run_and_stay_without_retention(events: Path) -> None:
     """Flights of 2013 into a topic with the default retention.ms, as a user does who does not know of it."""
     first_ms, day_ms = 1_357_034_400_000, 86_400_000
     records = ({"key": f"N{n}", "value": "on time", "timestamp": first_ms + n * day_ms} for n in range(5))

@@ -72,14 +72,14 @@ def test_a_plan_is_printed_and_executed(cluster: Path, brokers: Cluster, tmp_pat
     assert assigned(brokers, "other") == [[1]]
 
 
-def test_another_factor(cluster: Path, brokers: Cluster) -> None:
+def test_reassign_changes_the_replication_factor(cluster: Path, brokers: Cluster) -> None:
     topic_on(brokers, "t", [[1], [2]])
     ok("partition", "reassign", "--to-brokers", "1,2,3", "-r", "3", cluster=cluster)
     assert [ar[0] for ar in assigned(brokers, "t")] == [1, 2]
     assert [sorted(ar) for ar in assigned(brokers, "t")] == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_status_cancel_and_going_on(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_status_cancel_and_continue_a_reassignment(cluster: Path, brokers: Cluster, log: Log) -> None:
     topic_on(brokers, "t", [[1, 2], [1, 2]], inline_max_bytes="0")
     append(log, "t", "a")
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -113,7 +113,7 @@ def test_preferred_leaders_are_elected(cluster: Path, brokers: Cluster) -> None:
     assert [row["elected"] for row in shown] == [False, False]
 
 
-def test_offline_partitions_are_seen_and_brought_back(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, brokers: Cluster, log: Log) -> None:
     topic_on(brokers, "t", [[2, 3], [4]], inline_max_bytes="0")
     take_away(brokers, 3)
     append(log, "t", "a", "b")
@@ -145,7 +145,7 @@ def test_offline_partitions_are_seen_and_brought_back(cluster: Path, brokers: Cl
     assert "2 records lost in all." in ok("partition", "losses", "--topic", "t", cluster=cluster)
 
 
-def test_balance_names_what_is_heavy(cluster: Path, brokers: Cluster, log: Log) -> None:
+def test_balance_names_the_largest_partitions(cluster: Path, brokers: Cluster, log: Log) -> None:
     topic_on(brokers, "t", [[1], [2], [3], [4]], inline_max_bytes="0")
     append(log, "t", *(f"{number * 2_654_435_761 % 2**32:x}" for number in range(5_000)), partition=2)
     append(log, "t", "y", partition=0)
@@ -160,7 +160,7 @@ def test_balance_names_what_is_heavy(cluster: Path, brokers: Cluster, log: Log) 
     assert third["bytes_deviation_percent"] > 100
 
 
-def test_it_watches_where_another_process_is_the_controller(cluster: Path, brokers: Cluster) -> None:
+def test_reassign_waits_for_the_controller_of_another_process(cluster: Path, brokers: Cluster) -> None:
     topic_on(brokers, "t", [[1]])
     begin_reassignments(brokers, {TopicPartition("t", 0): [2]})
     other = Lease(brokers.store, "controller", 3_000)
@@ -172,7 +172,7 @@ def test_it_watches_where_another_process_is_the_controller(cluster: Path, broke
     assert other.epoch == (epoch or 0) + 2, "a term of the command's lay in between"
 
 
-def test_wrong_usage_is_told(cluster: Path, brokers: Cluster, tmp_path: Path) -> None:
+def test_wrong_usage_names_the_option(cluster: Path, brokers: Cluster, tmp_path: Path) -> None:
     topic_on(brokers, "t", [[1, 2]])
     reassign = ("partition", "reassign")
     for usage, message in (

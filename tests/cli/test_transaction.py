@@ -105,7 +105,7 @@ def test_producers_of_a_topic(events: Path, transfer: Any) -> None:
     assert ok("topic", "producers", "quiet", cluster=events).startswith("No producer is known: ")
 
 
-def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
+def test_transaction_of_a_killed_process_is_aborted(events: Path) -> None:
     killed_at("transaction.registered", "-c", KILLED, events)
     with Cluster.open(str(events)) as opened:
         change(opened, t.transaction.update().values(until_ms=2**60))
@@ -126,7 +126,7 @@ def test_what_a_killed_process_left_open_is_aborted(events: Path) -> None:
     assert consumed(events) == []
 
 
-def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
+def test_transactional_input_is_visible_whole_or_not_at_all(events: Path) -> None:
     once = ("produce", "events", "--transactional-id", "load", "-H", "from=test")
     lines = "".join(f"k{number % 5}:v{number}\n" for number in range(1000))
     broken = run(*once, "-K", ":", stdin="k:v\n" * RECORDS_PER_BATCH_MAX + "no separator\n", cluster=events)
@@ -160,7 +160,7 @@ def test_input_is_produced_whole_or_not_at_all(events: Path) -> None:
     assert run("consume", "events", "--isolation-level", "dirty", cluster=events).exit_code == 2
 
 
-def test_stopped_input_is_dropped(events: Path) -> None:
+def test_interrupted_transactional_input_is_aborted(events: Path) -> None:
     command = ["-m", "spark_log", "produce", "events", "--transactional-id", "typed", "--cluster", events]
     pipe = subprocess.PIPE
     with PythonProcess(*command, stdin=pipe, stdout=pipe, stderr=pipe) as typing:
@@ -196,7 +196,7 @@ def test_wrong_usage_and_errors_are_one_line(events: Path) -> None:
     assert unknown.output == "spark-log: topic 'events', partition 2: unknown topic or partition\n"
 
 
-def test_durations() -> None:
+def test_duration_of_shows_whole_units() -> None:
     of = {0: "0 ms", 999: "999 ms", 1_000: "1 s", 119_999: "119 s", 120_000: "2 min", 7_199_999: "119 min"}
     longer = {7_200_000: "2 h", 172_799_999: "47 h", 172_800_000: "2 d", 10**12: "11,574 d"}
     assert {ms: duration_of(ms) for ms in {**of, **longer}} == {**of, **longer}

@@ -25,7 +25,7 @@ def aggregates(line: str) -> AggregateArguments:
     return aggregate.JOB.parse(shlex.split(line))
 
 
-def test_windows_onto_the_console() -> None:
+def test_windows_with_default_output() -> None:
     given = windows(f"{WINDOW} --group-by k --event-time at")
     assert given.window == Tumbling("1 hour")
     assert (given.group_by, given.aggregates) == (("k",), ("count",))
@@ -47,7 +47,7 @@ def test_kinds_of_windows_and_outputs() -> None:
     assert upserts == DeltaOutput("d", ("window_start", "k"))
 
 
-def test_formats_of_values() -> None:
+def test_value_formats_become_codecs() -> None:
     assert windows(f"{WINDOW} --value-format avro --value-schema '{{}}'").input.codec == Avro("{}")
     protobuf = windows(f"{WINDOW} --value-format protobuf --value-schema d.bin --value-message a.B").input.codec
     assert protobuf == Protobuf("a.B", "d.bin")
@@ -60,7 +60,7 @@ def test_running_aggregates_are_updates_by_group() -> None:
     assert given.stream.shared.run == Every(5_000)
 
 
-def test_what_is_read_and_how_fast() -> None:
+def test_input_options() -> None:
     given = windows(
         f"{WINDOW} --max-offsets-per-trigger 100 --group-id g --dead-letter-topic bad --trigger available-now"
     )
@@ -130,7 +130,7 @@ def test_the_command_line_wins_over_the_file(config: Path) -> None:
         ("window = '1 hour'\nwindow = '2 hours'", "Cannot overwrite"),
     ],
 )
-def test_a_file_is_refused(toml: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_config_file_is_refused(toml: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.toml"
     path.write_text(toml)
     with pytest.raises(SystemExit) as stopped:
@@ -171,20 +171,20 @@ def test_a_file_is_refused(toml: str, said: str, tmp_path: Path, capsys: pytest.
         (f"{WINDOW} --check d", "No such option: --check"),
     ],
 )
-def test_windows_refuse(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         windows(line)
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_running_aggregate_is_never_final(capsys: pytest.CaptureFixture[str]) -> None:
+def test_append_mode_is_refused_for_running_aggregates(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         aggregates(f"{INPUT} --aggregate count --output-mode append")
     assert "never final" in capsys.readouterr().err
 
 
-def test_no_password_in_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repr_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     url = "postgresql+psycopg://ada:secret@host/db"
     given = windows(f"{WINDOW} --to-topic out --cluster {url}")
     assert "secret" not in repr(given.input) + repr(given.stream.output)

@@ -66,21 +66,21 @@ def test_keys_values_and_headers_of_any_type_become_bytes_or_text(rows: DataFram
     assert shape(rows, columns(key="name")).collect()[1]["key"] is None, "null keys stay null"
 
 
-def test_a_number_is_no_timestamp(rows: DataFrame) -> None:
+def test_number_as_timestamp_is_refused(rows: DataFrame) -> None:
     with pytest.raises(InvalidOptionError, match=r"timestamp_millis\(id\)"):
         shape(rows, columns(timestamp="id"))
     as_text = shape(rows, columns(timestamp="'2013-01-01T12:00:00Z'"))
     assert as_text.selectExpr("unix_millis(timestamp)").first()[0] == 1_357_041_600_000  # type: ignore[index]
 
 
-def test_an_unknown_column_is_told_in_one_line(rows: DataFrame) -> None:
+def test_error_for_an_unknown_column_is_one_line(rows: DataFrame) -> None:
     with pytest.raises(Exception, match="nothere") as error:
         shape(rows, columns(key="nothere"))
     assert "nothere" in one_line(error.value)
     assert "\n" not in one_line(error.value)
 
 
-def test_values_become_columns_and_what_is_no_json_is_kept_and_counted(spark: SparkSession) -> None:
+def test_values_become_columns_and_malformed_values_are_kept_and_counted(spark: SparkSession) -> None:
     schema = (
         "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
     )

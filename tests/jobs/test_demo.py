@@ -46,7 +46,9 @@ def received(source: pd.DataFrame) -> pd.DataFrame:
     return source.rename(columns={"time_hour": "_timestamp"}).assign(**about).sample(frac=1, random_state=1)
 
 
-def test_equal_is_equal(demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, airlines: Path) -> None:
+def test_equal_data_has_no_differences(
+    demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, airlines: Path
+) -> None:
     assert demo._compare(received, source, airlines) == []
 
 
@@ -64,7 +66,7 @@ def test_equal_is_equal(demo: ModuleType, received: pd.DataFrame, source: pd.Dat
         (lambda frame: frame.assign(_malformed="?"), "4 values are not the JSON"),
     ],
 )
-def test_differences_are_told(
+def test_differences_are_reported(
     demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, airlines: Path, change: object, said: str
 ) -> None:
     assert callable(change)

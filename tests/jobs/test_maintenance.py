@@ -45,7 +45,7 @@ def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
-def test_without_spark_where_it_needs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spark_is_not_started_for_tasks_without_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = str(tmp_path / "cluster")
     assert maintenance.main(["--cluster", address]) == 1
     Cluster.init(address).close()

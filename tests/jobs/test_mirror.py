@@ -10,7 +10,7 @@ from spark_log.streams.mirror import MirrorSettings
 BASE = ["--cluster", "a", "--to-cluster", "b"]
 
 
-def test_the_least_and_the_most():
+def test_arguments():
     settings = MirrorSettings(SubscribeTopics(("x", "y")))
     assert JOB.parse([*BASE, "--subscribe", "x, y,x"]) == MirrorArguments(
         "a", "b", settings, AvailableNow(), False, False

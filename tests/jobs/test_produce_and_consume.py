@@ -30,7 +30,7 @@ def test_produce_a_file() -> None:
     assert given.new_topic == NewTopic(3, 1, {"x.y": "1"})
 
 
-def test_an_example_of_the_help_with_timestamps_keeps_its_records() -> None:
+def test_examples_with_timestamps_disable_retention() -> None:
     lines = [shlex.split(line, comments=True) for line in produce_job.EXAMPLES.replace("\\\n", " ").splitlines()]
     examples = [produce_job.JOB.parse(words[2:]) for words in lines if words[:1] == ["spark-submit"]]
     stamped = [each for each in examples if each.columns.timestamp is not None]
@@ -47,11 +47,11 @@ def test_an_example_of_the_help_with_timestamps_keeps_its_records() -> None:
         ("a.csv.snappy", "csv"),
     ],
 )
-def test_the_format_is_in_the_name(path: str, expected: str) -> None:
+def test_format_follows_from_the_file_name(path: str, expected: str) -> None:
     assert produce(f"t '{path}'").format == expected
 
 
-def test_runs() -> None:
+def test_triggers() -> None:
     file = "t in --format json --schema 'a INT' --stream --checkpoint c"
     assert produce(file).shared.run == AvailableNow()
     assert produce(f"{file} --trigger '10 seconds'").shared.run == Every(10_000)
@@ -88,7 +88,7 @@ def test_runs() -> None:
         ("t a.csv --part 3", "No such option: --part"),
     ],
 )
-def test_produce_refuses(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_of_produce_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         produce(line)
     assert stopped.value.code == 2
@@ -113,14 +113,14 @@ def test_an_interval_of_days_reaches_spark_as_seconds() -> None:
     assert str(Every(1_500)) == "1500 milliseconds"
 
 
-def test_consume_by_default_shows_all_on_the_console() -> None:
+def test_consume_shows_records_on_the_console_by_default() -> None:
     given = consume("--subscribe t")
     assert given.sink == Console(20)
     assert given.options == {"subscribe": "t"}
     assert given.shared.run == Batch()
 
 
-def test_a_stream_starts_at_the_beginning_unless_told_otherwise() -> None:
+def test_stream_starts_at_earliest_by_default() -> None:
     assert consume("--subscribe t --stream --checkpoint c").options["startingOffsets"] == "earliest"
     assert consume("--subscribe t --stream --checkpoint c --starting-offsets latest").options == {
         "subscribe": "t",
@@ -163,7 +163,7 @@ def test_sinks() -> None:
         ("--subscribe-pattern '('", "pattern"),
     ],
 )
-def test_consume_refuses(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_of_consume_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         consume(line)
     assert stopped.value.code == 2

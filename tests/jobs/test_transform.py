@@ -10,7 +10,7 @@ from spark_log.jobs.transform_loop import load
 BASE = ["--cluster", "a", "--group-id", "g"]
 
 
-def test_the_least_and_the_most(tmp_path):
+def test_arguments(tmp_path):
     least = {"auto_offset_reset": "earliest"}
     assert JOB.parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"]) == TransformArguments(
         "a", SubscribeTopics(("x", "y")), None, False, "z", "g", None, least, {}, None, False
@@ -48,7 +48,7 @@ def test_wrong_usage_names_the_argument(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_functions_are_found_in_the_working_folder_and_among_what_is_installed(tmp_path, monkeypatch):
+def test_functions_are_loaded_from_the_working_folder_or_installed_modules(tmp_path, monkeypatch):
     (tmp_path / "billing_functions.py").write_text("def bill(records, producer): ...\nprice = 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # so that it is taken back afterwards
