@@ -18,7 +18,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta check lint-docker docs format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -41,7 +41,7 @@ $(VENV)/.delta: $(VENV)/.installed spark_log/delta_jars.py | java
 	$(WITH_JAVA) $(PYTHON) -m spark_log delta install
 	@touch $@
 
-check: venv lint-docker  ## ruff, mypy --strict, the layers, the Dockerfile
+check: venv lint-docker docs  ## ruff, mypy --strict, the layers, the Dockerfile, the documentation
 	ruff check $(LINTED)
 	ruff format --check $(LINTED)
 	mypy --strict $(SOURCES) tests/support examples
@@ -49,6 +49,9 @@ check: venv lint-docker  ## ruff, mypy --strict, the layers, the Dockerfile
 
 lint-docker: venv  ## the Dockerfile
 	hadolint docker/Dockerfile
+
+docs: venv  ## the documentation site, in the folder site; no network
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 format: venv  ## let ruff format and fix what it can
 	ruff format $(LINTED)
@@ -89,4 +92,4 @@ bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions
 
 clean:  ## remove .venv and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

@@ -1,5 +1,5 @@
-"""At most once, at least once, exactly once: the README's programs, killed in the midst of their work; and the three
-classic ways to lose a message, each done and then prevented. The first, acks=1, is in
+"""At most once, at least once, exactly once: the programs of docs/guides/delivery.md, killed during their work; and the
+three classic ways to lose a message, each done and then prevented. The first, acks=1, is in
 tests/contract/test_failover.py (test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_recorded).
 """
 
@@ -15,12 +15,15 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.delta.publication import publish
 from spark_log.metadata import tables as t
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
-from tests.e2e.test_readme import python_of
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.markdown_blocks import blocks
+from tests.support.pages import REPOSITORY
 from tests.support.power_cut import Disk, Unforced, needs_a_disk
 from tests.support.topics import make, stored
 
-AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE = python_of("Delivery")
+GUIDE = REPOSITORY / "docs" / "guides" / "delivery.md"
+PROGRAMS = [block.code for block in blocks(GUIDE.read_text()) if block.kind == "python"]
+AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE = PROGRAMS
 
 DIES_AT_THE_SECOND = """
 import os, signal
@@ -36,7 +39,7 @@ def print(*words, heard=[], say=print, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where the README's reader stands: a cluster "log", three orders in it."""
+    """Where the guide's reader stands: a cluster "log", three orders in it."""
     with Cluster.init(str(tmp_path / "log")) as cluster, Producer(cluster=str(tmp_path / "log")) as producer:
         make(cluster, "orders")
         for name in (b"alice", b"bob", b"carol"):

@@ -1,4 +1,4 @@
-"""What the README says, as a newcomer would run it."""
+"""The ten lines of PySpark in the README, in an environment as `pip install` leaves it."""
 
 import os
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.cluster.cluster import Cluster
 from tests.support.spark import spark_without_delta
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -55,38 +54,3 @@ except DeltaNotInstalledError as error:
     assert "rows 1000000" in printed
     assert "only showing top 5 rows" in printed
     assert "run `spark-log delta install`" in printed
-
-
-def test_the_lines_of_the_python_clients_run_as_they_stand(tmp_path: Path) -> None:
-    Cluster.init(str(tmp_path / "log")).close()
-    [code] = python_of("From Python, without Spark")
-    assert output_of(code, tmp_path).splitlines() == ["0", """0 0 b'alice' b'{"item": 1}'"""]
-
-
-@pytest.mark.slow
-def test_the_lines_of_streams_run_as_they_stand(tmp_path: Path) -> None:
-    [code] = python_of("Streams")
-    printed = output_of(code + "\nprint(hourly.columns)\n", tmp_path)
-    assert '{"item":"tea","price":4}' in printed
-    assert "['window_start', 'window_end', 'topic', 'count']" in printed
-
-
-@pytest.mark.parametrize(
-    ("block", "shown"),
-    [(1, "alice"), (2, "1,2,3"), (3, '{"seats": 60}')],
-    ids=["command line", "replicas", "maintenance"],
-)
-def test_the_shell_lines_run_as_they_stand(tmp_path: Path, block: int, shown: str) -> None:
-    commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[block]
-    script = "\n".join(line for line in commands.splitlines() if not line.startswith("spark-submit"))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    assert shown in run.stdout

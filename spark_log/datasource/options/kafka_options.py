@@ -3,7 +3,7 @@
 Spark's Kafka connector hands these options to its consumers and producers; here there are none. An option is honoured,
 or refused because a read or a write without it would mean or protect something else, or ignored because without it
 records, order and delivery are what they are with it. An option in no row is ignored, as Kafka's clients do with names
-that they do not know. README's section "From Spark's Kafka connector" is for users.
+that they do not know. docs/guides/from-spark-kafka.md is for users.
 """
 
 from collections.abc import Mapping

@@ -400,10 +400,10 @@ def test_acks_and_compression() -> None:
         write(**{"kafka.compression.type": "brotli"})
 
 
-def test_readme_names_every_kafka_option_that_has_a_meaning_or_is_refused() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+def test_guide_names_every_kafka_option_that_has_a_meaning_or_is_refused() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "from-spark-kafka.md").read_text()
     names = [name for name, decision in KAFKA_OPTIONS.items() if not isinstance(decision, Ignored)]
-    assert [name for name in names if f"`{name}`" not in readme] == []
+    assert [name for name in names if f"`{name}`" not in guide] == []
 
 
 def test_rack() -> None:

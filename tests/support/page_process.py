@@ -1,0 +1,119 @@
+"""A process that runs the blocks of documentation pages, so that Python and Spark start once for all of them.
+
+`python -m tests.support.page_process SOCKET` serves two things:
+
+- Python programs, from stdin to stdout: one JSON object a line, `{"code", "name"}`, answered by `{"output", "error"}`.
+  Programs share a namespace until `{"end": true}`, and Spark's session for ever.
+- Commands `spark-log …` at the Unix socket: each is a fork that has the modules loaded. tests/support/forked_command.py
+  is the program that asks for one.
+"""
+
+import contextlib
+import gc
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+PRELOADED = (
+    "pandas",
+    "pyarrow.parquet",
+    "deltalake",
+    "spark_log.cli.main",
+    "spark_log.admin.client",
+    "spark_log.consume.consumer",
+    "spark_log.produce.producer",
+)
+
+
+def main(path: str) -> None:
+    for name in PRELOADED:
+        __import__(name)
+    server = os.fork()  # before there is a thread
+    if server == 0:
+        _serve(path)()
+        return
+    try:
+        _run_programs()
+    finally:
+        os.kill(server, signal.SIGKILL)
+
+
+def _run_programs() -> None:
+    requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the JVM prints is no answer
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for line in requests:
+        request = json.loads(line)
+        if "end" in request:
+            namespace = {"__name__": "__main__"}
+            _stop_queries()
+            answer: dict[str, str | None] = {}
+        else:
+            answer = _run(request["code"], request["name"], namespace)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _run(code: str, name: str, namespace: dict[str, Any]) -> dict[str, str | None]:
+    printed = io.StringIO()
+    error = None
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, name, "exec"), namespace)
+        except Exception:
+            error = traceback.format_exc()
+    return {"output": printed.getvalue(), "error": error}
+
+
+def _stop_queries() -> None:
+    gc.collect()
+    if "pyspark" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        if session := SparkSession.getActiveSession():
+            for query in session.streams.active:
+                query.stop()
+
+
+def _serve(path: str) -> Callable[[], None]:
+    """Serve commands for ever. Returns in each fork, with the command that the fork is to run."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        while True:
+            connection, _ = server.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    command = os.fork()
+    if command:
+        connection.sendall(f"{command}\n".encode())
+        _, status = os.waitpid(command, 0)
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os._exit(0)
+    connection.close()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    asked = json.loads(request)
+    os.chdir(asked["folder"])
+    os.umask(asked["umask"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.argv = asked["arguments"]
+    from spark_log.cli.main import app
+
+    return lambda: app(prog_name="spark-log")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

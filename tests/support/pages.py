@@ -1,0 +1,198 @@
+"""Runs the blocks of a documentation page: in order, in one folder, with `spark-log` on the path."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from spark_log import delta_jars
+from tests.support.markdown_blocks import Block, blocks, differs
+from tests.support.spark import QUICK_JVM
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_SUPPORT = Path(__file__).parent
+_SPARK_SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    **delta_jars.SETTINGS,
+}
+
+
+class PageRunner:
+    """Runs pages one after the other. `folder` is an empty folder that belongs to the runner."""
+
+    def __init__(self, folder: Path) -> None:
+        self._home = folder / "home"
+        self._log = (folder / "log").open("w+b")
+        self._environment = {
+            **os.environ,
+            "PATH": f"{_commands(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "COLUMNS": "120",
+            "SPARK_CONF_DIR": str(_spark_conf(folder / "conf")),
+            "SPARK_LOG_FORKS": str(folder / "forks"),
+            "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TZ": "UTC",
+        }
+        self._environment.pop("SPARK_LOG_CLUSTER", None)
+        self._home.mkdir()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.page_process", str(folder / "forks")],
+            cwd=self._home,
+            env={**self._environment, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._log.close()
+
+    def run(self, name: str, page: str, environment: Mapping[str, str]) -> None:
+        """AssertionError names the line of the block that failed, or that printed something else."""
+        background: list[Background] = []
+        shell = _Shell({**self._environment, **environment}, self._home)
+        printed = ""
+        started: Background | None = None
+        try:
+            for block in blocks(page):
+                place = f"{name}:{block.line}"
+                if block.kind == "output":
+                    if started is not None:
+                        printed = started.wait_for(block.code)
+                    line = differs(block.code, printed)
+                    assert line is None, f"{place}: {line!r} is not in the output\n{printed}"
+                elif block.kind == "file":
+                    (self._home / block.title).write_text(block.code)
+                elif block.background:
+                    started = shell.start(block.code)
+                    background.append(started)
+                elif block.kind != "not run":
+                    started = None
+                    printed, failed = self._python(block, place) if block.kind == "python" else shell.run(block)
+                    assert failed == block.fails, f"{place} {'failed' if failed else 'did not fail'}\n{printed}"
+        finally:
+            for each in background:
+                _stop(each.process)
+            self._ask({"end": True})
+            for entry in self._home.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def _python(self, block: Block, place: str) -> tuple[str, bool]:
+        answer = self._ask({"code": block.code, "name": place})
+        return answer["output"] + (answer["error"] or ""), answer["error"] is not None
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            raise AssertionError(f"the process of the pages has ended\n{self._log.read().decode()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@dataclass(frozen=True)
+class Background:
+    """A background block and the file that it prints to."""
+
+    process: subprocess.Popen[str]
+    output: Path
+
+    def wait_for(self, expected: str, timeout_s: float = 60.0) -> str:
+        """What it has printed, once that is what is expected, or when it has ended or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while differs(expected, printed := self.output.read_text()) is not None:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return printed
+
+
+class _Shell:
+    """Bash, which keeps exported variables and the current folder from one block to the next."""
+
+    def __init__(self, environment: dict[str, str], home: Path) -> None:
+        self._environment = environment
+        self._state = home.parent / "shell-state"
+        self._state.write_text(f"cd '{home}'\n")
+
+    def run(self, block: Block) -> tuple[str, bool]:
+        """(what it printed, whether it failed)."""
+        code = block.code
+        if block.kind == "sql":
+            code = f"psql -q -v ON_ERROR_STOP=1 <<'EOF'\n{code}EOF\n"
+        keep = f'trap \'{{ declare -px; echo "cd \\"$PWD\\""; }} > {self._state}\' EXIT\n'
+        process = self._bash(keep + code)
+        try:
+            printed, _ = process.communicate(timeout=240)
+        finally:
+            _stop(process)
+        return printed, process.returncode != 0
+
+    def start(self, code: str) -> Background:
+        output = self._state.with_name("background")
+        with output.open("w") as file:
+            return Background(self._bash(code, file), output)
+
+    def _bash(self, code: str, output: int | TextIO = subprocess.PIPE) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", f". {self._state}\n{code}"],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End the process and its children."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def _commands(folder: Path) -> Path:
+    folder.mkdir()
+    command = folder / "spark-log"
+    command.write_text(f"#!{sys.executable} -IS\n{(_SUPPORT / 'forked_command.py').read_text()}")
+    command.chmod(0o755)
+    return folder
+
+
+def _spark_conf(folder: Path) -> Path:
+    """The recommended settings, and those of a test machine."""
+    shutil.copytree(REPOSITORY / "conf", folder)
+    with (folder / "spark-defaults.conf").open("a") as file:
+        file.writelines(f"\n{name} {value}" for name, value in _SPARK_SETTINGS.items())
+    return folder
