@@ -71,7 +71,7 @@ class Cluster:
                     f"log dir: {redact(uri)} belongs to cluster {marker.cluster_id}; if an interrupted init left it,"
                     f" remove its {MARKER} first"
                 )
-            # the marker before the commit: a cluster that exists has its log dir, a marker alone harms nobody
+            # the marker before the commit: a cluster that exists has its log dir, and a marker alone does no harm
             directory.write_marker(Marker(cluster_id, FIRST_BROKER, log_dir_uuid, counter=0))
             connection.execute(
                 tables.broker.insert(),

@@ -1,4 +1,4 @@
-"""What topics look like: their partitions, replicas, leaders and in-sync replicas."""
+"""Descriptions of topics: partitions, replicas, leaders and in-sync replicas."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class PartitionInfo:
 
     @property
     def offline(self) -> bool:
-        """Nobody can write to it: none of its ISR is alive."""
+        """Without a leader, because no member of the ISR is alive: it cannot be written."""
         return self.leader is None and bool(self.replicas)
 
 

@@ -15,42 +15,42 @@ from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import Attempt, Store
 
 COORDINATOR = "coordinator"
-"""Name of the lease whose holder does the periodic duties that are not the controller's."""
+"""Name of the lease whose holder runs the periodic tasks that are not the controller's."""
 
 Fence = Callable[[sa.Connection], None]
-"""Raises inside the transaction if whoever acts may not act any more (a lease that has gone)."""
+"""Raises inside the transaction if the caller's lease has ended."""
 
 
 def unfenced(_connection: sa.Connection) -> None:
-    """The guard of those who act for themselves."""
+    """The fence of a caller that needs no lease."""
 
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """Who holds a lease, by the store's clock at the time of the question."""
+    """The holder of a lease, by the store's clock at the time of the query."""
 
     name: str
     holder: str | None
     """None: given back, or never taken."""
     epoch: int
     left_ms: int
-    """0: it has run out or was given back, and the next one who asks may take it."""
+    """0: it has expired or was given back, and any process may take it."""
 
 
 class Lease:
-    """One process's claim on a lease. Used by one thread, but for `check`, which any transaction may call."""
+    """A lease that this process takes and renews. For one thread, except `check`, which any thread may call."""
 
     def __init__(self, store: Store, name: str, duration_ms: int) -> None:
         self.holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.epoch: int | None = None
-        """Of the term that we hold; None while we do not."""
+        """Epoch of the term that this process holds; None while it holds none."""
         self._store = store
         self._name = name
         self.duration_ms = duration_ms
         """Of the next term or renewal."""
 
     def take_or_renew(self) -> bool:
-        """Hold the lease for another duration, if it is ours or free. Whether it is ours now."""
+        """Take or renew the lease, if it is free or held by this process. Returns whether this process holds it."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> int | None:
             here = LEASE.name == self._name
@@ -74,7 +74,7 @@ class Lease:
         return self.epoch is not None
 
     def give_back(self) -> None:
-        """Let the next one take it at once."""
+        """End the term, so that another process may take the lease at once."""
         if self.epoch is not None:
             ours = (LEASE.name == self._name) & (LEASE.holder == self.holder) & (LEASE.epoch == self.epoch)
             free = t.lease.update().where(ours).values(holder=None)
@@ -82,10 +82,10 @@ class Lease:
             self._store.transact(lambda connection, _: connection.execute(free), announce=True)
 
     def check(self, connection: sa.Connection) -> None:
-        """In every transaction of the holder, first: NotControllerError or NotCoordinatorError unless the term is ours
-        and lasts.
+        """Call it first in every transaction of the holder: raises NotControllerError or NotCoordinatorError if the
+        term has ended.
 
-        The row stays locked until the end of the transaction, so that nobody begins a term in its midst.
+        The row stays locked until the end of the transaction, so that no other term begins before that.
         """
         query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
@@ -100,7 +100,7 @@ class Lease:
 
 
 def lease_status(store: Store, name: str) -> LeaseStatus:
-    """As it stands now; epoch 0 if nobody has ever held it."""
+    """The present status; epoch 0 if the lease was never held."""
 
     def read(connection: sa.Connection) -> LeaseStatus:
         row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()

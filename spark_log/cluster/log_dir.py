@@ -1,6 +1,6 @@
-"""Log dirs: folders and buckets that hold segment files. All reading and writing of files goes through here.
+"""Log dirs: folders and buckets that hold segment files. All file access goes through this module.
 
-Used on the driver and on executors; knows nothing of the metadata store.
+Used on the driver and on executors; does not use the metadata store.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z
 
 @dataclass(frozen=True)
 class Marker:
-    """What a log dir says of itself; it must equal what the metadata store says."""
+    """The identity of a log dir, stored in it. It must equal the identity in the metadata store."""
 
     cluster_id: str
     broker_id: int
@@ -49,7 +49,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class LogDirInfo:
-    """A log dir as executors need it: where it is, and which id it must show."""
+    """The location of a log dir and the id that it must have, for executors."""
 
     log_dir_id: LogDirId
     broker_id: BrokerId
@@ -62,7 +62,7 @@ class LogDirInfo:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a folder of a log dir has: a file, or a folder. `path` is relative to the log dir."""
+    """A file or folder in a log dir. `path` is relative to the log dir."""
 
     path: str
     folder: bool
@@ -91,7 +91,7 @@ def segment_path(folder: str, partition: int, name: str) -> str:
 
 
 class LogDir:
-    """A log dir by its URI. `uri` is what the operator gave, or a local folder's `file:///…`."""
+    """A log dir by its URI, as the operator gave it; `file:///…` for a local folder."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -104,21 +104,21 @@ class LogDir:
         self._process = os.getpid()
         self.local = isinstance(self._opened, fs.LocalFileSystem)
         self._verified: tuple[str, tuple[int, int] | None] | None = None
-        """Id that the log dir has shown, and device and inode of the folder that showed it."""
+        """Verified id of the log dir, with device and inode of its folder at that time."""
 
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
 
     @property
     def _fs(self) -> fs.FileSystem:
-        """A forked child opens connections of its own: on its parent's, each could read the other's answers."""
+        """A forked child opens its own connections: parent and child could read each other's answers on shared ones."""
         if self._process != os.getpid():
             self._opened, _ = fs.FileSystem.from_uri(self.uri)
             self._process = os.getpid()
         return self._opened
 
     def location(self, relative: str) -> str:
-        """Where a part of this log dir is, for a human, Delta or Spark: a local path, or a URI without its query."""
+        """The location of a file here, for people, Delta and Spark: a local path, or a URI without its query."""
         if self.local:
             return f"{self._root}/{relative}"
         base = self.uri.partition("?")[0]
@@ -133,7 +133,7 @@ class LogDir:
             return LocalFile(Path(path), Path(self._root)) if self.local else RemoteFile(self._fs, path)
 
     def replace(self, relative: str) -> NewFile:
-        """Begin a copy of a file that the metadata names: its commit takes the place of what may lie there.
+        """Begin a copy of a file that the metadata names. Its commit replaces an existing file.
 
         Several processes may do so at once, since each writes the same bytes under a temporary name of its own.
         """
@@ -203,9 +203,9 @@ class LogDir:
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
-        """Force a file that somebody else wrote, and its folder, to disk. Object stores have done so already.
+        """Force a file that another process wrote, and its folder, to disk. Object stores have done so already.
 
-        With `ancestors`, every folder above it too: whoever made them may have been killed before it did so.
+        With `ancestors`, every folder above it too: the process that made them may have been killed before it did so.
         """
         if self.local:
             path, root = Path(self._resolve(relative)), Path(self._root)
@@ -259,7 +259,7 @@ class LogDir:
         return {info.path[start:]: info.size for info in found if info.is_file}
 
     def entries(self, folder: str = "") -> list[Entry]:
-        """What lies in a folder, or in the log dir itself, not below; nothing where there is no such folder."""
+        """The entries of a folder, or of the log dir itself, not recursive; empty if there is no such folder."""
         where = self._resolve(folder) if folder else self._root
         with self._storage_errors(folder or "its folder"):
             found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
@@ -275,7 +275,7 @@ class LogDir:
             self._fs.delete_dir(self._resolve(relative))
 
     def try_writing(self, size: int) -> None:
-        """Write so many bytes (at most 64 MiB), force them to disk and remove them: StorageUnavailableError if not."""
+        """Write `size` bytes (at most 64 MiB), force them to disk, remove them. Raises StorageUnavailableError."""
         path = f"{_TRIAL}-{os.getpid()}-{threading.get_ident()}"
         file = self.create(path)
         with self._storage_errors(path):
@@ -300,7 +300,7 @@ class LogDir:
             self._verified = uuid, self._identity()
 
     def _verify_again(self) -> None:
-        """A folder that was unmounted or swapped since it was verified must not take or miss a file silently."""
+        """Verify again if the folder was unmounted or swapped, so that no file is written to the wrong one."""
         if self._verified is not None and self._verified[1] != self._identity():
             self.verify(self._verified[0])
 
@@ -356,7 +356,7 @@ def normalise_uri(text: str) -> str:
 
 
 def refuse_overlap(uri: str, others: list[str]) -> None:
-    """InvalidConfigurationError if `uri` is, holds, or lies in one of `others`: two log dirs must not share files."""
+    """InvalidConfigurationError if `uri` equals, contains or is inside one of `others`: log dirs share no files."""
 
     def location(value: str) -> str:
         parts = urlsplit(value)  # without the keys; but two endpoints may well have buckets of the same name

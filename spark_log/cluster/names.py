@@ -1,7 +1,7 @@
 """Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
 
 legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide when they are equal with `_` for `.`: metric
-names and folders cannot tell them apart. Internal topics can be read by anyone and written by nobody but the cluster.
+names and folders cannot tell them apart. Clients can read internal topics; only the cluster writes them.
 """
 
 import re
@@ -19,7 +19,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def validate_topic_name(name: object, field: str = "topic") -> str:
-    """`name`, if it is legal. `field` is what the message calls it (an option, a column, an argument).
+    """`name`, if it is legal. `field` names it in the error message (an option, a column, an argument).
 
     Raises InvalidTopicError that names the field and the value.
     """
@@ -68,7 +68,7 @@ def is_internal(topic: str) -> bool:
 
 
 def collision_key(topic: str) -> str:
-    """Equal for two names exactly if they collide. Worth a unique index in the metadata store."""
+    """Equal for two names exactly if they collide. The metadata store has a unique index on it."""
     return topic.replace(".", "_")
 
 

@@ -1,4 +1,4 @@
-"""Making files durable: the publish step of a log dir. Invisible under its name, or whole and forced to disk."""
+"""Durable creation of files: a file is invisible under its name, or whole and forced to disk."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _UPLOAD_BYTES = 4 * 1024 * 1024
 
 
 class NewFile(Protocol):
-    """A file in the making. Invisible under its name until `commit`; gone after `abort`."""
+    """A file that is being written. Invisible under its name until `commit`; deleted by `abort`."""
 
     def write(self, data: Any, /) -> int: ...
     def commit(self) -> None: ...
@@ -35,7 +35,7 @@ class LocalFile:
         _unfinished.add(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the file is the parent's, and what is in the buffer here must not be written twice."""
+        """In a forked child: the file belongs to the parent, and the buffered bytes must not be written twice."""
         with contextlib.suppress(ValueError), open(os.devnull, "wb") as nowhere:  # ValueError: it is closed
             os.dup2(nowhere.fileno(), self._file.fileno())
 
@@ -103,7 +103,7 @@ class RemoteFile:
         failpoint("file.renamed")
 
     def abort(self) -> None:
-        # closing is the only way to let go of the upload; the object that this may make is named by nobody
+        # only closing ends the upload; the object that this may create is named by no metadata
         with contextlib.suppress(OSError):
             self._stream.close()
         with contextlib.suppress(OSError):
@@ -111,9 +111,9 @@ class RemoteFile:
 
 
 class RemoteCopy:
-    """A copy that may take the place of an object: gathered on this host, so that only a complete one is ever sent.
+    """A copy that may replace an object. It is collected on this host, so that only complete copies are uploaded.
 
-    Giving up an upload that has begun would delete what another process has put there meanwhile.
+    Aborting an upload would delete an object that another process has written meanwhile.
     """
 
     def __init__(self, file_system: fs.FileSystem, path: str) -> None:
@@ -124,7 +124,7 @@ class RemoteCopy:
         try:
             return self._gathered.write(data)
         except OSError as error:
-            raise StorageUnavailableError(f"the copy of {self._path} cannot be gathered here: {error}") from error
+            raise StorageUnavailableError(f"the copy of {self._path} cannot be stored on this host: {error}") from error
 
     def commit(self) -> None:
         with self._gathered as gathered:
@@ -139,9 +139,9 @@ class RemoteCopy:
 
 
 def make_folders(folder: Path, root: Path) -> None:
-    """Make `folder` below an existing `root`, durably: the entries of the folders on the way are forced to disk.
+    """Make `folder` below an existing `root`, durably: the entries of all folders in between are forced to disk.
 
-    Also where they are there already, by each process once: the writer that has made them may not have come to it.
+    Each process does that once, even if the folders exist: the process that made them may have been killed before.
     """
     with contextlib.suppress(FileNotFoundError):
         if _folder_key(folder) in _durable:
@@ -158,7 +158,7 @@ def make_folders(folder: Path, root: Path) -> None:
 
 
 def make_root(root: Path) -> None:
-    """Make a log dir's or a cluster's own folder, and force the entries of the folders that are new to disk."""
+    """Make the folder of a log dir or a cluster, and force the entries of new folders to disk."""
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for folder in new:
@@ -169,7 +169,7 @@ _durable: set[tuple[Path, int, int]] = set()
 
 
 def _folder_key(folder: Path) -> tuple[Path, int, int]:
-    """With device and inode: clean-up may delete a folder, and another writer make it again."""
+    """With device and inode: clean-up may delete a folder, and another writer may make it again."""
     status = os.stat(folder)
     return folder, status.st_dev, status.st_ino
 

@@ -1,4 +1,4 @@
-"""Which brokers and log dirs get the replicas of new partitions. Pure."""
+"""Chooses brokers and log dirs for the replicas of new partitions. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ def place_replicas(
 ) -> list[list[tuple[int, int]]]:
     """AR of each new partition as (broker id, log dir id), the preferred leader first.
 
-    Leaders go round the brokers, starting at the one with the fewest replicas; followers take the next brokers, shifted
-    by one more each time round, as in Kafka, so that a dead broker's load spreads. Brokers alternate over racks, and a
-    rack gets a second replica of a partition only when every rack has one. In its broker a replica goes to the log dir
-    with the fewest. Raises InvalidReplicationFactorError.
+    Leaders are assigned round-robin, starting at the broker with the fewest replicas. Followers are on the next
+    brokers, shifted by one more in each round, as in Kafka, so that the load of a dead broker spreads. Neighbours are
+    in different racks, and a rack gets a second replica of a partition only when every rack has one. Within its
+    broker, a replica goes to the log dir with the fewest replicas. Raises InvalidReplicationFactorError.
     """
     if isinstance(replication_factor, bool) or not isinstance(replication_factor, int) or replication_factor < 1:
         raise InvalidReplicationFactorError(
@@ -59,7 +59,7 @@ def place_replicas(
 
 
 def _alternate_racks(brokers: Sequence[BrokerLoad]) -> list[BrokerLoad]:
-    """Brokers so ordered that neighbours are in different racks where that can be."""
+    """The brokers in an order in which neighbours are in different racks, if possible."""
     racks: dict[str | None, list[BrokerLoad]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
         racks.setdefault(broker.rack, []).append(broker)

@@ -1,4 +1,4 @@
-"""How much each topic holds: records and bytes of the segments that can be read, by partition.
+"""Records and bytes of the readable segments of each topic, by partition.
 
 The one definition of records and bytes for `topic list`, `topic describe`, `partition balance` and `status`.
 """

@@ -2,7 +2,7 @@
 
     {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2], "log_dirs": ["any", "any"]}]}
 
-Text becomes types here; what is wrong is an InvalidReplicationAssignmentError that names the field and the value.
+An InvalidReplicationAssignmentError names the field and the value that is wrong.
 """
 
 import json
@@ -18,7 +18,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dict[str, Any]:
-    """The document of these assignments, by topic and partition."""
+    """The JSON document of these assignments, sorted by topic and partition."""
     return {
         "version": VERSION,
         "partitions": [
@@ -34,7 +34,7 @@ def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dic
 
 
 def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
-    """The assignments of a document. A member that is not Kafka's, or comes twice, is refused too."""
+    """The assignments of a JSON document. Unknown and repeated members are refused."""
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

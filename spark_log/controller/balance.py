@@ -1,5 +1,6 @@
-"""How evenly records and leaders lie on brokers and log dirs, and which partitions are to blame. Pure, but for one
-query for the facts and the controller's duty that follows from them.
+"""How evenly records and leaders are spread over brokers and log dirs, and which partitions cause an imbalance.
+
+Pure, except for the query that reads the facts and the controller's task that elects preferred leaders.
 """
 
 from collections import Counter
@@ -19,17 +20,17 @@ from spark_log.metadata.store import Store
 from spark_log.partitions.partition_rows import Key
 
 SKEW_RATIO = 1.5
-"""A partition with so many times its topic's mean is reported as skewed, a broker with so many times the mean as
-loaded."""
+"""A partition with at least this many times its topic's mean is reported as skewed, and a broker with at least this
+many times the mean of the brokers as overloaded."""
 
 _ELECTED_PER_TRANSACTION = 2_000
 
 
 class ReplicaFacts(NamedTuple):
-    """A replica and what it has: `bytes` and `records` as `cluster.usage` counts them, of the segments that it holds.
+    """A replica with the `bytes` and `records` of the segments that it holds, counted as in `cluster.usage`.
 
-    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: what it lacks below the
-    high watermark.
+    `file_bytes`: of the segment files in its log dir, without the inline tail. `offset_lag`: offsets that it lacks
+    below the high watermark.
     """
 
     tp: TopicPartition
@@ -45,7 +46,7 @@ class ReplicaFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """Of a broker or a log dir. `preferred`: partitions whose preferred leader it is."""
+    """The load of a broker or a log dir. `preferred`: partitions whose preferred leader it is."""
 
     bytes: int = 0
     records: int = 0
@@ -65,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True)
 class BrokerBalance:
-    """A broker's load; the deviations of its bytes and records from the mean over the brokers, 0 if nobody has any.
+    """A broker's load; the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
 
     `imbalance_percent` as Kafka computes it: of the partitions preferred here, the share that is led elsewhere, which
     are `led_elsewhere`. `largest`: its replicas with the most bytes, while it has SKEW_RATIO times the mean.
@@ -99,7 +100,7 @@ class Balance:
 
 
 def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
-    """The report. `log_dirs` are all of the cluster, by id, with their broker."""
+    """The report. `log_dirs`: broker id of each log dir of the cluster, by log dir id."""
     brokers = sorted(set(log_dirs.values()))
     by_dir: dict[int, Load] = dict.fromkeys(log_dirs, Load())
     by_broker: dict[int, Load] = dict.fromkeys(brokers, Load())
@@ -136,7 +137,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
 
 
 def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:
-    """Partitions by their fullest replica, against their topic's mean."""
+    """Partitions, measured by their largest replica, that are far above their topic's mean."""
     sizes: dict[TopicPartition, tuple[int, int]] = {}
     for facts in replicas:
         size, records = sizes.get(facts.tp, (0, 0))
@@ -201,7 +202,7 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
 
 
 def load_balance(store: Store) -> Balance:
-    """The report of the cluster as it stands now."""
+    """The present balance of the cluster."""
 
     def read(connection: sa.Connection) -> Balance:
         rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id))
@@ -214,7 +215,7 @@ def load_balance(store: Store) -> Balance:
 
 
 class Preference(NamedTuple):
-    """Who should lead a partition, and who does."""
+    """The preferred and the present leader of a partition."""
 
     key: Key
     preferred: int
@@ -233,7 +234,7 @@ def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: in
 def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
     """Preferred election for the brokers above leader.imbalance.per.broker.percentage; the partitions it changed.
 
-    As in Kafka partitions under reassignment are left alone: their AR is not what it will be.
+    As in Kafka, partitions under reassignment are left out: their AR is about to change.
     """
     moving = (
         sa.select(REASSIGNMENT.topic_id)

@@ -1,8 +1,8 @@
-"""The controller's decisions, written to the store: who leads, who is in sync.
+"""The controller's decisions about leaders and ISRs, written to the store.
 
 One process acts at a time, the holder of the lease `controller`; each of its transactions calls `fence` first, which
-refuses a term that has ended (invariant 5). It keeps nothing in memory that it could not read again: each look finds
-the partitions that need something, whatever has happened before.
+refuses a term that has ended (invariant 5). It keeps no state in memory: each run reads from the store which
+partitions need a change.
 """
 
 import logging
@@ -47,15 +47,15 @@ class Elections:
 
 
 def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) -> Elections:
-    """Take the dead out of the ISRs and give every partition that lost its leader a new one, if there can be one.
+    """Remove dead replicas from the ISRs and elect leaders for partitions whose leader is dead or missing.
 
-    For the partitions of `unclean` a replica outside the ISR will do. A thousand partitions are one transaction.
+    In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes up to 2,000 partitions.
     """
 
-    def look(connection: sa.Connection) -> list[Key]:
-        return _in_need(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
+    def read(connection: sa.Connection) -> list[Key]:
+        return _partitions_to_change(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
 
-    keys = store.read(look)
+    keys = store.read(read)
     done = Elections()
     for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
         chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
@@ -70,7 +70,7 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
 
 
 def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
-    """Let the first of AR lead where it can without loss; the partitions whose leader changed."""
+    """Elect the preferred leaders where that loses nothing. Returns the partitions whose leader changed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
         fence(connection)
@@ -84,7 +84,7 @@ def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -
 
 
 def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
-    """Take replicas that lag too long out of their ISRs; the partitions that this changed."""
+    """Remove replicas that lag too long from their ISRs. Returns the partitions that changed."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
         fence(connection)
@@ -99,8 +99,10 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
     return store.transact(body, announce=True) if late else []
 
 
-def _in_need(connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]) -> list[Key]:
-    """Partitions with a dead member of the ISR, or without a leader although a replica is alive."""
+def _partitions_to_change(
+    connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]
+) -> list[Key]:
+    """Partitions with a dead member in the ISR, or without a leader although a replica could lead."""
     log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
     dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
     join = t.partition.join(

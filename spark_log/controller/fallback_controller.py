@@ -1,4 +1,4 @@
-"""The controller's duties for a client that has met trouble: done by itself, where no process is the controller."""
+"""Failure detection by a client that met a failed log dir, for clusters in which no process is the controller."""
 
 import logging
 import threading
@@ -20,12 +20,12 @@ _WAIT_S = 0.1
 
 
 def any_log_dir_offline(connection: sa.Connection) -> bool:
-    """Whether a log dir counts as failed: it may be back, which a look finds out."""
+    """Whether a log dir is marked as failed. It may be back, which an inspection finds out."""
     return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
 
 
 class FallbackController:
-    """Looks at the log dirs and elects leaders, not more often than needed. Safe to share between threads."""
+    """Inspects the log dirs and elects leaders, at most every half second. Thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: ClusterSettings | None = None) -> None:
         self._cluster, self._settings = cluster, settings
@@ -33,7 +33,7 @@ class FallbackController:
         self._next_s = 0.0
 
     def detect_failures(self) -> None:
-        """Do the duty, or give the controller, if another process is it, the time to do it."""
+        """Inspect log dirs and elect leaders; if another process is the controller, wait a moment for its changes."""
         seen = self._cluster.store.changes.current()
         with self._lock:
             now_s = clock.monotonic_s()
@@ -41,15 +41,15 @@ class FallbackController:
             if mine:
                 self._next_s = now_s + _EVERY_S
                 try:
-                    mine = self._do()
+                    mine = self._inspect_and_elect()
                 except NotControllerError:
                     mine = False
                 except SparkLogError as error:
-                    logger.warning("log dirs were not looked at: %s", redact(str(error)))
+                    logger.warning("log dirs were not inspected: %s", redact(str(error)))
         if not mine:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
-    def _do(self) -> bool:
+    def _inspect_and_elect(self) -> bool:
         with fallback_term(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
             if fence is None:
                 return False

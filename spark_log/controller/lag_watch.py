@@ -1,4 +1,4 @@
-"""Which in-sync replicas have lagged for too long: Kafka's replica.lag.time.max.ms."""
+"""Detects in-sync replicas that lag for longer than replica.lag.time.max.ms, as in Kafka."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,23 +23,23 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class _Goal:
-    """Where the leader was at `since_s`: a replica that gets there by then has caught up with that moment."""
+    """The leader's log end offset at `since_s`. A replica that reaches it has caught up with that moment."""
 
     offset: int
     since_s: float
 
 
 class LagWatch:
-    """A member is late when it has not come to where the leader was `lag_max_s` ago.
+    """A member is late if it has not reached the offset at which the leader was `lag_max_s` ago.
 
-    By a monotonic clock, and only while watched: whoever begins to watch gives everybody the whole time.
+    Measured by a monotonic clock from the first observation: a new LagWatch gives each member the full time.
     """
 
     def __init__(self) -> None:
         self._goals: dict[Member, _Goal] = {}
 
     def late(self, now_s: float, behind: Mapping[Member, Ends], lag_max_s: float) -> set[Member]:
-        """The members that are late now. `behind` is every member that does not have all that its leader has."""
+        """The members that are late now. `behind`: all members whose log end offset is below their leader's."""
         goals: dict[Member, _Goal] = {}
         for member, ends in behind.items():
             goal = self._goals.get(member)

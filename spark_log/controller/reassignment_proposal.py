@@ -1,8 +1,8 @@
-"""Which replicas to move so that partitions lie evenly on a set of brokers. Pure.
+"""Proposes which replicas to move so that partitions are spread evenly over a set of brokers. Pure.
 
-`placement.place_replicas` spreads new partitions over brokers that are all alike; here most is where it should be, and
-each replica that moves is a copy. So what is right stays: replicas move only off brokers that are not wanted, that have
-too many of a topic, or whose rack has a second replica while another rack has none.
+`placement.place_replicas` places new partitions. Here the replicas exist, and each move is a copy. So replicas move
+only off brokers that are excluded or have too many replicas of a topic, or off a rack that has a second replica of a
+partition while another rack has none.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Rows of table `reassignment`: what is under way, how far it is, and which may be finished.
+"""Rows of table `reassignment`: the running reassignments, their progress, and those that may be finished.
 
 A partition's row is written only under that partition's row lock.
 """
@@ -23,7 +23,7 @@ _SAME = (REPLICA.topic_id == REASSIGNMENT.topic_id) & (REPLICA.partition == REAS
 
 @dataclass(frozen=True)
 class ReassignmentStatus:
-    """One under way. `replicas` is AR now; `bytes_left` is what the new replicas still have to copy."""
+    """A running reassignment. `replicas` is the present AR; `bytes_left`: bytes that new replicas have yet to copy."""
 
     reassignment: Reassignment
     replicas: tuple[int, ...]
@@ -84,7 +84,7 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
 
 
 def read_ready_partitions(connection: sa.Connection) -> list[Key]:
-    """Partitions whose target is in sync at a first look."""
+    """Partitions whose target is in sync in this snapshot; the switch checks it again under the lock."""
     targets: dict[Key, list[int]] = {}
     in_sync: dict[Key, set[int]] = {}
     query = sa.select(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REASSIGNMENT.target, REPLICA.broker_id)

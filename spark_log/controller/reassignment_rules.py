@@ -2,7 +2,7 @@
 
     begin   the new replicas join AR behind the others, empty, and catch up like any other follower
     finish  once all of the target is in sync and alive, AR becomes the target and the rest leaves
-    cancel  AR becomes what it was before, and what was added leaves
+    cancel  AR becomes the original AR again; replicas that were added leave
 
 A replica that leaves takes its files with it, so its leaving begins a new leader epoch even where the leader stays: a
 file that a writer put into its log dir under the old one must not count should the broker get a replica again.
@@ -52,9 +52,9 @@ def begin(
 
 
 def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState | None:
-    """The partition with the target as its AR; None while somebody has to wait.
+    """The partition with the target as its AR, or None while the target is not ready.
 
-    Every replica of the target must be in the ISR and alive: whoever leaves may be the only other one that has an
+    Every replica of the target must be in the ISR and alive: a replica that leaves may be the only other one with an
     acknowledged record. The leader stays if it is in the target; else the first of the target that has every record
     leads. After acks=1 there may be none: then the others catch up first.
     """

@@ -1,4 +1,4 @@
-"""Elections that somebody asks for: preferred, or unclean where a partition would stay offline."""
+"""Elections on request: preferred, or unclean for a partition that would stay offline."""
 
 from collections.abc import Collection
 
@@ -26,14 +26,14 @@ from spark_log.quantities import count_of
 def elect(
     cluster: Cluster, partitions: Collection[TopicPartition], *, unclean: bool = False
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """Hold an election for each; None where there is a new leader, otherwise why not.
+    """Hold an election for each partition. The result is None where a new leader was elected, otherwise the reason.
 
-    ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (nobody is alive),
+    ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live replica),
     UnknownTopicOrPartitionError. An unclean one elects only where there is no leader, and may lose records, which are
-    recorded and logged. The term of a controller is not needed: each transaction sees who is alive, and decides alone.
+    recorded and logged. No controller lease is needed: each transaction reads which replicas are alive, and decides.
     """
-    FallbackController(cluster).detect_failures()  # a log dir that has gone must not be elected
-    before = cluster.store.read(lambda connection: _look(connection, cluster, partitions))
+    FallbackController(cluster).detect_failures()  # a replica on a failed log dir must not be elected
+    before = cluster.store.read(lambda connection: _read_partitions(connection, cluster, partitions))
     keys = {tp: key for tp, (key, _, _) in before.items()}
     if unclean:
         offline = {key for key, state, _ in before.values() if state.leader is None}
@@ -73,10 +73,10 @@ def _why_not(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
     )
 
 
-def _look(
+def _read_partitions(
     connection: sa.Connection, cluster: Cluster, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, tuple[Key, PartitionState, bool]]:
-    """Those that exist, and whether the preferred leader of each is alive."""
+    """The partitions that exist, each with its state and whether its preferred leader is alive."""
     alive = alive_log_dirs(connection, cluster.store.clock(connection))
     wanted = frozenset(partitions)
     topics = find_topics(connection, {tp.topic for tp in wanted})

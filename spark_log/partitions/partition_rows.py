@@ -20,7 +20,7 @@ Key = tuple[int, int]
 """Topic id and partition number."""
 
 CHUNK = 5_000
-"""Values in one statement: databases limit its parameters."""
+"""Values per statement: databases limit the number of parameters."""
 
 _FEW = 16
 
@@ -63,7 +63,7 @@ _REPLICAS_OF_ALL = Prepared(_replicas_where())
 
 
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
-    """The partitions that exist, their rows locked in the order that everybody keeps."""
+    """Lock the rows of these partitions, in the lock order, and read them. Missing partitions are left out."""
     states: dict[Key, PartitionState] = {}
     one_by_one = _FEW if connection.dialect.name == "sqlite" else 1  # a statement is no round trip there
     for topic_id, numbers in by_topic(keys):
@@ -73,7 +73,7 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
             for number in numbers:
                 one = {"topic_id": topic_id, "partition": number}
                 rows += _LOCK_ONE.rows(connection, one)
-                # a statement of its own: on PostgreSQL a join would show the replicas as they were before the wait
+                # a separate statement: on PostgreSQL a join would show the replicas as of before the wait for the lock
                 replicas += _REPLICAS_OF_ONE.rows(connection, one)
         else:
             many = {"topic_id": topic_id, "partitions": numbers}
@@ -84,13 +84,13 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
 
 
 def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
-    """The partition as of the snapshot, not locked; None if it is gone."""
+    """The partition as of the snapshot, without a lock; None if it does not exist."""
     one = {"topic_id": key[0], "partition": key[1]}
     return _states(key[0], _READ_ONE.rows(connection, one), _REPLICAS_OF_ONE.rows(connection, one)).get(key)
 
 
 def read_partitions(connection: sa.Connection, topic_id: int) -> dict[Key, PartitionState]:
-    """All partitions of a topic as of the snapshot, not locked."""
+    """All partitions of a topic as of the snapshot, without locks."""
     whole = {"topic_id": topic_id}
     return _states(topic_id, _ALL.rows(connection, whole), _REPLICAS_OF_ALL.rows(connection, whole))
 
@@ -110,7 +110,7 @@ def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> 
 
 
 def by_topic(keys: Sequence[Key], chunk: int = CHUNK) -> Iterator[tuple[int, list[int]]]:
-    """Sorted (topic, partitions), at most `chunk` partitions at a time."""
+    """The keys as (topic id, partition numbers), sorted, with at most `chunk` numbers each."""
     topics: dict[int, list[int]] = {}
     for topic_id, number in sorted(set(keys)):
         topics.setdefault(topic_id, []).append(number)
@@ -145,7 +145,7 @@ _DROP_REPLICA = Prepared(t.replica.delete().where(*_THIS_REPLICA))
 def save_partitions(
     connection: sa.Connection, before: Mapping[Key, PartitionState], after: Mapping[Key, PartitionState]
 ) -> None:
-    """Write what differs, partitions and replicas. `before` is what `lock_partitions` gave in this transaction."""
+    """Write the partitions and replicas that differ. `before`: result of `lock_partitions` in this transaction."""
     changed = [(key, state) for key, state in after.items() if state is not before[key]]
     if not changed:
         return

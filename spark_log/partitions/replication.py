@@ -1,13 +1,13 @@
-"""The rules of replication. Pure: what may happen to a partition's replicas, ISR and leader, and what it changes.
+"""The rules of replication. Pure: each function is one change of a partition's replicas, ISR, leader or offsets.
 
-What holds before and after each of them (invariants 2, 4, 5 and 10 of the design):
+Invariants before and after each change (numbers 2, 4, 5 and 10 of the design):
 
     log_start_offset <= high_watermark <= log_end_offset of every member of the ISR <= log_end_offset
     the leader, if there is one, is in the ISR and has log_end_offset
     every segment below a replica's log_end_offset is whole in its log dir; it is always a segment boundary
     leader_epoch and partition_epoch only grow
 
-Offsets are assigned in `log.append`; here is everything else that moves a replica, the ISR or the leader.
+Offsets are assigned in `append/rules.py`; every other change of a replica, the ISR or the leader is here.
 """
 
 from collections.abc import Collection, Sequence
@@ -52,12 +52,12 @@ class PartitionState:
 
 
 def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
-    """max(HW, min LEO over the ISR): it never goes down here."""
+    """max(HW, min LEO over the ISR). It never decreases here."""
     return max(current, min((replica.log_end_offset for replica in replicas if replica.in_sync), default=current))
 
 
 def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> PartitionState:
-    """The state with these replicas, the high watermark where they put it, and what must be published announced."""
+    """The state with these replicas and the high watermark that follows from them; `change` announces a publication."""
     if tuple(replicas) == state.replicas:
         return state
     high_watermark = advanced_high_watermark(state.high_watermark, replicas)
@@ -85,12 +85,13 @@ class Truncation:
 def fail_over(
     state: PartitionState, alive_log_dirs: Collection[int], *, unclean: bool = False
 ) -> tuple[PartitionState, Truncation | None]:
-    """The partition once the dead have left: ISR without them, and a leader that is alive, if there can be one.
+    """Remove dead replicas from the ISR, and elect a leader if the present one is dead. Returns what was truncated.
 
-    The leader stays if it is alive. Else the first live member of the ISR in AR order leads, and the log is cut at its
-    LEO: what acks=1 had acknowledged above it is gone. With no live member of the ISR the partition is offline and its
-    ISR stays, since only its members have every acknowledged record; unless unclean election is allowed (by the topic,
-    or `unclean`), when the live replica with the most records leads, and acknowledged records may be lost.
+    A leader that is alive stays. Otherwise the first live member of the ISR in AR order leads, and the log is truncated
+    at its LEO: records that acks=1 acknowledged above it are lost. Without a live member of the ISR the partition goes
+    offline and keeps its ISR, since only the members have every acknowledged record. If unclean election is allowed (by
+    the topic, or `unclean`), the live replica with the most records leads instead, and acknowledged records may be
+    lost.
     """
     alive = [replica for replica in state.replicas if replica.log_dir_id in alive_log_dirs]
     candidates = [replica for replica in alive if replica.in_sync]
@@ -115,7 +116,7 @@ def fail_over(
 
 
 def elect_preferred(state: PartitionState, alive_log_dirs: Collection[int]) -> PartitionState:
-    """The first of AR leads, if it is alive, in the ISR and has every record; nothing is cut."""
+    """Let the first replica of AR lead, if it is alive, in the ISR and has every record. Nothing is truncated."""
     if not state.replicas or state.leader is None:
         return state
     first = state.replicas[0]
@@ -126,8 +127,8 @@ def elect_preferred(state: PartitionState, alive_log_dirs: Collection[int]) -> P
 
 
 def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[PartitionState, Truncation | None]:
-    """`leader` leads under a new epoch, and the log ends where its own log ends."""
-    # a leader that lacks records below the log start lacks nothing, and their offsets are not used again
+    """Let `leader` lead in a new epoch. The partition's log ends at its LEO."""
+    # records below the log start offset are not needed, and their offsets are never assigned again
     end = max(leader.log_end_offset, state.log_start_offset)
     elected = replace(
         state,
@@ -160,10 +161,10 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
 
 @dataclass(frozen=True)
 class CopiedRange:
-    """What a replica has copied: the segments `names`, which cover [start, end), are whole in its log dir.
+    """The segments that a replica has copied: `names` cover [start, end) and are whole in its log dir.
 
-    `leader_epoch` and `log_dir_id` are those under which they were looked up. Below the log start offset there may be
-    nothing to copy any more: then `names` cover less.
+    `leader_epoch` and `log_dir_id` are the partition's and the replica's when the copy was planned. Segments below the
+    log start offset may have been deleted: then `names` cover less.
     """
 
     broker_id: int
@@ -177,11 +178,11 @@ class CopiedRange:
 def advance_follower(
     state: PartitionState, progress: CopiedRange, names_now: Sequence[str], end_with_blobs: int, *, alive: bool
 ) -> PartitionState:
-    """The replica's LEO moves over what it has copied and over the blobs that follow, up to `end_with_blobs`.
+    """Move the replica's LEO over the segments that it has copied and the blobs that follow, up to `end_with_blobs`.
 
-    `names_now` are the segments that cover the range now, under the row lock: an election may have cut them off, or
-    a merge may have replaced them; then nothing moves, and NotLeaderForPartitionError says to look again. A replica
-    with everything joins the ISR, if it is alive.
+    `names_now` are the segments that cover the range now, read under the row lock. If an election has truncated them,
+    or a merge has replaced them, nothing changes and NotLeaderForPartitionError is raised: plan the copy again. A
+    replica that has every record joins the ISR, if it is alive.
     """
     replica = state.replica(progress.broker_id)
     if progress.leader_epoch != state.leader_epoch:
@@ -202,9 +203,10 @@ def advance_follower(
 
 
 def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionState:
-    """These members leave the ISR for having lagged too long; never one with everything, as the leader is.
+    """Remove these members from the ISR, because they lagged too long. A member with every record stays.
 
-    While nobody leads nobody lags: the last members with every acknowledged record could leave one after the other.
+    Without a leader the ISR stays as it is: otherwise its last members, which have every acknowledged record, could
+    leave one after the other.
     """
     if state.leader is None:
         return state
@@ -220,10 +222,11 @@ def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionS
 
 
 def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> PartitionState:
-    """A replica's log dir came back without its files from `first_missing` on (a segment boundary).
+    """A replica's log dir came back without the files from `first_missing` on (a segment boundary).
 
-    Its LEO falls; if it falls below the high watermark it is no member of the ISR any more, even as the last one: it
-    must not be elected as if it had every acknowledged record. If it led, the partition waits for an election.
+    Its LEO falls to `first_missing`. If that is below the high watermark, the replica leaves the ISR, even as its last
+    member: it must not be elected as if it had every acknowledged record. If it led, the partition goes offline until
+    the next election.
     """
     replica = state.replica(broker_id)
     if replica is None or first_missing >= replica.log_end_offset:
@@ -239,19 +242,19 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
 
 
 def fence_writers(state: PartitionState) -> PartitionState:
-    """Refuse what was written or copied before: a log dir has come back, and may be another than writers wrote to."""
+    """Refuse files that were written or copied earlier: the log dir that came back may be another one."""
     return replace(state, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 
 
 def rewrite(
     state: PartitionState, start: int, end: int, log_dir_ids: Collection[int], partition_epoch: int
 ) -> PartitionState | None:
-    """The segments of [start, end) are replaced by files that are in these log dirs (sealing, merging, compaction).
+    """Replace the segments of [start, end) by files that are in these log dirs (sealing, merging, compaction).
 
-    None if it may not be: the ISR has changed since the files were written, and whoever joined lacks them; the range
-    reaches above the high watermark, where an election may still cut; or fewer are in sync than min.insync.replicas (or
-    all replicas, if there are not so many), which is how many copies acks=all has promised. A replica that did not get
-    the files, or whose end lies within the range, is whole only up to where the range begins.
+    None if that is not allowed: the ISR has changed since the files were written, and a new member lacks them; the
+    range ends above the high watermark, where an election may still truncate; or fewer replicas are in sync than
+    min.insync.replicas (or than all replicas, if there are fewer), the number of copies that acks=all promised. The LEO
+    of a replica that lacks the files, or that ends within the range, falls to the start of the range.
     """
     in_sync = [replica.log_dir_id for replica in state.replicas if replica.in_sync]
     copies_min = max(1, min(state.min_insync_replicas, len(state.replicas)))

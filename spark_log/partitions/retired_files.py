@@ -1,6 +1,4 @@
-"""Files that the metadata does not name any more: readers may still be on them, so they stay for
-file.delete.delay.ms.
-"""
+"""Files that the metadata no longer names. They stay for file.delete.delay.ms, since readers may still use them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

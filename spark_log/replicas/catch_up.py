@@ -1,9 +1,9 @@
 """Catching up: a follower's replica gets the segments that it lacks, whole and in order (invariant 10).
 
-A run of files is copied into the replica's log dir; then one transaction moves its LEO over them and over the blobs
-that follow, if nothing has changed: it was looked up under the same leader epoch, from the same LEO, and the same
-segments still cover it. So two processes that copy the same replica, an election, a seal or a kill in between cost a
-copy at most. What such a copy leaves behind is a file that the metadata names, or an orphan; nothing is deleted here.
+A run of files is copied into the replica's log dir. Then one transaction moves its LEO over them and over the blobs
+that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a second
+process that copies the same replica, an election, a seal or a kill costs one wasted copy at most. Such a copy leaves a
+file that the metadata names, or an orphan; nothing is deleted here.
 """
 
 import contextlib
@@ -36,15 +36,15 @@ from spark_log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 
 RUN_FILES_MAX = 64
 RUN_BYTES_MAX = 64 * 1024 * 1024
-"""A run ends with the file that reaches it: the LEO, and with it the high watermark, moves every so often."""
+"""A run ends with the file that reaches this size, so that the LEO, and with it the high watermark, moves often."""
 
-_LOOKS_MAX = 10
-"""How often in a row a run may come to nothing, overtaken by an election or a seal."""
+_OVERTAKEN_MAX = 10
+"""How many runs in a row may fail because an election or a seal came first."""
 
 
 @dataclass(frozen=True)
 class CatchUpResult:
-    """What catching up did. `segments_verified` were in the log dir already: acks=all writers had put them there."""
+    """The result of catching up. `segments_verified` were in the log dir already, written by acks=all writers."""
 
     log_end_offset: int
     in_sync: bool
@@ -55,7 +55,7 @@ class CatchUpResult:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A segment file of the partition, the range that it covers, and where it may be copied from, the best first."""
+    """A segment file, the offsets that it covers, and the log dirs to copy it from, the best first."""
 
     base_offset: int
     end_offset: int
@@ -66,7 +66,7 @@ class _Piece:
 
 @dataclass
 class _Copied:
-    """What has been done of a run; `error` ended it early."""
+    """The part of a run that was copied; `error` ended the run early."""
 
     pieces: int = 0
     bytes: int = 0
@@ -84,12 +84,12 @@ def catch_up(
     progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> CatchUpResult:
-    """Bring a replica to where the log ended at the time of the call, and publish what it now has.
+    """Copy to a replica all records up to the log end offset at the time of the call, and publish them.
 
-    `progress` is told the size of each block copied. After `stop` is set it returns where it is. What was copied before
-    an error stays. Raises UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if no other one
-    has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the controller),
-    NotLeaderForPartitionError if the partition keeps changing.
+    `progress` gets the size of each block that was copied. When `stop` is set, it returns early. Files that were
+    copied before an error stay. Raises UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if
+    no other replica has a segment whole, StorageUnavailableError if its log dir fails (which is reported to the
+    controller), NotLeaderForPartitionError if the partition keeps changing.
     """
     copying = ReplicaCopy(cluster, topic, partition, broker_id, throttle, progress, stop)
     try:
@@ -105,7 +105,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class ReplicaCopy:
-    """One replica that catches up, without publication. `moved`: its LEO has, or the ISR."""
+    """The copy of one replica, without publication. `moved`: its LEO or the ISR has changed."""
 
     cluster: Cluster
     topic: Topic
@@ -143,9 +143,9 @@ class ReplicaCopy:
                 after = self.commit(state, replica, pieces[: copied.pieces])
             except NotLeaderForPartitionError:
                 overtaken += 1
-                if overtaken >= _LOOKS_MAX:
+                if overtaken >= _OVERTAKEN_MAX:
                     raise
-                continue  # what failed to be copied may have been cut off: look again
+                continue  # the segment that could not be copied may have been truncated: plan again
             now = after.replica(self.broker_id)
             assert now is not None
             overtaken = overtaken + 1 if now == replica else 0
@@ -156,14 +156,14 @@ class ReplicaCopy:
                 raise copied.error
             if now.log_end_offset >= goal:
                 return done
-            if overtaken >= _LOOKS_MAX:
+            if overtaken >= _OVERTAKEN_MAX:
                 raise NotLeaderForPartitionError(
                     f"{self.topic.name}-{self.partition}: broker {self.broker_id} finds nothing to copy from"
                     f" {now.log_end_offset} on"
                 )
 
     def plan(self) -> tuple[PartitionState, Replica, list[_Piece]]:
-        """The partition, the replica, and the next run of files that it lacks, in one snapshot."""
+        """Read the partition, the replica and the next run of files that it lacks, in one snapshot."""
         key = (self.topic.topic_id, self.partition)
 
         def read(connection: sa.Connection) -> tuple[PartitionState, Replica, list[_Piece]]:
@@ -231,7 +231,7 @@ class ReplicaCopy:
     def commit(self, state: PartitionState, replica: Replica, pieces: Sequence[_Piece]) -> PartitionState:
         """Move the replica's LEO over the pieces, which are in its log dir, and over the blobs that follow.
 
-        Raises NotLeaderForPartitionError if the partition is not as it was looked up any more.
+        Raises NotLeaderForPartitionError if the partition has changed since the run was planned.
         """
         start = replica.log_end_offset
         end = pieces[-1].end_offset if pieces else start
@@ -257,7 +257,7 @@ class ReplicaCopy:
                 before[key],
                 made,
                 names_now,
-                # in between are blobs, or what retention has deleted
+                # in between are blobs, or offsets that retention has deleted
                 before[key].log_end_offset if next_file is None else next_file,
                 alive=replica.log_dir_id in alive,
             )

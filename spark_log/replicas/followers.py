@@ -1,4 +1,4 @@
-"""Followers at work: a background worker that catches up whatever is behind, in this process."""
+"""Background threads of this process that bring lagging replicas up to date."""
 
 import logging
 import threading
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 COPIES_MAX = 4
 OUT_OF_SYNC_COPIES_MAX = 2
-"""Of them: writers wait for the members of the ISR, and a reassignment's throttled copy may take hours."""
+"""Copies of replicas outside the ISR: the others stay free for the ISR, which writers wait for. (The throttled copy of
+a reassignment may take hours.)"""
 
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
@@ -28,7 +29,7 @@ ReplicaKey = tuple[int, int, int]
 
 
 def back_off_s(failures: int) -> float:
-    """How long to leave a replica alone that has failed so often in a row."""
+    """Pause before the next try of a replica whose copy has failed `failures` times in a row."""
     return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
 
 
@@ -38,9 +39,9 @@ def choose(
     waiting: set[ReplicaKey],
     turns: dict[ReplicaKey, int],
 ) -> list[LaggingReplica]:
-    """Which replicas are caught up next: members of the ISR first, of equals the one whose last turn is longest ago.
+    """The replicas to copy next: members of the ISR first, then in order of their last turn, the oldest first.
 
-    `under_way` has those that are at work, True if in sync; `waiting` those that have failed just now.
+    `under_way`: replicas that are being copied, True if in sync. `waiting`: replicas in the pause after a failure.
     """
     free = COPIES_MAX - len(under_way)
     free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
@@ -65,10 +66,10 @@ class _Failure:
 
 
 class Followers:
-    """Catches up the replicas of the served broker `broker_id`, or without one those of all embedded brokers.
+    """Brings up to date the replicas of the served broker `broker_id`; for None, those of all embedded brokers.
 
-    Thread-safe. It starts its thread, and each copy one of its own, only once it is woken: all are daemons, since a
-    copy may be given up anywhere.
+    Thread-safe. The first `wake` starts a daemon thread, and each copy has a daemon thread of its own: a copy may be
+    abandoned at any point.
     """
 
     def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
@@ -80,9 +81,9 @@ class Followers:
         self._thread: threading.Thread | None = None
         self._woken = 0
         self._seen = 0
-        """What `_woken` was before the last look that is over."""
+        """Value of `_woken` before the last completed poll."""
         self._idle = True
-        """That look found nothing behind."""
+        """Whether that poll found no lagging replica."""
         self._under_way: dict[ReplicaKey, bool] = {}
         self._copies: set[threading.Thread] = set()
         self._failures: dict[ReplicaKey, _Failure] = {}
@@ -91,10 +92,10 @@ class Followers:
         self._unpublished: dict[int, Topic] = {}
         self._publishing: set[int] = set()
         self._throttles: dict[int, Throttle] = {}
-        self._look_failed: str | None = None
+        self._poll_failure: str | None = None
 
     def wake(self) -> None:
-        """Look whether something is behind, soon."""
+        """Poll for lagging replicas soon."""
         with self._changed:
             if self._stop.is_set():
                 return
@@ -106,7 +107,7 @@ class Followers:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is behind and what came is published; False if that takes longer, or is not to be."""
+        """Wait until no replica lags and the copies are published; False after the timeout, or if it was stopped."""
         self.wake()
         with self._changed:
             wanted = self._woken
@@ -116,7 +117,7 @@ class Followers:
             )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Give up what is under way, between two blocks; wait for that at most so long."""
+        """Abandon the running copies after their present block; wait at most `timeout_s` for that."""
         deadline_s = clock.monotonic_s() + timeout_s
         for thread in self.request_stop():
             thread.join(max(0.0, deadline_s - clock.monotonic_s()))
@@ -137,35 +138,35 @@ class Followers:
             with self._changed:
                 before = self._woken
             began_s = clock.monotonic_s()
-            behind, topics = self._look()
+            behind, topics = self._poll()
             took_s = clock.monotonic_s() - began_s
             with self._changed:
-                next_look_s = self._begin(behind, topics)
-                self._seen, self._idle = before, not behind and self._look_failed is None
+                next_poll_s = self._begin(behind, topics)
+                self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_look_s)
-            self._stop.wait(took_s)  # woken with every append, it looks half of the time at most
+                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
+            self._stop.wait(took_s)  # every append wakes it: it spends at most half of its time polling
 
-    def _look(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
+    def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
         store = self._cluster.store
         try:
             with store.snapshot() as connection:
                 behind = find_lagging_replicas(connection, store.clock(connection), self._broker_id)
                 topics = find_topics(connection, {one.topic for one in behind}) if behind else {}
-            self._look_failed = None
+            self._poll_failure = None
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")
-            if text != self._look_failed:
-                logger.warning("replicas not looked at, tried again: %s", text)
-            self._look_failed = text
+            if text != self._poll_failure:
+                logger.warning("lagging replicas could not be read, tried again: %s", text)
+            self._poll_failure = text
             return [], {}
         return behind, topics
 
     def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
-        """Start the copies that are due; seconds to the next look. None: when woken, as every copy that ends does."""
+        """Start the copies that are due. Returns the seconds to the next poll; None: poll at the next wake."""
         now_s = clock.monotonic_s()
         keys = {one.key for one in behind}
-        if self._look_failed is None:
+        if self._poll_failure is None:
             self._turns = {key: turn for key, turn in self._turns.items() if key in keys}
             self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
         waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
@@ -175,7 +176,7 @@ class Followers:
                 self._turns[one.key] = self._turn
                 self._under_way[one.key] = one.in_sync
                 self._start(self._catch_up, one, topics[one.topic])
-        if self._look_failed is not None:
+        if self._poll_failure is not None:
             return _BACK_OFF_S_MAX
         return min((self._failures[key].until_s - now_s for key in waiting), default=None)
 
@@ -204,8 +205,8 @@ class Followers:
         try:
             copying.run()
         except UnknownTopicOrPartitionError:
-            pass  # deleted, or reassigned away, since it was looked up
-        except Exception as error:  # whatever it is, the replica is tried again
+            pass  # deleted, or reassigned, since the poll
+        except Exception as error:  # any error: the replica is tried again
             failed = error
         with self._changed:
             if failed is None:
@@ -221,7 +222,7 @@ class Followers:
         self.wake()
 
     def _publish(self, topic_id: int) -> None:
-        """One publication of a topic at a time; what comes meanwhile goes with the next."""
+        """Publish a topic, once at a time; copies that end meanwhile are published by the next turn."""
         while True:
             with self._changed:
                 topic = self._unpublished.pop(topic_id, None)
@@ -237,7 +238,7 @@ class Followers:
     def _note(self, one: LaggingReplica, error: Exception) -> None:
         before = self._failures.get(one.key)
         text = redact(f"{type(error).__name__}: {error}")
-        if before is None or before.text != text:  # told once, not with every try
+        if before is None or before.text != text:  # logged once, not at every try
             report = logger.warning if isinstance(error, SparkLogError) else logger.error
             report("%s-%s on broker %s does not catch up: %s", one.topic, one.partition, one.broker_id, text)
         count = before.count + 1 if before else 1

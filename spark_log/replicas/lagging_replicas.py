@@ -1,4 +1,4 @@
-"""Which replicas are behind."""
+"""Finds the replicas that lack segments."""
 
 from dataclasses import dataclass
 

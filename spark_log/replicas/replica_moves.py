@@ -1,6 +1,6 @@
-"""Carrying out reassignments: what is new is copied, and what is in sync is switched.
+"""Running reassignments: the new replicas are copied, and a partition whose target is in sync is switched.
 
-A controller and served brokers do this by themselves; where there are none, whoever has asked for it does it here.
+A controller and served brokers do this in the background. Without them, the process that requested it does it here.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,13 +18,13 @@ from spark_log.ids import TopicPartition
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.followers import Followers
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 UnderWay = Mapping[TopicPartition, ReassignmentStatus]
 
 
 def switch_reassignments(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
-    """Finish the reassignments whose target is in sync, and take what has left out of the Delta tables."""
+    """Finish the reassignments whose target is in sync, and remove the replicas that left from the Delta tables."""
     done = finish_reassignments(cluster.store, fence)
     if not done:
         return []
@@ -40,10 +40,10 @@ def run_reassignments(
     partitions: Collection[TopicPartition],
     progress: Callable[[UnderWay], None] = lambda _: None,
 ) -> None:
-    """Until no reassignment of these partitions is under way: be the controller and copy to embedded brokers, where
-    nobody else does; else watch. `progress` is told, every now and then, which of them are left.
+    """Wait until no reassignment of these partitions is running. `progress` gets the running ones at each poll.
 
-    May be given up at any time, and begun again by anybody.
+    If no process is the controller, this one takes its place and copies to embedded brokers. The call may be
+    interrupted at any time, and repeated by any process.
     """
     wanted = frozenset(partitions)
     followers = Followers(cluster)
@@ -55,9 +55,9 @@ def run_reassignments(
             progress(left)
             if not left:
                 return
-            if not lease_status(cluster.store, LEASE).left_ms:  # else its holder copies, under the same throttle
+            if not lease_status(cluster.store, LEASE).left_ms:  # otherwise the holder copies, under the same throttle
                 followers.wake()
-            cluster.store.changes.wait(seen, _LOOK_S)
+            cluster.store.changes.wait(seen, _POLL_S)
     finally:
         followers.close()
 
@@ -70,5 +70,5 @@ def _switch_as_fallback(cluster: Cluster, settings: ClusterSettings) -> None:
             if fence is not None:
                 switch_reassignments(cluster, fence)
                 delete_retired_replicas(cluster, fence)
-    except NotControllerError:  # the store was away for longer than our term: the next look goes on
+    except NotControllerError:  # the store was unavailable for longer than the lease: the next poll goes on
         pass

@@ -1,10 +1,10 @@
-"""Appends that reach today's leader and ISR, although the writer knew those of yesterday.
+"""The replicated append: an append transaction that is repeated until the leader and the ISR have the records.
 
-A writer puts its file in the log dirs of the ISR and then appends. In between the leader may have changed, a replica
-may have joined the ISR, or a log dir may have failed; and a member of the ISR may lack what acks=1 has appended before.
-Then the append is refused, and nothing has happened. Here the file is copied to where it is missing and the members
-that lag are brought up to date; a log dir that does not take the file is reported to the controller, which takes it
-out of the ISR. Then the append is tried again, until its time is over.
+A writer puts its file in the log dirs of the ISR and then appends. In between, the leader may have changed, a replica
+may have joined the ISR, or a log dir may have failed. A member of the ISR may also lack records that acks=1 appended.
+The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that
+lack it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which
+removes its replica from the ISR. Then it appends again, until the timeout.
 """
 
 import logging
@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.0005, 0.2
 
-_WITHIN_REACH = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
+_RETRIABLE = (NotLeaderForPartitionError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
 
 
 def replicated_append(
     cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
 ) -> AppendResult:
-    """The append transaction, again for what was refused for want of replicas while something can be done about it."""
+    """Run the append transaction, and repeat it for batches that were refused because replicas lack records."""
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
     result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
     if result.committed_before:
@@ -58,19 +58,19 @@ def replicated_append(
     while True:
         refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
         left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
-        if left_ms <= 0 or not any(_within_reach(outcomes[number]) for number in refused):
+        if left_ms <= 0 or not any(_is_retriable(outcomes[number]) for number in refused):
             return AppendResult(outcomes, partitions)
-        brought = False
+        prepared = False
         for number in refused:
             try:
-                batches[number] = _bring(cluster, fallback, topics, batches[number], request.acks)
-                brought = True
-            except SparkLogError as error:  # why, as things are now
+                batches[number] = _prepare_retry(cluster, fallback, topics, batches[number], request.acks)
+                prepared = True
+            except SparkLogError as error:  # the reason as of now
                 outcomes[number] = Rejected(error)
-        if not brought:
+        if not prepared:
             return AppendResult(outcomes, partitions)
         clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
-        # in an atomic request nothing was appended, not even what was not refused
+        # an atomic request appended nothing, not even the batches that were not refused
         again = list(range(len(batches))) if request.atomic else refused
         rest = replace(request, batches=[batches[n] for n in again])
         result = run_append_transaction(cluster.store, rest, timeout_ms=left_ms)
@@ -81,38 +81,42 @@ def replicated_append(
             outcomes[number] = outcome
 
 
-def _within_reach(outcome: Appended | Rejected) -> bool:
-    return isinstance(outcome, Rejected) and isinstance(outcome.error, _WITHIN_REACH)
+def _is_retriable(outcome: Appended | Rejected) -> bool:
+    return isinstance(outcome, Rejected) and isinstance(outcome.error, _RETRIABLE)
 
 
-def _bring(
+def _prepare_retry(
     cluster: Cluster, fallback: FallbackController, topics: Mapping[int, Topic], batch: Batch, acks: Acks
 ) -> Batch:
-    """The batch as it may be tried again; the error that refuses it where only others can help."""
-    state = _look(cluster, fallback, batch, acks)
+    """Bring the replicas up to date, and return the batch to append again. Raises the error if that cannot help."""
+    state = _read_writable_partition(cluster, fallback, batch, acks)
     wanted = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
     failed = False
     written_to = batch.written_to
     if not batch.inline:
-        written_to, failed = _put(cluster, topic, batch, state, wanted)
+        written_to, failed = _copy_to_replicas(cluster, topic, batch, state, wanted)
     for replica in wanted:
         if acks == "all" and replica.log_end_offset < state.log_end_offset:
             try:
                 catch_up(cluster, topic, batch.partition, replica.broker_id)
             except LOG_DIR_FAILURES as error:
-                _note(topic, batch, replica, error)
+                _log_failure(topic, batch, replica, error)
                 failed = True
-            except SparkLogError as error:  # it has changed meanwhile, or nobody has a good copy: the next try tells
-                _note(topic, batch, replica, error)
+            except (
+                SparkLogError
+            ) as error:  # the partition has changed, or no log dir has a good copy: the next try shows which
+                _log_failure(topic, batch, replica, error)
     if failed:
         fallback.detect_failures()
     leader_epoch = None if batch.inline else state.leader_epoch
     return replace(batch, written_to=written_to, leader_epoch=leader_epoch)
 
 
-def _look(cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks) -> PartitionState:
-    """The partition as it is, once the controller has had a look if it lacks replicas; raises if it still does."""
+def _read_writable_partition(
+    cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks
+) -> PartitionState:
+    """The partition, after failure detection if it lacks replicas; raises if it still lacks them."""
     for attempt in range(2):
         state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
         if state is None:
@@ -127,22 +131,22 @@ def _look(cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Ac
             if acks == "all":
                 check_enough_in_sync(state, batch.partition)
             return state
-        except _WITHIN_REACH:
+        except _RETRIABLE:
             if attempt:
                 raise
         fallback.detect_failures()
     raise AssertionError("unreachable")
 
 
-def _put(
+def _copy_to_replicas(
     cluster: Cluster,
     topic: Topic,
     batch: Batch,
     state: PartitionState,
     wanted: list[Replica],
 ) -> tuple[frozenset[int], bool]:
-    """The brokers that have the batch's file, once it was copied to those of `wanted` that lacked it; whether one of
-    those failed, which the controller has been told.
+    """Copy the batch's file to the replicas of `wanted` that lack it. Returns the brokers that have it, and whether a
+    log dir failed, which was reported to the controller.
     """
     infos = cluster.log_dirs()
     path = segment_path(topic.folder, batch.partition, batch.name)
@@ -154,9 +158,9 @@ def _put(
             if log_dir.sizes([path]) == [batch.bytes]:
                 have[replica.broker_id] = log_dir
         except (KeyError, *LOG_DIR_FAILURES) as error:
-            _note(topic, batch, replica, error)
+            _log_failure(topic, batch, replica, error)
     elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
-    for info in [] if have else elsewhere:  # a reassignment has gone on without the brokers that have it
+    for info in [] if have else elsewhere:  # a reassignment has removed the brokers that have it
         with suppress(*LOG_DIR_FAILURES):
             if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
                 have[info.broker_id] = cluster.log_dir(info)
@@ -167,21 +171,21 @@ def _put(
         if replica.broker_id not in have:
             try:
                 target = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
-                copy_segment(list(have.values()), target, file, _at_once)
+                copy_segment(list(have.values()), target, file, _unthrottled)
                 have[replica.broker_id] = target
             except CorruptRecordError as error:  # the sources' fault
-                _note(topic, batch, replica, error)
+                _log_failure(topic, batch, replica, error)
             except (KeyError, *LOG_DIR_FAILURES) as error:
-                _note(topic, batch, replica, error)
+                _log_failure(topic, batch, replica, error)
                 report_failure(cluster.store, LogDirId(replica.log_dir_id), batch.bytes)
                 failed = True
     return frozenset(have), failed
 
 
-def _at_once(_size: int) -> None:
+def _unthrottled(_size: int) -> None:
     """An append is not throttled."""
 
 
-def _note(topic: Topic, batch: Batch, replica: Replica, error: Exception) -> None:
+def _log_failure(topic: Topic, batch: Batch, replica: Replica, error: Exception) -> None:
     where = f"{topic.name}-{batch.partition} at broker {replica.broker_id}"
     logger.info("%s: %s", where, redact(str(error)))

@@ -1,4 +1,4 @@
-"""A copy rate: how long the next bytes must wait. A token bucket; pure, and a shell with the clock and a lock."""
+"""The rate limit of copies: a token bucket (pure), and a throttle with a clock and a lock around it."""
 
 import threading
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from spark_log import clock
 
 @dataclass(frozen=True)
 class Bucket:
-    """At most `bytes_per_s` bytes saved up, a second's worth; below 0 they are owed.
+    """`saved_bytes` may be sent at once: at most `bytes_per_s`, one second's worth; a negative number is a debt.
 
-    Who waits as long as `take` says before it sends keeps to: bytes sent within any t seconds <= bytes_per_s * (t + 1),
-    but for one block larger than that.
+    If each sender waits as long as `take` returns, then bytes sent within any t seconds <= bytes_per_s * (t + 1),
+    except for a single block that is larger.
     """
 
     bytes_per_s: int
@@ -20,15 +20,15 @@ class Bucket:
     at_s: float
 
     def take(self, size: int, now_s: float) -> tuple["Bucket", float]:
-        """The bucket without `size` bytes, and the seconds to wait until they have come in."""
-        # several threads ask: one that read the clock earlier may come later
+        """The bucket after taking `size` bytes, and the seconds to wait before sending them."""
+        # of several threads, one that read the clock earlier may call later
         now_s = max(now_s, self.at_s)
         saved = min(self.saved_bytes + (now_s - self.at_s) * self.bytes_per_s, self.bytes_per_s) - size
         return replace(self, saved_bytes=saved, at_s=now_s), max(0.0, -saved / self.bytes_per_s)
 
 
 class Throttle:
-    """A rate shared by all copies that hold it. Thread-safe."""
+    """A rate limit that several copies share. Thread-safe."""
 
     def __init__(self, bytes_per_s: int, *, now_s: Callable[[], float] = clock.monotonic_s) -> None:
         self._now_s = now_s
@@ -36,7 +36,7 @@ class Throttle:
         self._bucket = Bucket(bytes_per_s, bytes_per_s, now_s())
 
     def take(self, size: int) -> float:
-        """Seconds to wait before `size` bytes may be sent. They are spent, whether they are sent or not."""
+        """Take `size` bytes from the rate. Returns the seconds to wait before sending them."""
         with self._lock:
             self._bucket, wait_s = self._bucket.take(size, self._now_s())
             return wait_s

@@ -1,4 +1,4 @@
-"""Reading slices: on executors, in consumers, wherever. Needs log dirs, not the metadata store."""
+"""Reads slices from log dirs, on executors and in consumers. Does not need the metadata store."""
 
 import contextlib
 import logging
@@ -31,41 +31,40 @@ T = TypeVar("T")
 
 _ALL_TIMES = TimestampBounds()
 BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
-"""What is raised where another replica may be better: bytes that are gone or damaged, a log dir that is away, swapped,
-or made to point elsewhere by a symbolic link."""
+"""Errors after which another replica is tried: missing or damaged bytes, a log dir that is unavailable, swapped, or
+replaced by a symbolic link."""
 
 _AWAY_S = 30.0
-"""How long a log dir that could not be opened is tried only after all others."""
+"""For this long, a log dir that could not be opened is tried after all others."""
 
 
 class Fetcher:
-    """Reads slices from the log dirs of a plan, each opened once and checked to be the one that the metadata means.
+    """Reads slices from the log dirs of a plan, each opened once and checked against the id in the metadata.
 
-    A replica that turns out bad is passed over for the next one and, once the slice has been read from that,
-    repaired. Not thread-safe.
+    If a replica is bad, the slice is read from the next one, and the bad one is repaired afterwards. Not thread-safe.
     """
 
     def __init__(self, log_dirs: LogDirs) -> None:
         self.passed_over = 0
-        """How often a replica turned out bad."""
+        """How many bad replicas were met."""
         self.repaired = 0
-        """How many of those were put right."""
+        """How many of them were repaired."""
         self._infos = log_dirs
         self._open: dict[LogDirId, LogDir] = {}
         self._away: set[LogDirId] = set()
         """Could not be opened: tried after all others."""
         self._unrepairable: set[LogDirId] = set()
-        """Did not take a repair: not tried with another one."""
+        """A repair failed there: no other repair is tried."""
         self._away_since_s: float | None = None
 
     def renewal_due(self, slices: Iterable[Slice]) -> bool:
-        """Whether to `renew`: a slice lies in a log dir that is new, or one that was away may be back."""
+        """Whether to call `renew`: a slice is in a log dir that is not known, or an unavailable one may be back."""
         if self._away_since_s is not None and clock.monotonic_s() - self._away_since_s >= _AWAY_S:
             return True
         return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
 
     def renew(self, log_dirs: LogDirs) -> None:
-        """Go on with the log dirs as they are now; those that failed get another chance."""
+        """Use these log dirs from now on, and try again those that failed."""
         self._infos = log_dirs
         self._open.clear()
         self._away.clear()
@@ -96,10 +95,10 @@ class Fetcher:
                     return int(batch.column("offset")[int(hits[0])].as_py())
             return None
 
-        def look(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
+        def search(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
             yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
 
-        (offset,) = self._from_a_good_replica(piece, look)
+        (offset,) = self._read_with_failover(piece, search)
         return offset if offset is not None and offset < piece.end else None
 
     def _read_file(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
@@ -118,12 +117,13 @@ class Fetcher:
                 path=location,
             )
 
-        return self._from_a_good_replica(piece, decode)
+        return self._read_with_failover(piece, decode)
 
-    def _from_a_good_replica(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
-        """What `read` finds in the segment, each once and in order, however many replicas turn out bad on the way.
+    def _read_with_failover(self, piece: Slice, read: Callable[[pq.ParquetFile, str], Iterator[T]]) -> Iterator[T]:
+        """The results of `read` on the segment, each once and in order, even if some replicas are bad.
 
-        Replicas are equal to the byte, so `read` finds the same in each: the next one goes on behind what was good.
+        Replicas have equal bytes, so `read` has equal results on each: the next replica continues after the last good
+        result.
         """
         given = 0
         bad: dict[LogDirId, SparkLogError] = {}
@@ -134,14 +134,14 @@ class Fetcher:
                 for found in islice(read(_open_segment(piece, log_dir), location), given, None):
                     given += 1
                     held = [found]
-                    del found  # a reader that pauses here holds only what it was given
+                    del found  # while the caller pauses, only its own reference keeps the batch in memory
                     yield held.pop()
             except BAD_REPLICA as error:
                 bad[log_dir_id] = error
             else:
                 self.passed_over += len(bad)
                 for bad_id, why in bad.items():
-                    self._put_right(piece, bad_id, why, log_dir)
+                    self._repair_replica(piece, bad_id, why, log_dir)
                 return
         raise all_replicas_bad_error(piece, list(bad.values()))
 
@@ -158,17 +158,19 @@ class Fetcher:
         except BAD_REPLICA as error:
             self._open.pop(log_dir_id, None)
             if log_dir_id not in self._away:
-                logger.warning("log dir %s is away, no replica in it is read: %s", log_dir_id, redact(str(error)))
+                logger.warning(
+                    "log dir %s is unavailable, no replica in it is read: %s", log_dir_id, redact(str(error))
+                )
                 self._away.add(log_dir_id)
             self._away_since_s = self._away_since_s or clock.monotonic_s()
             raise
 
-    def _put_right(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
-        """After the slice has been read from the good one: repair the bad one, unless its whole log dir is bad."""
+    def _repair_replica(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
+        """Repair the bad replica from the good one that was read, unless its whole log dir is bad."""
         if bad_id not in self._open or bad_id in self._unrepairable:
             return
         with contextlib.suppress(*BAD_REPLICA):
-            target = self._open[bad_id] = self._verified(bad_id)  # once more: who knows what is mounted there by now
+            target = self._open[bad_id] = self._verified(bad_id)  # verified again: another disk may be mounted by now
             path = _path(piece)
             whole = repair(target, good, path, piece.size, piece.checksum)
             self.repaired += whole
@@ -206,7 +208,7 @@ def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:
-    """Of several failures, one that may pass decides: the read may be tried again."""
+    """The error of a read for which all replicas failed; retriable if one of the failures is."""
     if len(errors) == 1:
         return errors[0]
     kind = StorageUnavailableError if any(error.retriable for error in errors) else CorruptRecordError

@@ -1,5 +1,5 @@
-"""Gaps: offsets of the log that have no record any more. Appends leave none; compaction and erasing do, and only ever
-more of them. So equal counts at two times mean that nothing was taken out in between.
+"""Gaps: offsets whose record was removed by compaction or erasing. Their number only grows, so equal counts at two
+times mean that no record was removed in between.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _GAPS = (
 
 
 def count_gaps(connection: sa.Connection, topic: Topic, ranges: Mapping[int, OffsetRange]) -> dict[int, int]:
-    """Per partition, the offsets without a record in all segments that overlap the range (the whole segments)."""
+    """Per partition, the number of offsets without a record in all segments that overlap the range."""
     counts: dict[int, int] = {}
     for partition, (start, end) in ranges.items():
         parameters = {"topic_id": topic.topic_id, "number": partition, "before": end, "after": start}

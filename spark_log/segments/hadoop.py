@@ -19,7 +19,7 @@ _TO_DO = {"s3a": _S3A, "abfs": _AZURE, "abfss": _AZURE, "gs": "spark-submit --ja
 
 
 def check_file_systems(spark: SparkSession, files: Iterable[str]) -> None:
-    """InvalidConfigurationError that says what to install, if Spark has no file system for the scheme of a file."""
+    """InvalidConfigurationError, with the package to install, if Spark lacks the file system of a file."""
     schemes = {scheme for scheme, separator, _ in (file.partition("://") for file in files) if separator}
     if not schemes or is_remote():
         return

@@ -10,7 +10,7 @@ again. A commit moves log end offset and high watermark in its own transaction; 
 order of the commits. A deleted or expired offset leaves no tombstone. JSON rather
 than Kafka's packed bytes: Spark's from_json reads it.
 
-The topic comes into being with the first commit, has no replicas (its replica is the store) and nobody can write to it.
+The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
 """
 
 import json
@@ -52,7 +52,7 @@ _TAKE = Prepared(
 def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
     """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
 
-    Locks the partition's row: after the group's, as everywhere.
+    Locks the partition's row, after the group's (the lock order).
     """
     here = {"topic": CONSUMER_OFFSETS_TOPIC, "number": partition, "count": count}
     moved = _TAKE.rows(connection, here)

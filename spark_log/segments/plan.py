@@ -1,4 +1,4 @@
-"""Planning a read: which segments overlap the offsets that are asked for. One snapshot, on the driver."""
+"""Plans reads: finds the segments that overlap the wanted offsets. One snapshot, on the driver."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
 
 
 class Found(NamedTuple):
-    """A partition as it is now, and the id of its topic, which a recreated one does not have."""
+    """The present positions of a partition, and the id of its topic, which differs after the topic was recreated."""
 
     topic_id: TopicId
     positions: Positions
@@ -69,9 +69,9 @@ _BLOBS = sa.select(BLOB.name, BLOB.data).where(BLOB.name.in_(sa.bindparam("names
 
 
 def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
-    """Where the partitions begin and end now, those that exist: one statement, for who looks often.
+    """The present positions of the partitions that exist, in one statement, since consumers poll it often.
 
-    Topic names must be legal ones.
+    Topic names must be legal.
     """
     parameters: dict[str, Any] = {"names": list({name for name, _ in partitions})}
     query = _POSITIONS
@@ -96,7 +96,7 @@ def plan(
     """The slices of the ranges, by partition and offset, without the bytes of inline ones (see `with_inline_data`).
 
     Ranges must lie between log start offset and high watermark. The work grows with the segments that overlap them;
-    `segments_max` plans no more than the first so many of each range. `rack` is the reader's (see `nearest`).
+    `segments_max` limits the plan to the first segments of each range. `rack` is the reader's (see `replica_selector`).
     """
     slices: list[Slice] = []
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
@@ -192,9 +192,9 @@ class TimeLookup(NamedTuple):
 def plan_time_lookups(
     connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[TopicPartition, TimeLookup]:
-    """Per partition, what must be read to find its first readable record with timestamp >= the given one.
+    """Per partition, the slices to read to find its first readable record with timestamp >= the given one.
 
-    Inline slices come with their bytes, so that nothing more is asked of the store. UnknownTopicOrPartitionError for a
+    Inline slices come with their bytes, so that the store is not needed again. UnknownTopicOrPartitionError for a
     partition that does not exist, or a topic that has been deleted since it was found.
     """
     found: dict[TopicPartition, TimeLookup] = {}
@@ -242,7 +242,7 @@ _SEGMENT_COLUMNS = (
 )
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
-# segment that holds its start with one look into the primary key, and goes on from there. SQLite keeps to that order
+# segment that holds its start with one primary key lookup, and goes on from there. SQLite keeps to that order
 # for CROSS JOIN; PostgreSQL, which would rather read the whole table for ranges that it cannot guess, for a LATERAL
 # with OFFSET 0.
 _RANGES = {
@@ -291,7 +291,7 @@ _FIRST_OVERLAPPING = {dialect: _overlapping(dialect, _FIRST_BOUNDS) for dialect 
 def _replicas(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int], rack: str | None
 ) -> dict[int, Copies]:
-    """Of each partition. Log dirs are few: looked up once, rather than joined to every replica."""
+    """The replicas of each partition. Log dirs are few: read once, rather than joined to every replica."""
     log_dirs = {
         log_dir_id: [
             Copy(LogDirId(log_dir_id), distance(online=online, same_rack=rack in (None, its_rack), in_sync=in_sync))

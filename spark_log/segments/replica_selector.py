@@ -1,4 +1,4 @@
-"""Which replica of a segment a reader tries first. Pure."""
+"""The replica selector: the order in which a reader tries the replicas of a segment. Pure."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -24,8 +24,8 @@ class Copies(NamedTuple):
 
 
 def distance(*, online: bool, same_rack: bool, in_sync: bool) -> int:
-    """What is tried first is nearest: a log dir that has been declared failed is the last resort, another rack is
-    farther than a replica that lags (what it has of the segment is whole all the same).
+    """Smaller distances are tried first. A failed log dir is the last choice; another rack counts more than a replica
+    that lags, since a lagging replica has the segment whole too.
     """
     return 4 * (not online) + 2 * (not same_rack) + (not in_sync)
 
@@ -33,8 +33,8 @@ def distance(*, online: bool, same_rack: bool, in_sync: bool) -> int:
 def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tuple[LogDirId, ...]:
     """The log dirs that have the segment whole (log end offset >= its `end_offset`), in the order to try them.
 
-    Among those equally near, the segment's name chooses the first: readers spread over the log dirs, also those of one
-    partition and whatever the order of AR, and all readers of a segment find it in the same page cache.
+    Among log dirs at equal distance, the segment's name chooses the first. So reads spread over the log dirs, and all
+    readers of a segment use the same page cache.
     """
     copies = replicas.copies
     if end_offset > replicas.log_end_offset_min:
@@ -45,7 +45,7 @@ def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tup
 
 @lru_cache(maxsize=4096)
 def _orders(copies: Sequence[Copy]) -> tuple[tuple[LogDirId, ...], ...]:
-    """By distance, else as given; one order for each of the nearest ones, which are rotated. A cluster has few."""
+    """The log dirs by distance: one order for each of the nearest, which are rotated."""
     ranked = sorted(copies, key=lambda copy: copy.distance)
     ids = tuple(copy.log_dir_id for copy in ranked)
     nearest = sum(copy.distance == ranked[0].distance for copy in ranked)

@@ -10,7 +10,7 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, SparkLogError, redact
 
 Pace = Callable[[int], None]
-"""Called with the size of each block before it is written: waits, counts, or raises to give the copy up."""
+"""Called with the size of each block before it is written. It may wait, count, or raise to abandon the copy."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
 
 
 def copy_segment(sources: Iterable[LogDir], target: LogDir, file: SegmentFile, pace: Pace) -> None:
-    """Put the file into `target`, durably and in place of whatever lies there, from the first source that has it whole.
+    """Copy the file to `target`, durably and replacing a file of that name, from the first source that has it whole.
 
-    Nothing is seen of a copy that fails. CorruptRecordError if no source has it, StorageUnavailableError if the target
-    cannot be written; what `pace` raises goes through.
+    A copy that fails stays invisible. CorruptRecordError if no source has the file whole, StorageUnavailableError if
+    the target cannot be written; errors of `pace` are passed on.
     """
     refused: list[str] = []
     for source in sources:
@@ -56,7 +56,7 @@ class _BadSourceError(Exception):
 def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
     digest, copied = xxhash.xxh3_128(), 0
     with contextlib.closing(source.read_blocks(file.path)) as blocks:
-        block = _next(blocks)  # before anything is made in the target: most bad sources lack the file
+        block = _next(blocks)  # before the target is touched: most bad sources lack the file
         copy = target.replace(file.path)
         try:
             while block is not None:

@@ -1,12 +1,12 @@
-"""Repair: a segment file that is missing or damaged in one log dir is put right from another. On executors too.
+"""Repair: a segment file that is missing or damaged in one log dir is replaced from another. On executors too.
 
-Nobody is asked, and no metadata changes: a segment's name is unique for ever and its content never changes, so whoever
-holds its checksum knows what belongs there.
+A repair needs no lock and changes no metadata: a segment's name is unique for ever and its content never changes, so
+its checksum is enough to know the right bytes.
 
-- Two readers at once put the same bytes there, each under a temporary name of its own.
-- Who has the bad file open keeps it: the good one takes its name (a rename, or a PUT), not its place.
-- If the segment was retired and its file deleted meanwhile, the repair brings back a file that no metadata names.
-  Nobody reads it, no other segment will have its name, and clean-up takes it away like any orphan.
+- Two readers that repair at the same time write the same bytes, each under a temporary name of its own.
+- A reader that has the bad file open keeps it: the good file replaces the name (by a rename or a PUT).
+- If the segment was retired and its file deleted meanwhile, the repair creates a file that no metadata names. It is
+  never read, no other segment gets its name, and clean-up deletes it like any orphan.
 """
 
 import logging
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 def repair(bad: LogDir, good: LogDir, path: str, size: int, checksum: str) -> bool:
-    """Whether the file of `size` bytes and xxh3_128 `checksum` (hex) is whole in `bad` now; else it is logged why not.
+    """Whether the file of `size` bytes and xxh3_128 `checksum` (hex) is whole in `bad` afterwards. Logs why it is not.
 
-    `bad` has shown its id just before: a log dir that is not the one that is meant gets nothing. Nothing is written
-    that does not have the checksum.
+    The caller has just verified the id of `bad`, so that no other log dir is written. Only bytes with the checksum are
+    written.
     """
     file = SegmentFile(path, size, checksum)
     try:
-        if _can_be_read(bad, file):  # another reader was faster, or it could not be read for a moment
+        if _can_be_read(bad, file):  # another reader has repaired it, or the error was temporary
             return True
-        # Before, not only on the way: an object store's upload, once begun, ends with an object, right or wrong.
+        # checked before the copy too: an upload to an object store, once begun, always creates an object
         if not is_whole(good, file):
             raise CorruptRecordError(f"segment {good.location(path)} is not whole itself")
         copy_segment([good], bad, file, _at_full_speed)
@@ -39,7 +39,7 @@ def repair(bad: LogDir, good: LogDir, path: str, size: int, checksum: str) -> bo
 
 
 def _can_be_read(log_dir: LogDir, file: SegmentFile) -> bool:
-    """Whole, and no error on the way: a bad sector, or a file without permissions, is replaced like any damage."""
+    """Whether the file is whole. A read error (bad sector, missing permissions) counts as damage."""
     try:
         return is_whole(log_dir, file)
     except SparkLogError:

@@ -42,7 +42,7 @@ def scan_segments(
     files = [_for_spark(location) for location in _whole_files(sealed, log_dirs)]
     check_file_systems(spark, files)
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
-    # whatever the session says: a segment that cannot be read is an error, not fewer rows
+    # overrides the session: a segment that cannot be read is an error, not fewer rows
     reader = spark.read.schema(columns).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
     return _with_facts(spark, reader.parquet(*files), sealed, facts)
 
@@ -95,7 +95,7 @@ def _with_facts(
         sized = rows.withColumn("file_size", F.col("_metadata.file_size"))
         chosen = {name: F.expr(_choose(bounds, _literals(values.take(order)))) for name, values in facts.items()}
         return sized.withColumns(chosen).drop("file_size")
-    # what is to be known of each file stays inside the plan (a local relation)
+    # the facts of the files stay inside the plan, as a local relation
     named = {
         "file_size": pa.array([piece.size for piece in sealed], pa.int64()),
         "file_name": pa.array([piece.name for piece in sealed], pa.string()),

@@ -1,4 +1,4 @@
-"""What a reader is sent: slices of segments, with all that is needed to read them and nothing of the metadata store."""
+"""Slices of segments, with everything that a reader needs and without the address of the metadata store."""
 
 from typing import NamedTuple
 
