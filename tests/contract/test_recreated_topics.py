@@ -1,5 +1,7 @@
 """A topic that is deleted and created again under its name: positions in the old one decide nothing in the new one."""
 
+import itertools
+
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -9,6 +11,7 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.streams import TransactionalLoop
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import fill, make
 
 P0 = TopicPartition("t", 0)
@@ -77,11 +80,10 @@ def unsubscribe(consumer):
     consumer.unsubscribe()
 
 
-WAYS = [commit_its_position, commit_given_offsets, commit_in_the_background, close, unsubscribe]
+WAYS = [commit_given_offsets, commit_in_the_background, close, unsubscribe, commit_its_position]
 
 
-@pytest.mark.parametrize("assigned", [False, True], ids=["subscribed", "assigned"])
-@pytest.mark.parametrize("way", WAYS)
+@each_on_sqlite_last_on_postgres("way, assigned", list(itertools.product(WAYS, [True, False])))
 def test_position_in_the_old_topic_is_not_committed_into_the_new_one(cluster, log, consume, recreate, way, assigned):
     fill(log, make(cluster, "t"), [5])
     consumer = consume(enable_auto_commit=way in (close, unsubscribe), auto_commit_interval_ms=3_600_000)

@@ -1,5 +1,7 @@
 """A streaming source whose topic is created again, or whose log an unclean election truncates."""
 
+import itertools
+
 import pytest
 
 from spark_log.cluster.topics import delete_topic
@@ -10,6 +12,7 @@ from spark_log.groups.committed_offsets import Commit, commit_offsets, committed
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.removal.log_start import delete_records
 from tests.support.spark_sink import address_of
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
@@ -70,8 +73,10 @@ def test_a_group_does_not_get_a_position_of_a_deleted_topic(cluster, log, query)
     assert committed_offsets(cluster.store, "g") == {T0: 7}
 
 
-@pytest.mark.parametrize("triggers", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("restarted", [False, True])
+MOMENTS = [(), (0,), (1,), (2,), (0, 1, 2)]
+
+
+@each_on_sqlite_last_on_postgres("triggers, restarted", list(itertools.product(MOMENTS, [False, True])))
 def test_a_recreated_topic_is_read_from_its_start_whenever_triggers_ran(cluster, log, query, triggers, restarted):
     reading = query(failOnDataLoss=False)
     read = []
@@ -121,10 +126,11 @@ def test_an_available_now_query_ends_before_a_topic_created_meanwhile(cluster, l
     assert read + values(reading.trigger()) == NEW
 
 
-REGROWN = [(), ("new",), ("new", "new"), ("new", "new", "new", "new")]
+REGROWN = [((),), (("new",),), (("new", "new"),), (("new", "new", "new", "new"),)]
+"""Nothing; a shorter log than before the truncation; one as long; a longer one."""
 
 
-@pytest.mark.parametrize("regrown", REGROWN, ids=["cut", "shorter", "as long", "longer"])
+@each_on_sqlite_last_on_postgres("regrown", REGROWN)
 def test_a_log_truncated_below_what_was_read(cluster, log, query, regrown):
     reading = query(group__id="g")
     truncate(cluster, "t", 3)
@@ -152,7 +158,7 @@ def test_a_log_truncated_above_what_was_read(cluster, log, query):
     assert values(reading.trigger()) == NEW
 
 
-@pytest.mark.parametrize("regrown", REGROWN, ids=["cut", "shorter", "as long", "longer"])
+@each_on_sqlite_last_on_postgres("regrown", REGROWN)
 def test_a_log_truncated_after_the_end_was_decided(cluster, log, query, regrown):
     reading = query(failOnDataLoss=False)
     more(log, 5, 6, 7)
