@@ -29,7 +29,7 @@ from spark_log.config import ClusterSettings
 from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import MaintenanceContext, Report
-from spark_log.maintenance.merge import merge_segments
+from spark_log.maintenance.rewrite_tasks import merge_segments
 from spark_log.maintenance.spark_runner import merge_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
 

@@ -26,14 +26,14 @@ class MaintenanceContext:
     now: bool = False
     """Whether to seal every tail, whatever its age."""
     growth: int = GROWTH
-    """By what factor a merge must enlarge the files that it merges (`log.merge`)."""
+    """Factor by which a merge must enlarge the files that it merges (`rewrite.segment_merge`)."""
     stopping: Callable[[], bool] = lambda: False
-    """Whether to leave the rest to the next run: asked between two pieces of work that take long."""
+    """Whether to leave the rest to the next run: asked between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
-        """The topics to work on, by name. Internal ones keep themselves.
+        """The topics to work on, by name, without internal ones.
 
-        UnknownTopicOrPartitionError for one that is named and not there.
+        UnknownTopicOrPartitionError for a named topic that does not exist.
         """
         topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
         for name in self.topic_names or ():

@@ -13,10 +13,10 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.merge import merge_segments
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite.segment_merge import Write
+from spark_log.maintenance.rewrite_tasks import merge_segments
 from spark_log.segments.slices import LogDirs
 
 if TYPE_CHECKING:

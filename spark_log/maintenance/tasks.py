@@ -1,4 +1,4 @@
-"""The tasks of maintenance, and running them. One line a task: what it does, and how often the Coordinator does it."""
+"""The tasks of maintenance, with their intervals in the Coordinator, and running them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -9,17 +9,23 @@ from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.controller.fallback_controller import FallbackController, any_log_dir_offline
-from spark_log.errors import InvalidConfigurationError, SparkLogError
+from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
 from spark_log.maintenance.compaction.task import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.delta import plan_delta_tables, tend_delta_tables
-from spark_log.maintenance.files import clean_up_files, plan_clean_up
-from spark_log.maintenance.flush import flush_topics, plan_flush
-from spark_log.maintenance.merge import merge_segments, plan_merge
+from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.retention import plan_retain, retain
-from spark_log.maintenance.seal import plan_seal, seal_tails
+from spark_log.maintenance.rewrite_tasks import merge_segments, plan_merge, plan_seal, seal_tails
+from spark_log.maintenance.topic_tasks import (
+    clean_up_files,
+    flush_topics,
+    maintain_delta_tables,
+    plan_clean_up,
+    plan_delta_tables,
+    plan_flush,
+    plan_retain,
+    retain,
+)
 from spark_log.metadata.commit_tokens import expire_tokens
 from spark_log.quantities import count_of
 from spark_log.transactions.transaction_store import abort_timed_out, count_expired_ids, expire_ids, timed_out
@@ -31,8 +37,8 @@ class Task:
     summary: str
     every_ms: Callable[[ClusterSettings], int]
     run: Callable[[MaintenanceContext], Iterable[Report]]
-    """Reports come as the work goes on, one for each topic that was changed. A failure of one topic keeps the others
-    from nothing: it is raised at the end."""
+    """Yields a report for each changed topic as the work goes on. A failing topic does not stop the others; the first
+    error is raised at the end."""
     plan: Callable[[MaintenanceContext], Iterable[Report]]
     """Reports of the work that `run` would do now. Changes nothing."""
 
@@ -40,7 +46,7 @@ class Task:
 def _only_with_a_steady_clock(
     name: str, run: Callable[[MaintenanceContext], Iterable[Report]]
 ) -> Callable[[MaintenanceContext], Iterable[Report]]:
-    """`run`, put off while the store's clock is not trusted: what it deletes because of its age cannot be had again."""
+    """`run`, put off while the store's clock is not trusted: a deletion by age cannot be undone."""
 
     def run_or_wait(context: MaintenanceContext) -> Iterator[Report]:
         if context.cluster.store.clock_is_steady():
@@ -59,7 +65,7 @@ _CLOCK_WAS_SET = (
 
 def _expire(context: MaintenanceContext) -> Iterator[Report]:
     store, settings = context.cluster.store, context.settings
-    if context.topic_names is None:  # none belongs to a topic
+    if context.topic_names is None:  # they belong to no topic
         offsets = expire_offsets(store, settings, context.fence)
         producers = expire_producers(store, settings, context.fence)
         ids = expire_ids(store, settings, context.fence)
@@ -140,7 +146,7 @@ TASKS: tuple[Task, ...] = (
         "delta",
         "update Delta tables, write their checkpoints, delete their expired log files",
         lambda s: s.delta_maintenance_interval_ms,
-        tend_delta_tables,
+        maintain_delta_tables,
         plan_delta_tables,
     ),
     Task(
@@ -158,7 +164,7 @@ TASKS: tuple[Task, ...] = (
         _only_with_a_steady_clock("expire", _plan_expire),
     ),
 )
-"""In the order in which `maintenance` runs them: each leaves less to the next."""
+"""In the order in which `maintenance` runs them: each leaves less work to the next."""
 
 
 def run_tasks(
@@ -170,11 +176,11 @@ def run_tasks(
     dry_run: bool = False,
     now: bool = False,
 ) -> Iterator[Report]:
-    """Run the tasks of these names (all for None) on these topics (all for None), now; reports come as they go on. With
+    """Run the named tasks (all for None) on these topics (all for None), now; yields reports as the work goes on. With
     `now` every inline tail is sealed, whatever its age.
 
-    With `dry_run` nothing is changed: each report says what its task would do as things are now, without what the tasks
-    before it would change.
+    With `dry_run` nothing is changed: each report says what its task would do in the present state, without the changes
+    of the tasks before it.
 
     Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic; and at the
     end, when every task has run, the first failure.
@@ -192,15 +198,11 @@ def run_tasks(
         list(context.topics())  # unknown ones are refused before anything is done
         if not dry_run and opened.store.read(any_log_dir_offline):  # it may be back
             FallbackController(opened, settings).detect_failures()
-        failed: Exception | None = None
+        failure = stack.enter_context(FirstFailure())
         for task in TASKS:
             if wanted is None or task.name in wanted:
-                try:
+                with failure.attempt():
                     if dry_run:
                         yield from (replace(report, dry_run=True) for report in task.plan(context))
                     else:
                         yield from task.run(context)
-                except (SparkLogError, OSError) as error:
-                    failed = failed or error
-        if failed is not None:
-            raise failed

@@ -1,7 +1,7 @@
 """The records of one topic on their way through the producer, and their outcome.
 
 A TopicBatch gathers the records of `send` as columns. The sender splits it into ProducerBatches, one for each
-partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): the outcome is stored once
+partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): an outcome is stored once
 for all records of a ProducerBatch, and a record whose future is never asked costs nothing more.
 
     waiting (batches None) -> assembled (open_batches > 0) -> done (open_batches == 0)

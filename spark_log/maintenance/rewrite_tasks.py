@@ -1,29 +1,34 @@
-"""Task `seal`: inline tails become segment files in time for delta.max.lag.ms and segment.ms, and Delta tables that are
-behind are brought up to date.
+"""The tasks that rewrite segments at the same offsets: seal and merge. Each has a plan, for dry runs, which changes
+nothing.
 """
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import publish
-from spark_log.errors import SparkLogError
 from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
+from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
+from spark_log.quantities import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
-"""Encoding and the disk let other threads run."""
+"""Decoding, encoding and the disk let other threads run."""
 
 
 def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
-    """Seal what is due, or with `work.now` every tail, below the high watermark; then publish what is behind."""
-    due, behind = _due(context)
+    """Seal the due tails (with `context.now` every tail) below the high watermark; then publish topics that are
+    behind.
+    """
+    due, behind = _due_topics(context)
     yield from rewrite_partitions(
         context,
         "seal",
@@ -31,20 +36,16 @@ def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
         lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
         _THREADS,
     )
-    failed: Exception | None = None
-    for topic in behind:
-        try:
-            publish(context.cluster, topic)
-            yield Report("seal", topic.name, notes=("published what was behind",))
-        except (SparkLogError, OSError) as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+    with FirstFailure() as failure:
+        for topic in behind:
+            with failure.attempt():
+                publish(context.cluster, topic)
+                yield Report("seal", topic.name, notes=("published what was behind",))
 
 
 def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
     """Reports of the work that `seal_tails` would do now. Changes nothing."""
-    due, behind = _due(context)
+    due, behind = _due_topics(context)
     for topic, found in due:
         notes = (f"{sum(tail.bytes for tail in found):,} bytes of inline tails become files", "deletes nothing")
         yield Report("seal", topic.name, len(found), notes=notes)
@@ -52,7 +53,7 @@ def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
         yield Report("seal", topic.name, notes=("publishes what is behind", "deletes nothing"))
 
 
-def _due(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
+def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
     """Topics with tails to seal, which are published after it; and others whose Delta tables are behind.
 
     A file that was just appended is about to be published by its writer, so half of delta.max.lag.ms is left to it.
@@ -83,3 +84,38 @@ def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
         if lag.sealed_ms is not None:
             found[topic_id] = min(lag.sealed_ms, found.get(topic_id, lag.sealed_ms))
     return found
+
+
+def merge_segments(
+    context: MaintenanceContext, write: Write | None = None, threads: int = _THREADS
+) -> Iterator[Report]:
+    """Merge what there is to merge, a partition a thread. `write` writes the files elsewhere (see `on_spark`)."""
+    yield from rewrite_partitions(
+        context,
+        "merge",
+        _partitions_to_merge(context),
+        lambda topic, partition: merge(
+            context.cluster, context.writer, topic, partition, context.fence, write, context.growth
+        ),
+        threads,
+    )
+
+
+def plan_merge(context: MaintenanceContext) -> Iterator[Report]:
+    """The first merges that `merge_segments` would do now; their outputs may be merged again. Changes nothing."""
+    store = context.cluster.store
+    for topic, partitions in _partitions_to_merge(context):
+        planned = [store.read(partial(runs_of, topic=topic, partition=partition)) for partition in partitions]
+        runs = [run for found in planned for run in found]
+        if runs:
+            files, into = count_of(sum(map(len, runs)), "file"), count_of(len(runs), "file")
+            kept = "deletes nothing: what it replaces stays for file.delete.delay.ms"
+            yield Report("merge", topic.name, sum(map(bool, planned)), notes=(f"{files} become {into}", kept))
+
+
+def _partitions_to_merge(context: MaintenanceContext) -> list[tuple[Topic, list[int]]]:
+    store = context.cluster.store
+    return [
+        (topic, store.read(lambda connection, topic=topic: partitions_to_merge(connection, topic)))  # type: ignore[misc]
+        for topic in context.topics()
+    ]

@@ -1,0 +1,39 @@
+"""One failing topic or task does not stop the others: the first error is raised at the end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+
+
+class FirstFailure:
+    """Keeps the first error of the blocks that run under `attempt`; raises it when the `with` block ends normally.
+
+    NotCoordinatorError and NotControllerError are raised at once: another process has the lease.
+    """
+
+    def __init__(self) -> None:
+        self.first: Exception | None = None
+
+    def __enter__(self) -> "FirstFailure":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None and self.first is not None:
+            raise self.first
+
+    @contextmanager
+    def attempt(self, notes: list[str] | None = None) -> Iterator[None]:
+        """Keep the error of the block, and add its message to `notes`."""
+        try:
+            yield
+        except (NotCoordinatorError, NotControllerError):
+            raise
+        except (SparkLogError, OSError) as error:
+            self.keep(error)
+            if notes is not None:
+                notes.append(redact(str(error)))
+
+    def keep(self, error: Exception | None) -> None:
+        self.first = self.first or error
