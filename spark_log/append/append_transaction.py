@@ -23,6 +23,7 @@ from spark_log.append.rules import (
     decide,
     remember,
 )
+from spark_log.append.write_ids import take
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
@@ -32,6 +33,7 @@ from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.partitions.partition_rows import Key, by_topic, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState
+from spark_log.segments.segment_rows import insert_blobs, insert_segments
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]
 """Runs inside the append transaction, before partitions are locked. False: an earlier call has committed the whole
@@ -160,10 +162,9 @@ def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
 
 
 def _write(connection: sa.Connection, now: StoreClock, request: AppendRequest, assigned: _Assigned) -> None:
-    _NEW_SEGMENTS.run(connection, [_segment_row(batch, offsets, after, now) for batch, offsets, after in assigned.new])
+    insert_segments(connection, [_segment_row(batch, offsets, after, now) for batch, offsets, after in assigned.new])
     names = [batch.name for batch, _, _ in assigned.new if batch.name in request.blobs]
-    if names:
-        _NEW_BLOBS.run(connection, [{"name": name, "data": request.blobs[name]} for name in names])
+    insert_blobs(connection, {name: request.blobs[name] for name in names})
 
 
 def _advance(
@@ -197,8 +198,6 @@ _FORGET = Prepared(
     t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
 )
 _REMEMBER = Prepared(t.producer_batch.insert())
-_NEW_SEGMENTS = Prepared(t.segment.insert())
-_NEW_BLOBS = Prepared(t.blob.insert())
 
 
 def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
@@ -221,7 +220,7 @@ def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -
     # the row's lock makes clean-up, which deletes the row before it deletes files, wait for this append, and us for it
     here = WRITE_ID.write_id == write_id
     if release:
-        found = connection.execute(t.write_id.delete().where(here)).rowcount == 1
+        found = take(connection, write_id)
     else:
         query = sa.select(WRITE_ID.write_id).where(here).with_for_update(read=True)
         found = connection.execute(query).first() is not None

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from spark_log.append.rules import Batch
+from spark_log.append.write_ids import take
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT, WRITE_ID
+from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 from spark_log.partitions.partition_rows import CHUNK, read_partition
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
     """Delete the files of a failed append unless it was committed. Raises the errors of the store."""
 
     def release(connection: sa.Connection) -> None:
-        connection.execute(t.write_id.delete().where(WRITE_ID.write_id == doubt.write_id))
+        take(connection, doubt.write_id)
 
     cluster.store.transact(lambda connection, _attempt: release(connection), timeout_ms=timeout_ms)
     named = cluster.store.read(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)

@@ -52,7 +52,15 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
 def release(store: Store, write_id: WriteId) -> None:
     """Give the id back. What was written under it and is named by no segment may be deleted from now on."""
-    store.transact(lambda c, _attempt: c.execute(t.write_id.delete().where(WRITE_ID.write_id == write_id)))
+    store.transact(lambda connection, _attempt: take(connection, write_id))
+
+
+def take(connection: sa.Connection, write_id: str) -> bool:
+    """Delete the id in this transaction; False if an append or clean-up has already done so.
+
+    Only the caller that gets True decides about the files written under it.
+    """
+    return connection.execute(t.write_id.delete().where(WRITE_ID.write_id == write_id)).rowcount == 1
 
 
 def expire(store: Store, fence: Fence = unfenced) -> int:

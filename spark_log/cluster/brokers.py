@@ -7,7 +7,7 @@ fresh. A log dir counts while the controller has not declared it failed.
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
@@ -102,9 +103,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         if not others:
             raise InvalidConfigurationError(f"broker {broker_id} is the only one of the cluster")
         mine = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.broker_id == broker_id)
-        published = (t.publication, t.publication_cursor, t.publication_intent, t.publication_intent_cursor)
-        for table in (t.retired_replica, t.retired_copy, *published):
-            connection.execute(table.delete().where(table.c.log_dir_id.in_(mine)))
+        delete_rows_of_log_dirs(connection, mine)
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
@@ -145,6 +144,14 @@ def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
         ]  # fmt: skip
 
     return cluster.store.read(read)
+
+
+def change_log_dirs(
+    connection: sa.Connection, log_dir_ids: Collection[int], *where: sa.ColumnElement[bool], **values: object
+) -> int:
+    """Set columns of those log dirs for which `where` holds; returns how many."""
+    here = (LOG_DIR.log_dir_id.in_(list(log_dir_ids)), *where)
+    return connection.execute(t.log_dir.update().where(*here).values(values)).rowcount
 
 
 def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogDirId]:

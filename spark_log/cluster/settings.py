@@ -7,9 +7,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
-from spark_log.metadata import tables as t
 from spark_log.metadata.columns import CLUSTER
-from spark_log.metadata.store import Attempt, read_overrides
+from spark_log.metadata.store import Attempt, read_overrides, write_overrides
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:
@@ -35,7 +34,7 @@ def alter_settings(
         overrides = {name: value for name, value in merged.items() if value is not None}
         ClusterSettings.from_stored(overrides)
         if not validate_only:
-            connection.execute(t.cluster.update().values(settings=json.dumps(overrides, sort_keys=True)))
+            write_overrides(connection, overrides)
         return overrides
 
     altered = cluster.store.transact(alter, announce=True)

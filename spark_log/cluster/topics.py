@@ -26,7 +26,8 @@ from spark_log.errors import (
 )
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.cascade import delete_rows_of_topic
+from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
 
 _MANY_PARTITIONS = 100
@@ -186,6 +187,10 @@ def insert_topic(
     return _topic_of(row)
 
 
+def set_replication_factor(connection: sa.Connection, topic_id: int, factor: int) -> None:
+    connection.execute(t.topic.update().where(TOPIC.topic_id == topic_id).values(replication_factor=factor))
+
+
 def list_topics(cluster: Cluster) -> list[Topic]:
     """All topics, by name."""
     topics = cluster.store.read(find_topics)
@@ -254,17 +259,9 @@ def delete_topic(cluster: Cluster, name: str) -> None:
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
         rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == t_id).order_by(PARTITION.partition)
         connection.execute(rows.with_for_update()).all()
-        inline = sa.select(SEGMENT.name).where(SEGMENT.topic_id == t_id, SEGMENT.inline)
-        connection.execute(t.blob.delete().where(BLOB.name.in_(inline)))
-        # what is pending stays: its transaction cannot be committed now, and drops it with its end
-        per_topic = (
-            t.producer_batch, t.group_offset, t.publication,
-            t.publication_cursor, t.publication_intent, t.publication_intent_cursor,
-            t.reassignment, t.retired_replica, t.retired_copy, t.truncation, t.compaction, t.segment,
-            t.mirror_position, t.replica, t.partition, t.topic,
-        )  # fmt: skip
-        for table in per_topic:
-            connection.execute(table.delete().where(table.c.topic_id == t_id))
+        # pending batches stay: their transaction can no longer be committed, and drops them when it ends
+        delete_rows_of_topic(connection, t_id)
+        connection.execute(t.topic.delete().where(TOPIC.topic_id == t_id))
         retired_ms = cluster.store.clock(connection).wall_ms
         connection.execute(t.retired_file.insert(), {"path": topic.folder, "topic_id": t_id, "retired_ms": retired_ms})
 

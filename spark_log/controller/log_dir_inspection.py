@@ -17,15 +17,16 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.delta.publication_resets import compare_whole_table
+from spark_log.delta.publication_resets import compare_whole_tables
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, SEGMENT
+from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.partitions.replication import PartitionState, fence_writers, lose_files
@@ -95,8 +96,7 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
     """Ask the controller to look at a log dir where a file of `size` bytes could not be written."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        here = t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id, LOG_DIR.online)
-        connection.execute(here.values(suspect_bytes=size))
+        change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
 
     store.transact(body, announce=True)
 
@@ -190,8 +190,7 @@ def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> Lo
 def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        here = t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id)
-        connection.execute(here.values(online=False, failure=reason))
+        change_log_dirs(connection, [log_dir_id], online=False, failure=reason)
 
     store.transact(body, announce=True)
     logger.error("log dir %s is out: %s", log_dir_id, reason)
@@ -200,8 +199,7 @@ def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) 
 def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        here = t.log_dir.update().where(LOG_DIR.log_dir_id.in_(list(log_dir_ids)))
-        connection.execute(here.values(suspect_bytes=None))
+        change_log_dirs(connection, log_dir_ids, suspect_bytes=None)
 
     store.transact(body)
 
@@ -227,8 +225,7 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, look: 
 
 def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
     fence(connection)
-    here = (LOG_DIR.log_dir_id == known.log_dir_id) & ~LOG_DIR.online
-    if connection.execute(t.log_dir.update().where(here).values(values)).rowcount != 1:
+    if change_log_dirs(connection, [known.log_dir_id], ~LOG_DIR.online, **values) != 1:
         raise LogDirMismatchError(f"log dir {redact(known.uri)}: somebody else has changed it meanwhile")
 
 
@@ -257,7 +254,7 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
             after[topic.topic_id, row.partition] = fence_writers(lowered)
         save_partitions(connection, before, after)
         if fallen:  # its Delta table lists files that are missing
-            compare_whole_table(connection, topic.topic_id, log_dir_id)
+            compare_whole_tables(connection, topic.topic_id, PUBLICATION.log_dir_id == log_dir_id)
         return fallen
 
     return store.transact(body)

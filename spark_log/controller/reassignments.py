@@ -14,7 +14,7 @@ from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics, set_replication_factor
 from spark_log.controller.reassignment_rows import forget, read_ready_partitions, row_of, under_way
 from spark_log.controller.reassignment_rules import begin, cancel, finish
 from spark_log.errors import (
@@ -118,8 +118,7 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
     forget(connection, list(after))
     for (topic_id, number), state in after.items():
         if number == 0:
-            here = t.topic.update().where(TOPIC.topic_id == topic_id)
-            connection.execute(here.values(replication_factor=len(state.replicas)))
+            set_replication_factor(connection, topic_id, len(state.replicas))
     return sorted(after)
 
 

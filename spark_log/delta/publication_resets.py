@@ -2,7 +2,6 @@
 
 import sqlalchemy as sa
 
-from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PUBLICATION
 
@@ -15,7 +14,9 @@ def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: 
         connection.execute(table.update().where(above).values(seen_offset=offset))
 
 
-def compare_whole_table(connection: sa.Connection, topic_id: int, log_dir_id: LogDirId) -> None:
-    """Let the next publication compare the whole Delta table: it may list files that are missing from the log dir."""
-    here = (PUBLICATION.topic_id == topic_id) & (PUBLICATION.log_dir_id == log_dir_id)
+def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:
+    """Let the next publication compare the whole Delta tables of the topic for which `where` holds: they may list files
+    that are missing.
+    """
+    here = (PUBLICATION.topic_id == topic_id) & where
     connection.execute(t.publication.update().where(here).values(delta_version=-1))

@@ -19,7 +19,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.config.values import INT64_MAX
 from spark_log.erase.erase_workers import Workers
 from spark_log.erase.key_matches import OldFile, old_file_holds
 from spark_log.erase.leftovers import after_purge, previous_folders
@@ -27,14 +26,10 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.maintenance.removal.clean_up import CleanableLogDirs, Deleted, delete_left_copies, delete_retired_files
 from spark_log.maintenance.removal.orphans import delete_orphans
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import RETIRED_FILE, RETIRED_REPLICA
-from spark_log.partitions.partition_rows import CHUNK
-from spark_log.partitions.retired_replicas import delete_retired_replicas
+from spark_log.metadata.columns import RETIRED_FILE
+from spark_log.partitions.retired_files import make_due
+from spark_log.partitions.retired_replicas import delete_retired_replicas, make_replicas_due
 from spark_log.quantities import count_of
-
-FOR_EVER_MS = -INT64_MAX
-"""retired_file.retired_ms of what is to go now, whatever file.delete.delay.ms is."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +101,8 @@ def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[
 
 
 def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None:
-    for first in range(0, len(paths), CHUNK):
-        these = RETIRED_FILE.path.in_(paths[first : first + CHUNK])
-        connection.execute(t.retired_file.update().where(these).values(retired_ms=FOR_EVER_MS))
-    replicas = t.retired_replica.update().where(RETIRED_REPLICA.topic_id == topic.topic_id)
-    connection.execute(replicas.values(retired_ms=FOR_EVER_MS))
+    make_due(connection, paths)
+    make_replicas_due(connection, topic)
 
 
 def _delete_of_previous_topics(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> Deleted:

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -338,6 +338,11 @@ def read_overrides(connection: sa.Connection) -> dict[str, str]:
     """The cluster settings that are stored: dotted name to text."""
     overrides: dict[str, str] = json.loads(connection.execute(_SETTINGS).scalar_one())
     return overrides
+
+
+def write_overrides(connection: sa.Connection, overrides: Mapping[str, str]) -> None:
+    """Store these cluster settings in place of the stored ones."""
+    connection.execute(tables.cluster.update().values(settings=json.dumps(dict(overrides), sort_keys=True)))
 
 
 _SETTINGS = sa.select(CLUSTER.settings)

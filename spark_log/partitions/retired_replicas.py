@@ -23,6 +23,7 @@ from spark_log.metadata.identity import check_identity
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import Key, lock_partitions
 from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.retired_files import DUE_MS
 
 logger = logging.getLogger(__name__)
 
@@ -156,3 +157,9 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
 
 def _parameters(log_dir_id: int, key: Key) -> dict[str, Any]:
     return {"key_log_dir": log_dir_id, "key_topic": key[0], "key_partition": key[1]}
+
+
+def make_replicas_due(connection: sa.Connection, topic: Topic) -> None:
+    """Let the next clean-up delete the topic's retired replicas, however recently they were retired."""
+    these = t.retired_replica.update().where(RETIRED_REPLICA.topic_id == topic.topic_id)
+    connection.execute(these.values(retired_ms=DUE_MS))

@@ -1,14 +1,25 @@
-"""Rows of segments and blobs in the metadata store."""
+"""Rows of segments and blobs in the metadata store: inserted and deleted here only."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy import bindparam
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import BLOB, SEGMENT
+from spark_log.metadata.prepared import Prepared
 
 _NAMES_PER_STATEMENT = 5_000
+_INSERT_SEGMENTS = Prepared(t.segment.insert())
+_OPTIONAL = {"producer_id": None, "producer_epoch": None, "first_sequence": None, "rewritten": False}
+_INSERT_BLOBS = Prepared(t.blob.insert())
+_DELETE_BELOW = Prepared(
+    t.segment.delete().where(
+        SEGMENT.topic_id == bindparam("topic_id"), SEGMENT.partition == bindparam("partition"),
+        SEGMENT.base_offset < bindparam("low"), SEGMENT.end_offset <= bindparam("low"),
+    )
+)  # fmt: skip
 
 
 class RemovedSegments(NamedTuple):
@@ -17,6 +28,30 @@ class RemovedSegments(NamedTuple):
     files: list[str]
     inline_bytes: int
     record_count: int
+
+
+def insert_segments(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert segments; the columns of a producer, and `rewritten`, may be missing in a row."""
+    if rows:
+        # all columns in each row: the statement is compiled once, for the columns of the first row that it gets
+        _INSERT_SEGMENTS.run(connection, [{**_OPTIONAL, **row} for row in rows])
+
+
+def insert_blobs(connection: sa.Connection, blobs: Mapping[str, bytes]) -> None:
+    """Insert the blobs: bytes by name."""
+    if blobs:
+        _INSERT_BLOBS.run(connection, [{"name": name, "data": data} for name, data in blobs.items()])
+
+
+def delete_segments_below(connection: sa.Connection, bounds: Sequence[Mapping[str, int]]) -> None:
+    """Delete the segments that end at or below an offset: topic_id, partition and low of each partition."""
+    _DELETE_BELOW.run(connection, bounds)
+
+
+def delete_segments(connection: sa.Connection, topic_id: int, partition: int, start: int, end: int) -> None:
+    """Delete the segments whose base offset is in [start, end)."""
+    here = (SEGMENT.topic_id == topic_id, SEGMENT.partition == partition)
+    connection.execute(t.segment.delete().where(*here, SEGMENT.base_offset >= start, SEGMENT.base_offset < end))
 
 
 def delete_segments_above(connection: sa.Connection, key: tuple[int, int], offset: int) -> RemovedSegments:

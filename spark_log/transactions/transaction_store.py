@@ -35,10 +35,11 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, PRODUCER, SEGMENT, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.columns import PRODUCER, SEGMENT, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.transactions import rules
 from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, TransactionState
 
@@ -76,7 +77,6 @@ _NOTHING_YET = {
     "clock_epoch": "",
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
-_NEW_BLOBS = Prepared(t.blob.insert())
 _NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
 
 
@@ -168,9 +168,8 @@ def register(
         _save(connection, now, before, rules.register(before.transaction, ref, len(new)))
         if new:
             _NEW_PENDING.run(connection, [_pending_row(ref, each) for each in new])
-            data = [{"name": each.batch.name, "data": blobs[each.batch.name]} for each in new if each.batch.inline]
-            if data:
-                _NEW_BLOBS.run(connection, data)
+            names = [each.batch.name for each in new if each.batch.inline]
+            insert_blobs(connection, {name: blobs[name] for name in names})
         return [there.get(each.position, each.batch) for each in batches]
 
     registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
@@ -365,7 +364,7 @@ def _save(
             mine = sa.select(TRANSACTION_SEGMENT.name).where(
                 TRANSACTION_SEGMENT.producer_id == after.producer_id, TRANSACTION_SEGMENT.inline
             )
-            connection.execute(t.blob.delete().where(BLOB.name.in_(mine)))
+            delete_blobs(connection, connection.execute(mine).scalars().all())
         _NOT_PENDING.run(connection, [{"key": after.producer_id}])
 
 

@@ -16,6 +16,7 @@ from spark_log.append.rules import Batch, Rejected, SparkBatch
 from spark_log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.append.targets import targets_of
 from spark_log.append.unused_files import delete_files
+from spark_log.append.write_ids import take
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
@@ -26,9 +27,6 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook
 from spark_log.ids import WriteId
 from spark_log.log.log import Log
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import WRITE_ID
-from spark_log.metadata.store import Attempt
 from spark_log.transactions.transaction_store import Stored, register
 
 logger = logging.getLogger(__name__)
@@ -164,12 +162,7 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
     """An append deletes the row of the write id in its own transaction. If the row is still there, these files were not
     appended and cannot be appended after the row is deleted here; so they may be deleted.
     """
-
-    def take(connection: sa.Connection, _attempt: Attempt) -> bool:
-        taken = connection.execute(t.write_id.delete().where(WRITE_ID.write_id == write_id))
-        return bool(taken.rowcount == 1)
-
-    if cluster.store.transact(take):
+    if cluster.store.transact(lambda connection, _attempt: take(connection, write_id)):
         _delete(cluster, batches)
 
 

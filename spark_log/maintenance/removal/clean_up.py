@@ -24,11 +24,13 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.delta.publication import publish, try_publish
+from spark_log.delta.publication_resets import compare_whole_tables
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
+from spark_log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.quantities import count_of
 
 TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
@@ -227,18 +229,8 @@ def delete_retired_files(
             PUBLICATION_CURSOR.topic_id == PUBLICATION.topic_id, PUBLICATION_CURSOR.log_dir_id ==
             PUBLICATION.log_dir_id,
         )  # fmt: skip
-        unknown = t.publication.update().where(PUBLICATION.topic_id == topic.topic_id, listed)
-        connection.execute(unknown.values(delta_version=-1))
-        delete = t.retired_file.delete().where(RETIRED_FILE.path.in_(paths)).returning(RETIRED_FILE.path)
-        forgotten = set(connection.execute(delete).scalars())  # less if another clean-up was first
-        left = [
-            {"topic_id": topic.topic_id, "log_dir_id": log_dir_id, "path": path}
-            for log_dir_id, there in away.items()
-            for path in there
-            if path in forgotten
-        ]
-        if left:
-            connection.execute(t.retired_copy.insert(), left)
+        compare_whole_tables(connection, topic.topic_id, listed)
+        forget_files(connection, topic, paths, away)
 
     if store.read(count_listed):
         log_dirs.try_publish(topic)
@@ -285,12 +277,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
 
     def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
         fence(connection)
-        here = (
-            (RETIRED_COPY.topic_id == topic.topic_id)
-            & (RETIRED_COPY.log_dir_id == log_dir_id)
-            & RETIRED_COPY.path.in_(paths)
-        )
-        connection.execute(t.retired_copy.delete().where(here))
+        forget_copies(connection, topic, log_dir_id, paths)
 
     back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
     if not back:
@@ -329,8 +316,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
 
     def forget(connection: sa.Connection, folder: str) -> None:
         fence(connection)
-        inside = RETIRED_FILE.path.startswith(f"{folder}/", autoescape=True)
-        connection.execute(t.retired_file.delete().where((RETIRED_FILE.path == folder) | inside))
+        forget_folder(connection, folder)
 
     deleted = Deleted()
     folders, live = store.read(due)

@@ -34,12 +34,13 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
 from spark_log.maintenance.rewrite.rewrite import Segment
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, PARTITION, SEGMENT
+from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, StoreClock
-from spark_log.partitions.partition_rows import CHUNK, Key, lock_partitions, read_partition, save_partitions
+from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition, save_partitions
 from spark_log.partitions.replication import PartitionState
 from spark_log.partitions.retired_files import insert_retired, retired_rows
+from spark_log.segments.segment_rows import delete_blobs, delete_segments_below
 
 SEGMENTS_MAX = 1_000
 """Segments that one transaction drops, about: on SQLite appends wait for it, some tens of milliseconds."""
@@ -258,9 +259,8 @@ def _move_log_start(
     insert_retired(connection, retired)
     if dropped.segments:
         bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
-        _DELETE_BELOW.run(connection, bounds)
-    for first in range(0, len(blobs), CHUNK):
-        connection.execute(t.blob.delete().where(BLOB.name.in_(blobs[first : first + CHUNK])))
+        delete_segments_below(connection, bounds)
+    delete_blobs(connection, blobs)
     save_partitions(connection, before, after)
     return dropped
 
@@ -284,7 +284,6 @@ _FIRST = Prepared(
     .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
 )  # fmt: skip
 _SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(SEGMENT.base_offset))
-_DELETE_BELOW = Prepared(t.segment.delete().where(*_BELOW))
 _TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(SEGMENT.bytes), sa.BigInteger)).where(*_HERE))
 
 

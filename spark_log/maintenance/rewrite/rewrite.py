@@ -31,8 +31,8 @@ from spark_log.delta import publication_state
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import BLOB, PARTITION, SEGMENT
-from spark_log.partitions.partition_rows import CHUNK, lock_partitions, read_partition, save_partitions
+from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.partitions.replication import rewrite
 from spark_log.partitions.retired_files import retire_files
 from spark_log.records.inline import decode as decode_inline
@@ -40,6 +40,7 @@ from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.records.segment_file import SegmentFacts
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
+from spark_log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
 from spark_log.segments.slices import LogDirs, Slice
 
 OFFSETS_MAX = 2**31 - 1
@@ -280,15 +281,14 @@ def _swap(
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
         return False  # of the file's records, some would be new to the stream of a Delta table and some not
     check_write_id(connection, write_id, release=False)
-    connection.execute(t.segment.delete().where(here))
+    delete_segments(connection, *key, start, end)
     if inputs[0].inline:
-        for first in range(0, len(names), CHUNK):
-            connection.execute(t.blob.delete().where(BLOB.name.in_(names[first : first + CHUNK])))
+        delete_blobs(connection, names)
         after = replace(after, tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
     else:
         retire_files(connection, topic, key[1], names, after.change, cluster.store.clock(connection))
     save_partitions(connection, before, {key: after})
-    connection.execute(t.segment.insert(), _row(rewriting, written, after.change))
+    insert_segments(connection, [_row(rewriting, written, after.change)])
     return True
 
 

@@ -42,6 +42,7 @@ producer_batch = _table(
     column("end_offset", BigInteger, "one more than the offset of its last record"),
     column("appended_ms", BigInteger, "store clock, for expiry"),
     Index(None, "topic_id", "partition", "base_offset"),
+    deleted_with=("topic",),
     comment="The last five batches of each producer in each partition, as in Kafka: they make a retry safe.",
 )
 

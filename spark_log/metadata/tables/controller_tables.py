@@ -14,5 +14,6 @@ reassignment = _table(
     column("original", Text, "JSON list of broker ids: the AR before, restored by a cancel"),
     column("throttle_bytes_per_s", BigInteger, "copy rate; NULL unlimited", nullable=True),
     column("began_ms", BigInteger, "store clock"),
+    deleted_with=("topic",),
     comment="Ongoing partition reassignments.",
 )

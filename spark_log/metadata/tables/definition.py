@@ -23,8 +23,10 @@ SERIAL: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
 def tables_of(owner: str) -> Callable[..., Table]:
     """A function that defines tables. Only `spark_log/<owner>` writes them (tests/house/test_table_owners.py)."""
 
-    def table(name: str, *columns: Any, **kwargs: Any) -> Table:
-        return Table(name, metadata, *columns, info={"owner": owner}, **kwargs)
+    def table(name: str, *columns: Any, deleted_with: tuple[str, ...] = (), **kwargs: Any) -> Table:
+        """`deleted_with`: "topic" or "log_dir", with whose row its rows are deleted (`metadata/cascade.py`)."""
+        info = {"owner": owner, "deleted_with": deleted_with}
+        return Table(name, metadata, *columns, info=info, **kwargs)
 
     return table
 

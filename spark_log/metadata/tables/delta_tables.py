@@ -20,6 +20,7 @@ publication = _table(
         BigInteger,
         "Delta version of that commit; a higher one in the table was committed by another writer",
     ),
+    deleted_with=("topic", "log_dir"),
     comment="How far a log dir's Delta table of a topic is known to equal the metadata.",
 )
 
@@ -36,6 +37,7 @@ publication_cursor = _table(
         "every record below it has been in the table; publishing it again in another file is no data change",
         server_default=text("0"),
     ),
+    deleted_with=("topic", "log_dir"),
     comment="Per partition, how far the Delta table follows the log.",
 )
 
@@ -54,6 +56,7 @@ publication_intent = _table(
         "recorded_delta_version", BigInteger, "publication.delta_version when the intent was written", nullable=True
     ),
     column("has_replicas", Boolean, "whether the log dir had a replica of the topic"),
+    deleted_with=("topic", "log_dir"),
     comment="Intended Delta commits: not made yet, or made and not yet recorded in publication.",
 )
 
@@ -66,5 +69,6 @@ publication_intent_cursor = _table(
     column("change", BigInteger, "publication_cursor.change once the commit is recorded"),
     column("high_watermark", BigInteger, "publication_cursor.high_watermark then"),
     column("seen_offset", BigInteger, "publication_cursor.seen_offset then"),
+    deleted_with=("topic", "log_dir"),
     comment="Per partition, how far the Delta table follows the log after an intended commit.",
 )

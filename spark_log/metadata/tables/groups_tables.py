@@ -72,5 +72,6 @@ group_offset = _table(
         server_default=text("-1"),
     ),
     Index(None, "log_partition", "position"),
+    deleted_with=("topic",),
     comment="Committed offsets.",
 )

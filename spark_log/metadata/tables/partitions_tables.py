@@ -19,6 +19,7 @@ partition = _table(
     column("recovery_point", BigInteger, "every offset below it has been forced to disk (flush.messages)"),
     column("tail_bytes", BigInteger, "bytes of the blobs of this partition that are not sealed yet"),
     column("change", BigInteger, "grows when the set of sealed segments below the high watermark changes"),
+    deleted_with=("topic",),
     comment="log_start_offset <= high_watermark <= log_end_offset. Its row lock orders everything in the partition.",
 )
 
@@ -34,6 +35,7 @@ replica = _table(
     column("in_sync", Boolean, "member of the ISR"),
     column("preference", Integer, "order in AR; 0 is the preferred leader"),
     Index(None, "log_dir_id"),
+    deleted_with=("topic",),
     comment="A replica of a partition. AR = all rows, ISR = those in_sync.",
 )
 
@@ -50,6 +52,7 @@ truncation = _table(
     column("record_count", BigInteger, "records lost"),
     column("unclean", Boolean, "the new leader was not in the ISR"),
     column("at_ms", BigInteger, "store clock"),
+    deleted_with=("topic",),
     comment="Truncations: the records that elections removed from the end of partitions.",
 )
 
@@ -65,6 +68,7 @@ compaction = _table(
     ),
     column("at_ms", BigInteger, "store clock; a tombstone below end_offset may be removed delete.retention.ms later"),
     column("tombstone_count", BigInteger, "tombstones left below end_offset"),
+    deleted_with=("topic",),
     comment="Completed compactions. The dirty part of the log begins at the largest end_offset.",
 )
 
@@ -95,6 +99,7 @@ retired_replica = _table(
     column("folder", Text, "the topic's folder in the log dir"),
     column("retired_ms", BigInteger, "store clock; its files are deleted retired.file.retention.ms later"),
     column("deleting", Boolean, "its files are being deleted: no replica may be placed here until that is done"),
+    deleted_with=("topic", "log_dir"),
     comment="Replicas that a reassignment removed from a log dir. Readers may still use their files.",
 )
 
@@ -103,5 +108,6 @@ retired_copy = _table(
     topic_id(primary_key=True),
     column("log_dir_id", BigInteger, "log_dir.log_dir_id", primary_key=True),
     column("path", Text, "retired_file.path, already deleted in all other log dirs", primary_key=True),
+    deleted_with=("topic", "log_dir"),
     comment="Retired files still to be deleted in log dirs that were offline when the others were cleaned.",
 )

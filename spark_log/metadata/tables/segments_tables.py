@@ -53,6 +53,7 @@ segment = _table(
         sqlite_where=text("inline = 1"),
         postgresql_where=text("inline"),
     ),
+    deleted_with=("topic",),
     comment="A run of records: Kafka's segment with its offset index (primary key) and time index.",
 )
 

@@ -15,5 +15,6 @@ mirror_position = _table(
     column("leader_epoch", BigInteger, "of the partition there when the records were planned"),
     column("end_offset", BigInteger, "log end offset here after the last step"),
     column("target_leader_epoch", BigInteger, "of the partition here before that step"),
+    deleted_with=("topic",),
     comment="Progress of mirrors into this cluster: per partition, the source topic and the target's end offset.",
 )
