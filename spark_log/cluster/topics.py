@@ -117,8 +117,8 @@ def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> T
 
 def unknown_topic(connection: sa.Connection, name: str, advice: str = "") -> UnknownTopicOrPartitionError:
     """The error for a topic that does not exist; it names an existing topic with a similar name, and else `advice`."""
-    names = connection.scalars(sa.select(t.topic.c.name).limit(_NAMES_COMPARED_MAX)).all()
-    similar = difflib.get_close_matches(name, names, 1)
+    names = connection.scalars(sa.select(TOPIC.name).limit(_NAMES_COMPARED_MAX)).all()
+    similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything
     hint = f" (did you mean {similar[0]!r}?)" if similar else advice
     return UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition{hint}")
 
