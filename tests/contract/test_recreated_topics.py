@@ -5,7 +5,7 @@ import itertools
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log import Consumer
+from spark_log import Consumer, ids
 from spark_log.cluster.topics import delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
@@ -187,7 +187,9 @@ def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, 
         return found
 
     monkeypatch.setattr(cluster.store, "read", recreate_after_the_look)
-    refused(lambda: group_operations.reset_offsets(cluster, "g", {P0: group_operations.Latest()}))
+    refused(
+        lambda: group_operations.reset_offsets(cluster, "g", {ids.TopicPartition("t", 0): group_operations.Latest()})
+    )
     assert committed_offsets(cluster.store, "g") == {}
 
 
