@@ -2,7 +2,7 @@
 
 >>> from spark_log.streams import TopicOutput, Tumbling, windowed, write_stream          # doctest: +SKIP
 
-Names are looked up when they are used: executors import this package's parents for every task and need none of them.
+Names are imported on first use: executors import the parent package for every task and need none of them.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Aggregates from a small text form, "mean(dep_delay) as mean_delay", and running totals by group.
+"""Aggregates as text, "mean(dep_delay) as mean_delay", and running totals by group.
 
-The text is SQL, but one call of one of Spark's aggregate functions is all that is taken. What else Spark would evaluate
-there (a column, a scalar function, a subquery, a window) is refused at once, by name, and not in the middle of a query.
+The text is one call of one of Spark's aggregate functions. Other SQL (a column, a scalar function, a subquery, a window)
+is refused when the query is defined; the error names the text.
 """
 
 import re
@@ -18,8 +18,8 @@ FUNCTIONS = frozenset(
     " covar_samp every kurtosis max max_by mean min min_by percentile_approx regr_slope skewness some std stddev"
     " stddev_pop stddev_samp sum try_avg try_sum var_pop var_samp variance".split()
 )
-"""Aggregates whose state for a group does not grow with its records (as collect_list's does, or median's), and whose
-result does not depend on their order (as first's does: max_by(x, _offset) says what is meant)."""
+"""Functions whose state for a group does not grow with its records (unlike collect_list and median), and whose result
+does not depend on the order of records (unlike first: use max_by(x, _offset))."""
 
 Aggregate = str | Column
 
@@ -30,8 +30,11 @@ _REFUSED = re.compile(r"(?i)\b(select|over|distinct)\b|--|/\*|;")
 
 
 def parse_aggregate(text: str) -> tuple[str, str]:
-    """(name, SQL) of "count", or of a call of one of `FUNCTIONS` over expressions of columns, with "as name" or named
-    for what it says: "mean(dep_delay)" is mean_dep_delay. InvalidOptionError names the text."""
+    """(name, SQL) of "count", or of a call of one of `FUNCTIONS` over expressions of columns.
+
+    The name follows "as"; without one it is made from the call: "mean(dep_delay)" becomes mean_dep_delay.
+    InvalidOptionError names the text.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise InvalidOptionError(f"aggregate {text!r}: expected 'count' or a call as 'mean(dep_delay) as mean_delay'")
@@ -50,7 +53,9 @@ def parse_aggregate(text: str) -> tuple[str, str]:
 
 
 def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggregate]) -> list[Column]:
-    """The aggregates as columns, texts parsed and tried on `frame`. InvalidOptionError for one of them or of `by`."""
+    """The aggregates as columns; texts are parsed and analysed against `frame`. InvalidOptionError for an invalid
+    aggregate or a missing column of `by`.
+    """
     for column in by:
         if column not in frame.columns:
             raise InvalidOptionError(f"group by {column!r}: no such column: there are {', '.join(frame.columns)}")
@@ -64,7 +69,7 @@ def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggrega
             continue
         name, call = parse_aggregate(aggregate)
         if name.lower() in taken:
-            raise InvalidOptionError(f"aggregate {aggregate!r}: there is a column {name!r} already: say 'as …'")
+            raise InvalidOptionError(f"aggregate {aggregate!r}: there is already a column {name!r}: choose a name with 'as …'")
         taken.append(name.lower())
         columns.append(sf.expr(call).alias(name))
         try:
@@ -77,7 +82,7 @@ def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggrega
 def running(frame: DataFrame, *by: str, aggregates: Sequence[Aggregate]) -> DataFrame:
     """Columns `by` and the aggregates, over all records so far: for output modes update (changed groups) and complete.
 
-    State holds one row a group, for ever; without `by` there is one group. Raises InvalidOptionError.
+    The state keeps one row per group and never drops it; without `by` there is one group. Raises InvalidOptionError.
     """
     columns = columns_of(frame, by, aggregates)
     return frame.groupBy(*by).agg(*columns)

@@ -1,4 +1,4 @@
-"""What `codecs.decode` made of records: the good ones, and the others as dead letters for a topic of their own.
+"""The result of `codecs.decode` in two parts: valid records, and dead letters for a topic of their own.
 
 >>> write_stream(                                                                        # doctest: +SKIP
 ...     decode(records, codec),
@@ -15,23 +15,24 @@ from spark_log.errors import InvalidOptionError
 from spark_log.streams.codecs import ERROR, RAW
 
 PREFIX = "__spark_log.errors."
-"""Of the headers that a dead letter gets, which are otherwise those of Kafka Connect's dead letter queue. Ours, since
-it was not Connect that wrote them: a record that went through both has both."""
+"""Prefix of the headers that a dead letter gets. Their names are otherwise those of Kafka Connect's dead letter queue;
+with another prefix, a record that went through both has both sets of headers."""
 
 _ORIGINS = ("topic", "partition", "offset")
 _NO_HEADERS = "cast(array() as array<struct<key:string,value:binary>>)"
 
 
 def valid(decoded: DataFrame) -> DataFrame:
-    """The records that are good, tombstones among them, without the columns `raw` and `error`."""
+    """The valid records, tombstones included, without the columns `raw` and `error`."""
     return decoded.where(sf.col(ERROR).isNull()).drop(RAW, ERROR)
 
 
 def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
-    """The records that are bad, as they came and as `format("spark_log")` writes them: key, value, headers, timestamp.
+    """The bad records with their original bytes, as `format("spark_log")` writes them: key, value, headers, timestamp.
 
-    `column` is the one that was decoded. To their own headers come `__spark_log.errors.topic`, `.partition` and
-    `.offset` (as text, where the frame has such columns) and `.exception.message`. Raises InvalidOptionError.
+    `column` is the column that was decoded. These headers are added to the record's own: `__spark_log.errors.topic`,
+    `.partition` and `.offset` (as text, if the frame has these columns) and `.exception.message`. Raises
+    InvalidOptionError.
     """
     kinds = {each.name: each.dataType for each in decoded.schema.fields}
     for name in (RAW, ERROR, column):
@@ -44,8 +45,8 @@ def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
         elif name in kinds:
             if not isinstance(kinds[name], BinaryType | StringType):
                 raise InvalidOptionError(
-                    f"column {name!r} is {kinds[name].simpleString()}, expected binary or string: of two columns that"
-                    " are decoded, take the dead letters of the first before the second is"
+                    f"column {name!r} is {kinds[name].simpleString()}, expected binary or string: if two columns are"
+                    " decoded, call dead_letters for the first one before decoding the second one"
                 )
             record[name] = sf.col(name)
     reasons = [_header(name, sf.col(name).cast(StringType())) for name in _ORIGINS if name in kinds]

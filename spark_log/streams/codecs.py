@@ -1,25 +1,25 @@
-"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams. JSON and Avro on
-Spark's own functions (Avro's come in a JAR), Protobuf in its Python workers (`pip install 'spark-log[protobuf]'`).
+"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams. JSON and Avro use
+Spark's functions (Avro's are in a JAR), Protobuf runs in Spark's Python workers (`pip install 'spark-log[protobuf]'`).
 
 >>> flights = decode(records, Json("carrier STRING, delay INT"))                        # doctest: +SKIP
 >>> valid(flights).select("value.carrier", "offset")                                    # doctest: +SKIP
->>> dead_letters(flights)                    # what could not be read, with the reason   # doctest: +SKIP
+>>> dead_letters(flights)                    # the bad records, with the reason          # doctest: +SKIP
 
-What is bad, exactly. A null value is not: it is a tombstone, and stays null.
+These values are bad. A null value is not bad: it is a tombstone, and stays null.
 
-    Json       bytes that are not UTF-8; a text that is not one JSON object and nothing else (RFC 8259); a field whose
-               value is not of the schema's type, as from_json sees it: no text for a number, no fraction for a whole
-               number, nothing out of range, but anything for STRING; a field that is NOT NULL and null or missing.
-               Fields that the schema does not name are passed over.
-    Avro       bytes that are not one record of the schema to the last byte: truncated and trailing ones are found.
-               Avro's bytes do not say of which schema they are: a record of another one may pass for one of this.
-    Protobuf   bytes that Protobuf's parser refuses, as truncated ones; a field of another wire type; a required field
-               that is missing; text that is not UTF-8; a Timestamp out of range. What Protobuf cannot notice: unknown
-               fields are allowed, so nearly everything may be a message of another type; nearly every field may be
-               absent, so a message cut between two fields is a message, and so are no bytes at all. A number that an
-               enum of proto2 does not have is an unknown field, and null.
+    Json       bytes that are not UTF-8; text that is not exactly one JSON object (RFC 8259); a field whose value does
+               not have the schema's type by the rules of from_json: text for a number, a fraction for an integer and
+               a number out of range are bad, any value is valid for STRING; a NOT NULL field that is null or missing.
+               Fields that the schema does not name are ignored.
+    Avro       bytes that are not exactly one record of the schema; truncated and trailing bytes are detected. Avro's
+               bytes do not identify their schema: a record of another schema may be accepted.
+    Protobuf   bytes that Protobuf's parser refuses, such as truncated ones; a field of another wire type; a required
+               field that is missing; text that is not UTF-8; a Timestamp out of range. Some errors cannot be detected:
+               unknown fields are allowed, so a message of another type may be accepted; most fields may be absent, so
+               a message cut between two fields is valid, and so is an empty one. A number that is not a value of its
+               proto2 enum is an unknown field, and null.
 
-With Confluent's framing, also bytes that do not begin with it, or that name another schema than the one asked for.
+With Confluent's framing, bytes without the framing or with the id of another schema are bad too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.streams.parsing import Parser, avro_parser, from_column, json_parser, needing_avro, needing_protobuf
 
 RAW, ERROR = "raw", "error"
-"""Columns that `decode` adds: the bytes as they were, and what is wrong with them, null if nothing is."""
+"""Columns that `decode` adds: the original bytes, and the reason why they are bad (null if they are valid)."""
 
 _FRAME_BYTES = 5
 _BARE, _PARSED = "_spark_log_bare", "_spark_log_parsed"
@@ -41,10 +41,10 @@ _BARE, _PARSED = "_spark_log_bare", "_spark_log_parsed"
 
 @dataclass(frozen=True)
 class Confluent:
-    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message. Before a
-    Protobuf's stands which message of the schema's file it is: a zero byte for the first, the usual one.
+    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message. A Protobuf message
+    is preceded by its index in the schema's file: a zero byte for the first message, which is the usual one.
 
-    `schema_id`: encoding needs it. Decoding takes messages of this schema only, or of any without it.
+    `schema_id`: required for encoding. Decoding accepts messages of this schema only, or of any schema if it is None.
     """
 
     schema_id: int | None = None
@@ -55,13 +55,13 @@ class Confluent:
 
     @property
     def begin(self) -> bytes:
-        """What a message begins with, as far as it is known."""
+        """The first bytes of a message, as far as they are known."""
         return b"\0" if self.schema_id is None else b"\0" + self.schema_id.to_bytes(4, "big")
 
 
 @dataclass(frozen=True)
 class Json:
-    """JSON objects. `schema`: DDL, or a StructType. `options`: of from_json and to_json, as timestampFormat."""
+    """JSON objects. `schema`: DDL or a StructType. `options`: those of from_json and to_json, such as timestampFormat."""
 
     schema: str | StructType
     options: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Avro:
 @dataclass(frozen=True)
 class Protobuf:
     """Protobuf messages. `message`: its full name, as "shop.Order". `descriptor`: a descriptor set (protoc
-    --include_imports --descriptor_set_out), its path or its bytes. What types become: streams/protobuf_types.py.
+    --include_imports --descriptor_set_out), its path or its bytes. `protobuf_types.py` lists the types of the columns.
     """
 
     message: str
@@ -101,18 +101,18 @@ Codec = Json | Avro | Protobuf
 
 
 def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
-    """`column` (binary or string) becomes a struct of the schema's fields, null where it was null or is bad. Columns
-    `raw` (binary) and `error` (string) are added.
+    """Replace `column` (binary or string) by a struct of the schema's fields, null where it was null or is bad, and add
+    the columns `raw` (binary) and `error` (string).
 
-    Raises InvalidOptionError for a schema or a column that cannot be, InvalidConfigurationError without what the codec
-    needs.
+    Raises InvalidOptionError for an invalid schema or column, and InvalidConfigurationError if the JAR or package that
+    the codec needs is missing.
     """
     kinds = {each.name: each.dataType for each in frame.schema.fields}
     if not isinstance(kinds.get(column), BinaryType | StringType):
         raise InvalidOptionError(f"column {column!r}: expected a binary or string column, one of {frame.columns}")
     for name in (RAW, ERROR):
         if name in kinds:
-            raise InvalidOptionError(f"column {name!r}: decode adds one of this name; rename yours")
+            raise InvalidOptionError(f"column {name!r}: decode adds a column of this name: rename yours")
     parser = _parser(codec)
     raw = sf.col(RAW)
     framed = _framed(raw, codec)
@@ -121,8 +121,8 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
         bare = raw
     else:
         bare = sf.when(framed, sf.expr(f"substring({RAW}, {_FRAME_BYTES + len(_message_indexes(codec)) + 1})"))
-        whose = codec.framing.schema_id if codec.framing else None
-        which = "" if whose is None else f" with schema id {whose}"
+        schema_id = codec.framing.schema_id if codec.framing else None
+        which = "" if schema_id is None else f" with schema id {schema_id}"
         reason = sf.when(~framed, sf.lit(f"does not begin with Confluent's framing{which}")).otherwise(reason)
     with needing_avro(frame.sparkSession):
         parsed = (
@@ -145,11 +145,11 @@ def encode(
     timestamp: str | Column | None = None,
     partition: str | Column | None = None,
 ) -> DataFrame:
-    """Records as `format("spark_log")` writes them: value, and key, headers, timestamp, partition where they are given.
+    """Records as `format("spark_log")` writes them: value, and key, headers, timestamp, partition if they are given.
 
-    `value`: a struct (null becomes null, a tombstone), or the names of the columns that make one; all without. `key`:
-    string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError without
-    what the codec needs, and Spark's errors where the columns do not fit the schema.
+    `value`: a struct (null becomes null, a tombstone), or the names of the columns to encode; by default all columns.
+    `key`: string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError if
+    the JAR or package that the codec needs is missing, and Spark's errors if the columns do not fit the schema.
     """
     if isinstance(value, str | Column):
         payload = from_column(value)
@@ -211,7 +211,7 @@ def _encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
 
 
 def _message_indexes(codec: Codec) -> bytes:
-    """What stands between Confluent's schema id and the message."""
+    """The bytes between Confluent's schema id and the message."""
     if not isinstance(codec, Protobuf):
         return b""
     with needing_protobuf():
@@ -220,7 +220,7 @@ def _message_indexes(codec: Codec) -> bytes:
 
 
 def _framed(raw: Column, codec: Codec) -> Column | None:
-    """Whether the bytes have the codec's framing; None if it has none."""
+    """Condition: the bytes have the codec's framing. None for a codec without framing."""
     if codec.framing is None:
         return None
     begin, indexes = codec.framing.begin, _message_indexes(codec)
@@ -234,5 +234,5 @@ def _framed_payload(payload: Column, codec: Codec) -> Column:
     if codec.framing is None:
         return payload
     if codec.framing.schema_id is None:
-        raise InvalidOptionError("schema_id: needed to encode with Confluent's framing")
+        raise InvalidOptionError("schema_id: required to encode with Confluent's framing")
     return sf.concat(sf.lit(codec.framing.begin + _message_indexes(codec)), payload)

@@ -1,4 +1,4 @@
-"""One row of each key: the first in a time for streams, the first or last in the log for batches."""
+"""One row per key: the first within a time for streams, the first or last in the log for batch frames."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,10 +11,10 @@ from spark_log.streams.windows import check_time, parse_interval
 
 
 def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within: str) -> DataFrame:
-    """The stream without rows whose `keys` were seen before, at event times less than `within` ("1 hour") apart.
+    """The stream without rows whose `keys` came before, at event times less than `within` ("1 hour") apart.
 
-    For producers that send again: Spark's dropDuplicatesWithinWatermark, with a watermark of `within` on column
-    `time`, so rows later than that are dropped too. State is what came in that time. Raises InvalidOptionError.
+    For producers that send a record twice. Spark's dropDuplicatesWithinWatermark, with a watermark of `within` on
+    column `time`: later rows are dropped too. The state holds the keys of that time. Raises InvalidOptionError.
     """
     if not stream.isStreaming:
         raise InvalidOptionError("deduplicated: not a streaming frame: see keep_last and keep_first")
@@ -25,15 +25,16 @@ def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within:
 
 
 def keep_last(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """Of the rows of a batch frame with the same `keys`, the one with the largest `order`: columns as they were.
+    """Of the rows of a batch frame with the same `keys`, the one with the largest `order`. Columns are unchanged.
 
-    By offset, if the keys say in which partition a row is (the record's key does), else give columns that say.
+    The default, the offset, is correct if rows with the same keys are in one partition, as with the record's key.
+    Otherwise name the columns that define the order.
     """
     return _keep(frame, keys, order, "last")
 
 
 def keep_first(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """As `keep_last`, the one with the smallest."""
+    """As `keep_last`, but the row with the smallest `order`."""
     return _keep(frame, keys, order, "first")
 
 

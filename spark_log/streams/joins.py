@@ -1,7 +1,7 @@
-"""Joins of a stream with another stream, and with a frame that stands still. (With a table: `live_table.py`.)
+"""Joins of a stream with another stream or with a static frame. (With a compacted topic: `live_table.py`.)
 
-Spark's own joins, in one call with checked arguments: what would let state grow for ever, or make columns of one name,
-is an error here and not a surprise later.
+Spark's own joins, in one call with checked arguments: state that would grow without bound and duplicate column names
+are errors when the query is defined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Side:
     time: str
     """Column of type timestamp."""
     watermark: str | None = None
-    """How late a row may be behind the newest event time of this side, as "10 minutes"; a later one may be dropped."""
+    """How far a row may be behind the newest event time of this side, as "10 minutes"; later rows may be dropped."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,17 @@ def join_streams(
 ) -> DataFrame:
     """Rows of both sides whose columns `on` are equal and whose times are `within` bounds of each other.
 
-    `on` is one or more columns of the same name on both sides, or a mapping of left to right ones. The result has the
-    columns of `left`, and those of `right` but for the columns `on`, which are there once under their left names. No
-    other column may be on both sides. Outer rows have nulls on the other side; they come when the watermarks, which
-    both sides then need, have passed the last time at which a match could come: not before newer rows arrive. An
-    inner join of streams without watermarks keeps all rows as state for ever. Time is needed to end that: `within`, or
-    the event times among `on`. Rows that are late by the watermark are dropped where their state has gone.
+    `on` is one or more columns of the same name on both sides, or a mapping of left to right columns. The result has
+    the columns of `left` and those of `right`; the columns `on` are there once, under their left names. No other column
+    name may be on both sides. A bound in time is required: `within`, or the event times among `on`.
 
-    Spark lets append mode only; each match comes once. Two batch frames are joined as streams would be in the end.
-    Raises InvalidOptionError.
+    An outer join needs watermarks on both sides. A row without a match has nulls for the other side; it is emitted when
+    the watermarks have passed the last time at which a match could come, which takes newer rows on both sides. An inner
+    join of streams without watermarks keeps all rows in its state. Rows that are later than the watermark are dropped
+    if their state is gone.
+
+    Spark supports append mode only; each match is emitted once. The join of two batch frames is the final result of the
+    same join of streams. Raises InvalidOptionError.
     """
     pairs = {on: on} if isinstance(on, str) else dict(on) if isinstance(on, Mapping) else {name: name for name in on}
     _check(left, right, pairs, within, how)
@@ -84,10 +86,10 @@ def join_static(
     *,
     how: Literal["inner", "left"] = "left",
 ) -> DataFrame:
-    """`frame`, a stream or not, with the columns of the rows of `static` that have the same columns `on`.
+    """`frame`, a stream or not, joined with the rows of `static` that have equal columns `on`.
 
-    `static` is read as it is when the query starts (a Delta table: at each batch): for what changes, see `Table`. No
-    column but `on` may be on both sides. Raises InvalidOptionError.
+    `static` is read when the query starts (a Delta table: at each batch); for data that changes, see `Table`. Only the
+    columns `on` may be on both sides. Raises InvalidOptionError.
     """
     names = [on] if isinstance(on, str) else list(on)
     if static.isStreaming:
@@ -108,16 +110,16 @@ def _check(left: Side, right: Side, pairs: Mapping[str, str], within: Bounds | N
             parse_interval(f"{name} watermark", side.watermark)
         elif how != "inner" and side.frame.isStreaming:
             raise InvalidOptionError(
-                f"{name} watermark: needed on both sides of a {how} join: only when it has passed is it known that a"
-                " row has no match"
+                f"{name} watermark: required on both sides of a {how} join: a row is known to have no match only"
+                " when the watermarks have passed"
             )
     if within is not None:
         parse_interval("before", within.before)
         parse_interval("after", within.after)
     elif pairs.get(left.time) != right.time:
         raise InvalidOptionError(
-            f"within: needed, or the event times among `on` ({left.time} = {right.time}): without a bound in time every"
-            " row would be kept for ever"
+            f"within: required, or the event times among `on` ({left.time} = {right.time}): without a bound in time the"
+            " state would keep every row"
         )
 
 
@@ -146,7 +148,7 @@ def _watermarked(side: Side, streaming: bool) -> DataFrame:
 
 
 def _key(name: str, other: str, how: str) -> Column:
-    """A column `on`: of the side whose rows are all there, which keeps its watermark."""
+    """A column of `on`, from the side whose rows are all in the result; it keeps its watermark."""
     if how == "full":
         return sf.coalesce(_column(name), _column(other)).alias(name)
     return _column(other).alias(name) if how == "right" else _column(name)

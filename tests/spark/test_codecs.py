@@ -173,7 +173,7 @@ def test_what_is_encoded_is_decoded(spark, codec):
 
 def test_what_cannot_be_decoded_is_said_by_name(spark):
     frame = spark.createDataFrame([(b"", "", 1)], "value BINARY, raw STRING, n INT")
-    with pytest.raises(InvalidOptionError, match="column 'raw': decode adds one of this name"):
+    with pytest.raises(InvalidOptionError, match="column 'raw': decode adds a column of this name"):
         decode(frame, Json(FLIGHT))
     frame = frame.drop("raw")
     with pytest.raises(InvalidOptionError, match=r"column 'n': expected a binary or string column, one of \['value'"):
@@ -185,7 +185,7 @@ def test_what_cannot_be_decoded_is_said_by_name(spark):
     for schema in ("{", '"string"', '{"type":"enum"}'):
         with pytest.raises(InvalidOptionError, match="not the JSON of an Avro record"):
             decode(frame, Avro(schema))
-    with pytest.raises(InvalidOptionError, match="schema_id: needed to encode"):
+    with pytest.raises(InvalidOptionError, match="schema_id: required to encode"):
         encode(frame, Json(FLIGHT, framing=Confluent()))
     with pytest.raises(InvalidOptionError, match="schema_id: expected a number"):
         Confluent(-1)

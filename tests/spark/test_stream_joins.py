@@ -159,8 +159,8 @@ def test_joins_that_are_refused(spark: SparkSession, cluster: Cluster, topics: N
     on = {"id": "paid_id"}
     same = Side(right.frame.withColumnRenamed("paid", "ITEM"), "paid_at", "1 hour")
     for message, wrong in {
-        r"within: needed, or the event times among `on` \(ordered = paid_at\)": lambda: join_streams(left, right, on),
-        "left watermark: needed on both sides of a left join": lambda: join_streams(
+        r"within: required, or the event times among `on` \(ordered = paid_at\)": lambda: join_streams(left, right, on),
+        "left watermark: required on both sides of a left join": lambda: join_streams(
             *unmarked, on, within=HOUR_BEFORE, how="left"
         ),
         "right watermark: needed": lambda: join_streams(left, unmarked[1], on, within=HOUR_BEFORE, how="full"),
