@@ -1,7 +1,7 @@
 """Aggregates as text, "mean(dep_delay) as mean_delay", and running totals by group.
 
-The text is one call of one of Spark's aggregate functions. Other SQL (a column, a scalar function, a subquery, a window)
-is refused when the query is defined; the error names the text.
+The text is one call of one of Spark's aggregate functions. Other SQL (a column, a scalar function, a subquery, a
+window) is refused when the query is defined; the error names the text.
 """
 
 import re
@@ -69,7 +69,9 @@ def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggrega
             continue
         name, call = parse_aggregate(aggregate)
         if name.lower() in taken:
-            raise InvalidOptionError(f"aggregate {aggregate!r}: there is already a column {name!r}: choose a name with 'as …'")
+            raise InvalidOptionError(
+                f"aggregate {aggregate!r}: there is already a column {name!r}: choose a name with 'as …'"
+            )
         taken.append(name.lower())
         columns.append(sf.expr(call).alias(name))
         try:

@@ -24,7 +24,7 @@ class Notes:
         return self._checkpoint.read(_FOLDER, self._name)
 
     def write(self, text: str) -> None:
-        """Write the batch's note, in place of an earlier one, and delete the note of a batch that is no longer retained."""
+        """Write the batch's note, in place of an earlier one, and delete a note that is no longer retained."""
         self._checkpoint.write(text, _FOLDER, self._name)
         if self._batch.batch_id >= _KEPT:
             self._checkpoint.forget(self._batch.batch_id - _KEPT, _FOLDER, self._name)

@@ -61,7 +61,7 @@ class Confluent:
 
 @dataclass(frozen=True)
 class Json:
-    """JSON objects. `schema`: DDL or a StructType. `options`: those of from_json and to_json, such as timestampFormat."""
+    """JSON objects. `schema`: DDL or a StructType. `options`: of from_json and to_json, such as timestampFormat."""
 
     schema: str | StructType
     options: Mapping[str, str] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""`Table`: a compacted topic beside a stream, current in every micro-batch. Kafka Streams' KStream-KTable join.
+"""`Table`: joins a stream with a compacted topic, current in every micro-batch. Kafka Streams' KStream-KTable join.
 
-Spark reads the static side of a streaming join once, so the join is made in foreachBatch, with the table as of offsets
-that hold for the whole batch. What is kept between batches: the last value of each key as of some *base* version,
-cached, and partitioned and sorted for joins; and, cached too, those that changed since. Each is a function of offsets
-and the log alone, so a lost executor costs time and nothing else. A batch reads what is new in the topic, and a new
-base only when much has changed or compaction has been at work.
+Spark reads the static side of a streaming join once. Therefore the join is made in foreachBatch, with the table at
+offsets that are fixed for the batch. Two frames are cached between batches: the last value of each key at a *base*
+version, partitioned and sorted for joins, and the rows that changed since. Both depend on offsets and the log alone, so
+a lost executor costs time only. A batch reads the new records of the topic; the base is read again only after many
+changes or after compaction.
 """
 
 import logging
@@ -25,13 +25,13 @@ from spark_log.log.log import Log
 from spark_log.streams.batch_notes import Notes
 from spark_log.streams.codecs import ERROR, RAW, Codec, decode
 from spark_log.streams.micro_batch import MicroBatch, current_batch
-from spark_log.streams.table_version import TableVersion, look, plan_at
+from spark_log.streams.table_version import TableVersion, plan_at, read_version
 from spark_log.streams.tables import check_compacted, last_values
 
 logger = logging.getLogger(__name__)
 
 _CHANGED_MAX = 100_000
-"""Changed records up to which they are read and folded by themselves, and sent whole to every task of a join."""
+"""Up to this number, changed records stay apart from the base and are broadcast to the tasks of a join."""
 _KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
 _RECORDS_PER_TASK = 250_000
 JOIN_KINDS = ("inner", "left")
@@ -39,7 +39,7 @@ JOIN_KINDS = ("inner", "left")
 
 @dataclass(frozen=True)
 class _State:
-    """The table as of `version`: `changed` in place of the rows of `base` with the same keys.
+    """The table at `version`: the rows of `changed` replace the rows of `base` with the same keys.
 
     Columns: _table_key, and those of `read_table` with the prefix _base_ or _changed_ (`_changed_value` null: deleted).
     """
@@ -58,16 +58,16 @@ class Table:
     ...     return [(planes.join(batch, on="tailnum"), TopicOutput(address, "enriched"))]
     >>> write_stream(flights, route, checkpoint=folder)                                  # doctest: +SKIP
 
-    Guaranteed: all rows of a micro-batch, in all outputs, see one version of the table, which holds at least every
-    change that could be read when the batch began. So a record that was appended after a change was acknowledged sees
-    that change, or a later one. A batch that comes again after a crash sees the version that it saw before: it is noted
-    beside the checkpoint before it is used. Only if records of that version have been compacted, erased or expired
-    since, or cut off by an unclean leader election, so that it cannot be had any more, does the batch see the table as
-    it is now, and a warning is logged; another one when records that the table showed before were lost.
+    Guarantee: all rows of a micro-batch, in all outputs, are joined with one version of the table, which has at least
+    every change that could be read when the batch began. So a record that was appended after a change was acknowledged
+    is joined with that change or a later one. A batch that is replayed after a crash uses the same version again: it is
+    noted in the checkpoint before it is used. If records of that version have been compacted, erased, expired, or
+    truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
+    warning is logged when records that the table showed before were lost.
 
-    With a codec (`value`), values become columns when they are read, once each; one that is bad counts as deleted.
+    With a codec (`value`), each value is decoded once, when it is read; a bad value counts as deleted.
 
-    One Table for each query: two queries would read a base each for their versions in turn.
+    Use one Table per query: two queries would alternate between their versions and read the base each time.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, PolicyViolationError (the topic is not compacted).
     """
 
@@ -93,21 +93,21 @@ class Table:
         self.close()
 
     def close(self) -> None:
-        """Let go of the store and of what is cached."""
+        """Close the cluster and free the cached rows."""
         with self._lock:
-            if self._state is not None and self._spark.sparkContext._jsc is not None:  # else Spark has ended already
+            if self._state is not None and self._spark.sparkContext._jsc is not None:  # None: Spark has stopped
                 self._forget(self._state.base, self._state.changed)
             self._state = None
             self._log.close()
             self._cluster.close()
 
     def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
-        """`batch` with one more column: the table's row with the key `on`, a struct; null where there is none.
+        """`batch` with one more column: the table's row with the key `on` as a struct, null if there is none.
 
-        `on` is a column of bytes or text, or a Column that gives the key's bytes. The struct has the fields of the
-        table's codec; without one value binary, partition, offset, timestamp. Its column is called `name`, or as the
-        topic. With how="inner", rows without a match are left out. A row whose `on` is null matches nothing. Inside
-        foreachBatch the table is of the micro-batch's version, elsewhere as of now. Raises InvalidOptionError.
+        `on` is a column of bytes or text, or a Column of the key's bytes. The struct has the fields of the table's
+        codec; without a codec value (binary), partition, offset and timestamp. The column is called `name`, by default
+        as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
+        foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises InvalidOptionError.
         """
         if batch.isStreaming:
             raise InvalidOptionError(
@@ -131,7 +131,7 @@ class Table:
         return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:
-        """The table as of now, or as of the micro-batch: the columns of `read_table`, values decoded."""
+        """The rows at the version that `join` uses: the columns of `read_table`, values decoded."""
         state = self._as_of_batch(self._spark)
         rows = _named(state.base, _BASE)
         if state.changed is not None:
@@ -157,28 +157,28 @@ class Table:
                 return self._state  # a second join in the same batch
             notes = None if batch is None else Notes(session, batch, self.topic)
             version = self._version(notes)
-            while (state := self._brought_to(version)) is None:
+            while (state := self._state_at(version)) is None:
                 version = self._version(notes)
             self._state, self._batch = state, batch
             return state
 
     def _version(self, notes: Notes | None) -> TableVersion:
-        """What the batch is to see: what was noted when it ran before, if that can still be had, else as of now."""
+        """The version that an earlier run of the batch noted, if its records are still there, else the current one."""
         noted = None if notes is None else notes.read()
         if noted is not None:
             version = TableVersion.from_text(noted)
-            if look(self._log, self.topic, version)[1] == version:
+            if read_version(self._log, self.topic, version)[1] == version:
                 return version
             logger.warning(
-                "table %s: records of the version that this batch saw before have been compacted, erased, cut off or"
-                " expired: it sees the table as it is now",
+                "table %s: records of the version that this batch used before have been compacted, erased, truncated"
+                " or expired: it uses the current version",
                 self.topic,
             )
-        version = look(self._log, self.topic)[1]
+        version = read_version(self._log, self.topic)[1]
         if self._state is not None and version.diverges_from(self._state.version):
             logger.warning(
-                "table %s: records that it had were cut off by an unclean leader election, or the topic was deleted"
-                " and created again: it is read anew",
+                "table %s: an unclean leader election truncated records of the table, or the topic was deleted and"
+                " created again: the whole table is read again",
                 self.topic,
             )
         if notes is not None:
@@ -186,13 +186,13 @@ class Table:
             failpoint("stream.table-noted")
         return version
 
-    def _brought_to(self, version: TableVersion) -> _State | None:
-        """The state at `version`; None if records were taken out of the log before they could be read."""
+    def _state_at(self, version: TableVersion) -> _State | None:
+        """The state at `version`; None if records of it were removed from the log before they could be read."""
         state = self._state
         if state is not None and state.version == version:
             return state
         new = None if state is None else version.since(state.base_version)
-        if state is not None and new is not None and sum(found.size for found in new.values()) <= _CHANGED_MAX:
+        if state is not None and new is not None and sum(offsets.size for offsets in new.values()) <= _CHANGED_MAX:
             changed = self._read(version, new, 1) if new else None
             if new and changed is None:
                 return None
@@ -200,34 +200,34 @@ class Table:
             after = _State(version, state.base_version, state.base, changed)
             before = [state.changed]
         else:
-            whole = {number: OffsetRange(mark.start, mark.end) for number, mark in version.marks.items()}
+            whole = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
             tasks = min(-(-version.records // _RECORDS_PER_TASK), self._shuffle_partitions()) or 1
             rows = self._read(version, whole, tasks)
             if rows is None:
                 return None
             base = rows.where(sf.col("value").isNotNull())
             base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
-            base.count()  # now: joins are planned by its size, and need not shuffle and sort it again
+            base.count()  # computed now: Spark plans joins by its size, and does not shuffle and sort it again
             after = _State(version, version, base, None)
             before = [] if state is None else [state.base, state.changed]
         self._forget(*before)
         return after
 
     def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
-        """`last_values` of the ranges, None if records of the version are gone. The plan's segments may go on beyond
+        """`last_values` of the ranges; None if records of the version are gone. The plan's segments may extend beyond
         the ranges.
         """
         plan = plan_at(self._log, self.topic, version, ranges)
         if plan is None:
             return None
         records = read_plan(self._spark, self.topic, plan)
-        ends = sf.array(*(sf.lit(version.marks[number].end) for number in sorted(version.marks)))
+        ends = sf.array(*(sf.lit(version.partitions[number].end) for number in sorted(version.partitions)))
         records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))
         last = last_values(records.repartition(tasks, "key"))
         return last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR)
 
     def _row(self, prefix: str, rows: DataFrame) -> Column:
-        """A row of the table as a struct; null where there is none, or it is deleted."""
+        """A row of the table as a struct; null if there is none or it is deleted."""
         value = sf.col(f"{prefix}value")
         if self._codec is not None:
             return value
@@ -248,7 +248,7 @@ def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
 
 
 def _named(rows: DataFrame, prefix: str) -> DataFrame:
-    """`_prefixed` undone."""
+    """The inverse of `_prefixed`."""
     return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
 
 

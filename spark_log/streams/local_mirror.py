@@ -11,8 +11,8 @@ from spark_log.streams.mirror import Mirror, MirrorSettings
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:
     """Copy the records that the target lacks, each at its offset in the source. Returns the number of records copied.
 
-    `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are made,
-    with the configs of the source. A call that was interrupted is repeated: it continues where the target ends, and no
+    `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are created
+    with the configs of the source. After an interruption call it again: it continues where the target ends, and no
     record is copied twice. Raises UnknownTopicOrPartitionError, InvalidOptionError if both are the same cluster, and
     DataLossError and OffsetOutOfRangeError if the target has other records than the source (`Mirror.ranges`).
     """

@@ -1,6 +1,6 @@
-"""The micro-batch whose foreachBatch this thread is in, and what is beside it in the checkpoint of its query.
+"""The micro-batch of the foreachBatch in this thread, and its files in the checkpoint of its query.
 
-Reaches into Spark's JVM, so it is for classic sessions (not Spark Connect).
+Uses objects of Spark's JVM, so it works in classic sessions only (not in Spark Connect).
 """
 
 from dataclasses import dataclass
@@ -11,36 +11,38 @@ from pyspark.sql import SparkSession
 from spark_log.errors import InvalidOptionError
 
 _QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property with the id that the checkpoint keeps: the same after a restart, another in a new one."""
+"""Spark's local property with the query's id, which the checkpoint keeps: it is the same after a restart."""
 _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch: the id of the query is the same after a restart, and the batch id when the batch comes again."""
+    """A micro-batch. The query id is the same after a restart, the batch id is the same when the batch is replayed."""
 
     query_id: str
     batch_id: int
 
 
 def current_batch(spark: SparkSession) -> MicroBatch | None:
-    """The micro-batch whose foreachBatch this thread is in; None outside of one."""
+    """The micro-batch of the foreachBatch in this thread; None outside of foreachBatch."""
     query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
     batch_id = spark.sparkContext.getLocalProperty(_BATCH_ID)
     return MicroBatch(query_id, int(batch_id)) if query_id is not None and batch_id is not None else None
 
 
 def this_batch(spark: SparkSession) -> MicroBatch:
-    """InvalidOptionError outside of foreachBatch."""
+    """As `current_batch`; InvalidOptionError outside of foreachBatch."""
     batch = current_batch(spark)
     if batch is None:
-        raise InvalidOptionError("Spark names no streaming query: call it inside foreachBatch, in its own thread, only")
+        raise InvalidOptionError(
+            "no micro-batch in this thread: call it inside foreachBatch, in the thread that runs it"
+        )
     return batch
 
 
 class Checkpoint:
-    """The checkpoint of the query that runs `batch`; `run_id` is another after each start. Files are written as Spark
-    writes its own: whole or not at all, on any file system.
+    """The checkpoint of the query that runs `batch`; each start has a new `run_id`. Files are written as Spark writes
+    its own: atomically, on any file system.
     """
 
     def __init__(self, spark: SparkSession, batch: MicroBatch) -> None:
@@ -56,17 +58,17 @@ class Checkpoint:
         self._files = manager.create(self._root, session.sessionState().newHadoopConf())
 
     def offset_log(self) -> str:
-        """The batch's entry, which Spark has written before it runs the batch; InvalidOptionError where it has not."""
+        """The batch's entry, which Spark writes before it runs the batch; InvalidOptionError if there is none."""
         text = self.read("offsets")
         if text is None:
             raise InvalidOptionError(
                 f"checkpoint: no entry for batch {self._batch.batch_id} in the offset log: a query whose progress is"
-                " tracked asynchronously (asyncProgressTrackingEnabled) cannot write a batch once"
+                " tracked asynchronously (asyncProgressTrackingEnabled) cannot write exactly once"
             )
         return text
 
     def read(self, *folder: str) -> str | None:
-        """The batch's file in a folder of the checkpoint."""
+        """The batch's file in a folder of the checkpoint; None if there is none."""
         path = self._file(folder, self._batch.batch_id)
         if not self._files.exists(path):
             return None

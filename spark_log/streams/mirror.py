@@ -1,11 +1,10 @@
-"""Mirroring: topics of one cluster in another one, each record at the offset and with the timestamp, key, value and
-headers that it has in the source.
+"""Mirroring: copies topics from one cluster to another. A record keeps its offset, timestamp, key, value and headers.
 
-The target's log end offset is all the progress there is: a step copies from there on, and the append is refused unless
-it begins exactly there. So a mirror that was killed anywhere goes on where the target ends, two mirrors of the same
-topic cannot double a record, and a record that somebody else has written to the target is an error, not a hole in the
-copy. Beside it the target keeps of which log of the source that is an offset (`mirror_positions`): what an unclean
-election cut off there after it was copied is DataLossError. Gaps, which compaction left in the source, stay gaps;
+The progress is the target's log end offset. A step copies from there on, and its append is refused unless it begins
+exactly there. So a mirror that was killed continues where the target ends, two mirrors of the same topic cannot
+duplicate a record, and a record that another writer has appended to the target is an error, not a hole in the copy. The
+target also keeps the identity of the source's log (`mirror_positions`): records that an unclean leader election
+truncates in the source after they were copied raise DataLossError. Gaps that compaction left in the source stay gaps;
 deletions are not copied. Driver.
 """
 
@@ -46,11 +45,11 @@ from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.slices import Positions, Slice
 from spark_log.streams.mirror_positions import (
-    PROVEN,
+    IDENTICAL,
     MirrorPosition,
     SourcePartition,
     TargetPartition,
-    judge,
+    compare,
     next_range,
     read_target,
     save_positions_hook,
@@ -59,24 +58,25 @@ from spark_log.streams.mirror_positions import (
 
 logger = logging.getLogger(__name__)
 
-_SEAM_OFFSETS = 100
-_SEAM_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
+_COMPARED_OFFSETS = 100
+"""Offsets at the end of the target whose records are compared with the source's."""
+_COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """What is mirrored, and how."""
+    """The topics to mirror, and options."""
 
     topics: SubscribeTopics | SubscribePattern
     prefix: str = ""
-    """In front of each topic's name in the target."""
+    """Put in front of each topic's name in the target."""
     create: bool = False
-    """Make topics and partitions that the target lacks, with the source's configs."""
+    """Create topics and partitions that the target lacks, with the source's configs."""
     replication_factor: int | None = None
-    """Of topics that are made; None: the source's."""
+    """Of the topics that are created; None: the source's."""
     offsets_per_step_max: int = 5_000_000
     allow_data_loss: bool = False
-    """Go on behind records that the source has deleted before they were copied: a gap in the target."""
+    """Continue after records that the source deleted before they were copied: the target has a gap there."""
 
 
 class Pair(NamedTuple):
@@ -85,22 +85,22 @@ class Pair(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step copied. `before` and `after`: log end offsets of the target, by its topics."""
+    """The result of a step. `before` and `after`: log end offsets of the target, by its topics."""
 
     records: int
     record_bytes: int
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     behind: int
-    """Offsets that the source had beyond it."""
+    """Offsets of the source that are not copied yet."""
 
 
 class _TruncatedMeanwhile(SparkLogError):
-    """The step is to be done again."""
+    """The source was truncated during the step: the step has to be repeated."""
 
 
 Run = Callable[[Sequence[Transfer]], list[Transferred]]
-"""Does `log.transfer.transfer` for each, anywhere: as a Spark job, say."""
+"""Calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
 
 
 class _Lacking(NamedTuple):
@@ -115,7 +115,7 @@ class _Lacking(NamedTuple):
 
 @dataclass
 class Mirror:
-    """A mirror between two open clusters. Not thread-safe. Another topic that matches comes in with the next step."""
+    """A mirror between two open clusters. Not thread-safe. New topics that match are included from the next step on."""
 
     source: Cluster
     target: Cluster
@@ -135,10 +135,10 @@ class Mirror:
         self._target_log.close()
 
     def pairs(self) -> dict[str, Pair]:
-        """The topics that are mirrored, by their names in the source; what may be made is made.
+        """The mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
 
-        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number), DataLossError (a
-        topic was deleted and created again), and the errors of `create_topic`.
+        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
+        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
         """
         wanted = self.settings.topics
         everything = self.source.store.read(find_topics)
@@ -168,7 +168,7 @@ class Mirror:
                     f"topic {name!r}: unknown topic or partition, in the target (--create-topics makes it)"
                 )
             factor = settings.replication_factor or source.replication_factor
-            with contextlib.suppress(TopicAlreadyExistsError):  # somebody was faster, or it collides: find_topic tells
+            with contextlib.suppress(TopicAlreadyExistsError):  # find_topic raises if the name only collides
                 create_topic(self.target, name, source.partition_count, factor, source.overrides)
             target = self._target_log.find_topic(name)
         if target.partition_count < source.partition_count and settings.create:
@@ -183,26 +183,26 @@ class Mirror:
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """The records that each partition of the target lacks, by the source's topics.
 
-        Raises the errors of `mirror_positions.judge` and `next_range`; DataLossError also if an unclean election has
-        cut off in the source what the target has.
+        Raises the errors of `mirror_positions.compare` and `next_range`, and DataLossError if an unclean election has
+        truncated records in the source that the target has.
         """
         return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
 
     def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
         source = self.source.store.read(lambda connection: self._source_partitions(connection, pairs))
         found: dict[TopicPartition, _Lacking] = {}
-        proven: dict[Key, MirrorPosition] = {}
+        verified: dict[Key, MirrorPosition] = {}
         for name, pair in pairs.items():
             for number, target in self._target_partitions(pair.target).items():
                 tp = TopicPartition(name, number)
                 where, here = f"{pair.target.name}-{number}", source.get(tp)
                 if here is None:
                     raise _recreated(name)
-                judgement = judge(where, here, target)
-                if judgement.diverged_from is not None:
-                    self._report_divergence(where, judgement.diverged_from, target.log.end)
-                elif judgement.unproven_from is not None:
-                    self._check_seam(tp, pair, here.positions, target, judgement.unproven_from)
+                comparison = compare(where, here, target)
+                if comparison.diverged_from is not None:
+                    self._report_divergence(where, comparison.diverged_from, target.log.end)
+                elif comparison.unverified_from is not None:
+                    self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
                 lacking = next_range(
                     where,
                     here.positions,
@@ -214,11 +214,11 @@ class Mirror:
                 position = MirrorPosition(
                     self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
                 )
-                if judgement != PROVEN:
-                    proven[pair.target.topic_id, number] = position
+                if comparison != IDENTICAL:
+                    verified[pair.target.topic_id, number] = position
                 found[tp] = _Lacking(lacking, position)
-        if proven:
-            self.target.store.transact(lambda connection, _attempt: write_positions(connection, proven))
+        if verified:
+            self.target.store.transact(lambda connection, _attempt: write_positions(connection, verified))
         return found
 
     def _source_partitions(
@@ -231,7 +231,7 @@ class Mirror:
         }
         positions = planner.find_positions(connection, everything.keys())
         truncations = read_truncations(connection, [(topic.topic_id, tp.partition) for tp, topic in everything.items()])
-        # without those of a topic that was deleted, or created again, meanwhile
+        # topics that were deleted or created again since they were looked up are left out
         return {
             tp: SourcePartition(
                 self.source.cluster_id,
@@ -249,28 +249,28 @@ class Mirror:
 
     def _report_divergence(self, where: str, start: int, end: int) -> None:
         loss = (
-            f"{where}: the records with the offsets [{start}, {end}) were cut off in the source by an unclean leader"
-            " election after they had been copied"
+            f"{where}: the records with the offsets [{start}, {end}) were truncated in the source by an unclean leader"
+            " election after they were copied"
         )
         if not self.settings.allow_data_loss:
-            raise DataLossError(f"{loss} (--allow-data-loss keeps them and goes on behind them)")
-        logger.warning("%s: they stay, and the mirror goes on behind them", loss)
+            raise DataLossError(f"{loss} (--allow-data-loss keeps them and continues after them)")
+        logger.warning("%s: the target keeps them, and the mirror continues after them", loss)
 
-    def _check_seam(
+    def _compare_last_records(
         self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
     ) -> None:
-        """OffsetOutOfRangeError if the last records of the target, from `first` on, are not the source's at the same
-        offsets.
+        """OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's records at
+        the same offsets.
 
-        Either may have lost some of them to compaction or retention.
+        Records that compaction or retention has removed on either side are not compared.
         """
         end = min(target.high_watermark, source.high_watermark)
-        start = max(target.log.start, source.log_start_offset, end - _SEAM_OFFSETS, first)
+        start = max(target.log.start, source.log_start_offset, end - _COMPARED_OFFSETS, first)
         if start >= end:
             return
-        seam = OffsetRange(start, end)
-        ours = self._records(self._target_log, TopicPartition(pair.target.name, tp.partition), seam)
-        theirs = self._records(self._source_log, tp, seam)
+        compared = OffsetRange(start, end)
+        ours = self._records(self._target_log, TopicPartition(pair.target.name, tp.partition), compared)
+        theirs = self._records(self._source_log, tp, compared)
         for offset in sorted(ours.keys() & theirs.keys()):
             if ours[offset] != theirs[offset]:
                 raise OffsetOutOfRangeError(
@@ -279,12 +279,12 @@ class Mirror:
                 )
 
     def _records(self, log: Log, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
-        rows = (row for batch in log.read({tp: where}, _SEAM_SCHEMA) for row in batch.to_pylist())
+        rows = (row for batch in log.read({tp: where}, _COMPARED_SCHEMA) for row in batch.to_pylist())
         return {row["offset"]: row for row in rows}
 
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
-        """Copy what is new, up to `offsets_per_step_max` offsets and to the offsets of `until`, in one append
-        transaction; None if nothing is.
+        """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
+        of `until` on. None if there is no new record.
         """
         while True:
             with contextlib.suppress(_TruncatedMeanwhile):
@@ -315,7 +315,7 @@ class Mirror:
             failpoint("mirror.files-written")
             self._append(pairs, done, write_id, positions)
         except BaseException:
-            with contextlib.suppress(SparkLogError):  # then its lease ends it, and clean-up has the files
+            with contextlib.suppress(SparkLogError):  # else its lease expires; clean-up deletes the files
                 write_ids.release(self.target.store, write_id)
             raise
         before: dict[TopicPartition, int] = {}
@@ -333,8 +333,8 @@ class Mirror:
         )
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
-        """_TruncatedMeanwhile if records up to the positions were cut off in the source since they were looked up: what
-        was read may be of before and of after.
+        """_TruncatedMeanwhile if records below the positions were truncated in the source since they were looked up:
+        the records that were read may come from before and from after the truncation.
         """
         keys: dict[Key, MirrorPosition] = {
             (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()
@@ -355,8 +355,8 @@ class Mirror:
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}
-        for piece in plan.slices:
-            slices.setdefault(piece.topic_partition, []).append(piece)
+        for each in plan.slices:
+            slices.setdefault(each.topic_partition, []).append(each)
         target_log_dirs = self.target.log_dirs()
         transfers: list[Transfer] = []
         for name in sorted({name for name, _ in taken}):

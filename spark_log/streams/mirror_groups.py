@@ -1,5 +1,5 @@
-"""The committed offsets of groups, from a mirror's source to its target: offsets are the same there, so they mean the
-same. Driver.
+"""Copies the committed offsets of groups from a mirror's source to its target, where records have the same offsets.
+Driver.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Commits = Mapping[TopicPartition, Commit]
 
 
 def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
-    """The commits that move a group forward in the target, not beyond where its partitions end. Keys: its topics.
+    """The commits that move a group forward in the target, limited to the ends of its partitions. Keys: its topics.
 
-    A group that has read on in the target is not set back, and one that has read what is not copied yet reads the rest
-    of it again: at least once, as ever.
+    A group that has read further in the target is not moved back. A group that has read records that are not copied yet
+    reads them again (at least once).
     """
     moved: dict[TopicPartition, Commit] = {}
     for partition, commit in source.items():
@@ -38,8 +38,8 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
 def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topic, Topic]]) -> dict[str, int]:
     """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
 
-    Returns how many offsets were committed, of each group for which any was. A group with live members in the target
-    is left to them.
+    Returns the number of offsets committed for each group that was moved. A group with live members in the target is
+    left unchanged.
     """
     topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
     query = (
@@ -56,7 +56,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     )
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
-        # without the leader epoch, which is another one in the target
+        # without the source's leader epoch: the target has its own
         commit = Commit(offset, metadata, topic_id=topics[topic].topic_id)
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
     known, limits = target.store.read(

@@ -1,7 +1,7 @@
-"""Where a mirror has got to in each partition, kept in the target and moved in the transaction of each append.
+"""The position of a mirror in each partition. It is kept in the target and updated in the transaction of each append.
 
-The offset is the target's log end offset. What is kept beside it says of which log that is an offset: the id of the
-source's topic, and its leader epoch when the records were looked up.
+The offset is the target's log end offset. The id of the source's topic, and its leader epoch when the records were
+looked up, identify the log to which the offset belongs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from spark_log.segments.slices import Positions
 
 @dataclass(frozen=True)
 class MirrorPosition:
-    """The target has what the partition of this source had below `end_offset`, under `leader_epoch`.
+    """The target has the records that this source's partition had below `end_offset` in `leader_epoch`.
 
-    `target_leader_epoch`: the target's at that time.
+    `target_leader_epoch`: the target's leader epoch at that time.
     """
 
     cluster_id: str
@@ -39,7 +39,7 @@ class MirrorPosition:
 
 @dataclass(frozen=True)
 class SourcePartition:
-    """A partition of the source, as of one snapshot."""
+    """A partition of the source, read in one snapshot."""
 
     cluster_id: str
     topic_uuid: str
@@ -50,7 +50,7 @@ class SourcePartition:
 
 @dataclass(frozen=True)
 class TargetPartition:
-    """A partition of the target, as of one snapshot; `known`: where mirrors have got to, None before the first."""
+    """A partition of the target, read in one snapshot. `known`: the mirror's position, None before the first copy."""
 
     log: OffsetRange
     high_watermark: int
@@ -60,49 +60,49 @@ class TargetPartition:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The part of the target that is not proven to come from the source.
+class Comparison:
+    """The part of the target that is not known to come from the source.
 
-    `unproven_from`: records from this offset on are to be compared, None if there is none. `diverged_from`: the target
-    has other records than the source from this offset on.
+    `unverified_from`: the records from this offset on have to be compared, None if there are none. `diverged_from`: the
+    target has other records than the source from this offset on.
     """
 
-    unproven_from: int | None
+    unverified_from: int | None
     diverged_from: int | None
 
 
-PROVEN = Judgement(None, None)
+IDENTICAL = Comparison(None, None)
 
 
-def judge(name: str, source: SourcePartition, target: TargetPartition) -> Judgement:
-    """Compare where the mirror has got to with both logs.
+def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comparison:
+    """Compare the mirror's position with both logs.
 
     Raises DataLossError if the source's topic was deleted and created again, OffsetOutOfRangeError if something else
     has written to the target.
     """
     known = target.known
     if known is None or known.cluster_id != source.cluster_id:
-        return Judgement(0, None)
+        return Comparison(0, None)
     if known.topic_uuid != source.topic_uuid:
         raise DataLossError(f"{name}: the source's topic was deleted and created again while it was mirrored")
-    cut = diverging_offset(known.end_offset, known.target_leader_epoch, target.truncations)
-    if cut is None and target.log.end != known.end_offset:
+    truncated = diverging_offset(known.end_offset, known.target_leader_epoch, target.truncations)
+    if truncated is None and target.log.end != known.end_offset:
         raise OffsetOutOfRangeError(
             f"{name}: something else has written the offsets [{known.end_offset}, {target.log.end}) to the target"
         )
-    copied = known.end_offset if cut is None else min(cut, target.log.end)
+    copied = known.end_offset if truncated is None else min(truncated, target.log.end)
     diverged = diverging_offset(copied, known.leader_epoch, source.truncations)
-    return Judgement(cut, diverged)
+    return Comparison(truncated, diverged)
 
 
 def next_range(
     name: str, source: Positions, target: OffsetRange, *, begun: bool, ahead: bool = False, allow_data_loss: bool
 ) -> OffsetRange:
-    """The offsets of a partition that the target is to get, empty if it has all. `target`: its log start and end.
+    """The offsets of a partition that the target lacks, empty if it has all. `target`: its log start and end.
 
     `begun`: the target has had records. `ahead`: it may have more than the source, whose log was truncated. Raises
-    OffsetOutOfRangeError if it has more otherwise, DataLossError if the source has deleted what the target lacks (a
-    target that has never had a record may begin where the source does).
+    OffsetOutOfRangeError if it has more otherwise, DataLossError if the source has deleted records that the target
+    lacks (a target that has never had a record may begin where the source does).
     """
     end = source.high_watermark
     if target.end > end and not ahead:
@@ -117,7 +117,7 @@ def next_range(
     if not allow_data_loss:
         raise DataLossError(
             f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
-            " and were not copied (--allow-data-loss goes on behind them)"
+            " and were not copied (--allow-data-loss continues after them)"
         )
     return OffsetRange(target.end, end)
 
@@ -148,7 +148,7 @@ def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPar
 
 
 def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPosition]) -> None:
-    """Keep the positions, by topic id and partition of the target."""
+    """Store the positions, by topic id and partition of the target."""
     for (topic_id, number), position in sorted(positions.items()):
         values = {
             "source_cluster_id": position.cluster_id,
@@ -163,7 +163,7 @@ def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPos
 
 
 def save_positions_hook(positions: Mapping[Key, MirrorPosition]) -> CommitHook:
-    """The part of an append that keeps where it ends."""
+    """The hook that stores the positions in the append transaction."""
 
     def write(connection: sa.Connection, _now: StoreClock) -> bool:
         write_positions(connection, positions)

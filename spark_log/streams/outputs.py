@@ -1,9 +1,9 @@
-"""Results of a streaming query, written once each: into topics, Delta tables or onto the console.
+"""Writes the results of a streaming query exactly once: into topics, into Delta tables, or onto the console.
 
-One topic in append or complete mode is the sink `format("spark_log")`. All else goes through foreachBatch. What goes to
-topics of one cluster is one transaction (`batch_transaction`); each Delta table is one write under the query's id and
-the batch's number (`txnAppId`, `txnVersion`). So a micro-batch that comes again after a crash, which Spark makes of the
-same input and the same state, writes only what it had not yet written.
+One topic in append or complete mode uses the sink `format("spark_log")`. All other outputs use foreachBatch: the rows
+for topics of one cluster are one transaction (`batch_transaction`), and the rows for a Delta table are one write with
+the query's id and the batch's number (`txnAppId`, `txnVersion`). Spark replays a micro-batch after a crash with the
+same input and the same state, so the replay writes only what is missing.
 """
 
 import re
@@ -34,7 +34,7 @@ _INTERVAL = re.compile(r"[0-9]{1,9} [a-z]+")
 
 @dataclass(frozen=True, repr=False)
 class TopicOutput:
-    """Rows as `format("spark_log")` writes them: value, and key, headers, partition, timestamp where they are there."""
+    """Rows as `format("spark_log")` writes them: value, and key, headers, partition, timestamp if they are present."""
 
     cluster: str
     """Address: a folder or a URL."""
@@ -46,17 +46,16 @@ class TopicOutput:
 
 @dataclass(frozen=True)
 class DeltaOutput:
-    """A Delta table, made if it is missing. In mode complete each batch replaces it."""
+    """A Delta table, created if it is missing. In mode complete each batch replaces it."""
 
     path: str
     keys: tuple[str, ...] = ()
-    """With keys, a row takes the place of the one with the same values in these columns (MERGE); mode update needs
-    them."""
+    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys."""
 
 
 @dataclass(frozen=True)
 class ConsoleOutput:
-    """For people: each batch as a table on stdout. Shown again where a batch comes again."""
+    """Prints each batch as a table on stdout. A replayed batch is printed again."""
 
     limit: int = 20
     """Rows shown of a batch."""
@@ -64,8 +63,8 @@ class ConsoleOutput:
 
 Output = TopicOutput | DeltaOutput | ConsoleOutput
 Route = Callable[[DataFrame], Sequence[tuple[DataFrame, Output]]]
-"""What of a micro-batch goes where, in this order. It is called once a batch, with rows that are kept (persisted) until
-all is written, and must give the same rows for the same batch."""
+"""Splits a micro-batch into rows for outputs, which are written in this order. It is called once for each batch, with
+rows that are persisted until all outputs are written, and must return the same rows for the same batch."""
 
 
 def write_stream(
@@ -78,18 +77,19 @@ def write_stream(
     name: str | None = None,
     group_id: str | None = None,
 ) -> StreamingQuery:
-    """Start a query that writes `frame` to one output, whole to each of several, or in parts by a function.
+    """Start a query that writes `frame` to one output, to each of several, or in parts that a function chooses.
 
-    `trigger` is "available-now" (what is there, then end) or an interval as "10 seconds". Exactly once for topics and
-    Delta tables over any crash, as long as `checkpoint` is kept; a topic or table may be named once per query. All
-    topics of a cluster get their part of a micro-batch at once. With `group_id` the group's offsets are committed with
-    them: where the batch ends in the query's sources, which are topics of that one cluster (and have no `group.id`).
-    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table where Spark has no Delta.
+    `trigger` is "available-now" (process the available records, then end) or an interval as "10 seconds". Topics and
+    Delta tables get each result exactly once, whatever crashes, as long as `checkpoint` is kept; a query may write to
+    each of them in one place only. The rows of a micro-batch for all topics of a cluster become visible at once. With
+    `group_id`, the same transaction commits the group's offsets, which are the ends of the batch in the query's
+    sources; these must be topics of that cluster and have no option `group.id`.
+    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table if Spark has no Delta.
     """
     if output_mode not in get_args(OutputMode):
         raise InvalidOptionError(f"output_mode {output_mode!r}: expected append, update or complete")
     if not checkpoint:
-        raise InvalidOptionError("checkpoint '': needed: it is what makes a restart go on where the last run ended")
+        raise InvalidOptionError("checkpoint '': required: with it a restart continues where the last run ended")
     if isinstance(outputs, TopicOutput | DeltaOutput | ConsoleOutput):
         outputs = (outputs,)
     if not callable(outputs):
@@ -115,7 +115,7 @@ def write_stream(
 
 
 def write_batch(batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None) -> None:
-    """The body of foreachBatch. `keep`: compute the batch once for all outputs (state is read and written with it)."""
+    """The body of foreachBatch. `keep`: persist the batch, so that it and the query's state are computed only once."""
     current = this_batch(batch.sparkSession)
     if keep:
         batch.persist()
@@ -153,8 +153,8 @@ def _clusters(outputs: Sequence[Output]) -> set[str]:
 
 
 def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: str | None = None) -> None:
-    """InvalidOptionError for what could not be written once: a second write to one table would pass for a replay, and
-    offsets are committed with the topics of one cluster.
+    """InvalidOptionError for outputs that cannot be written exactly once: a second write to one table would look like a
+    replay, and offsets are committed with the topics of one cluster.
     """
     if group_id is not None and len(_clusters(outputs)) != 1:
         raise InvalidOptionError(
@@ -188,7 +188,7 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
 
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
-    """False where there is no table yet. Merging the same rows again changes nothing."""
+    """Merge the rows into the table; False if there is no table yet. Merging the same rows again changes nothing."""
     from delta.tables import DeltaTable
 
     if not DeltaTable.isDeltaTable(rows.sparkSession, path):

@@ -1,8 +1,8 @@
-"""How bytes become columns, and how it is found out that they do not.
+"""Parsers that turn bytes into columns and detect bad bytes.
 
-Spark's parsers stop where a value ends, whatever comes then, and its Avro gives the same nulls for bytes that are bad
-as for a record of nulls. So what is parsed is not the value but an envelope around it, which comes out whole only if
-the value fills its place exactly.
+Spark's parsers stop at the end of a value and ignore what follows, and its Avro parser returns the same nulls for bad
+bytes as for a record of nulls. Therefore an envelope around the value is parsed. It is complete only if the value fills
+its place exactly.
 """
 
 import json
@@ -21,15 +21,15 @@ from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"
 _SHOWN_MAX = 100
-"""Characters of a bad value that a reason shows."""
+"""Characters of a bad value that are shown in the reason."""
 
 _END = uuid.uuid4().bytes
-"""What follows an Avro record in its envelope. No writer of records can know it."""
+"""Follows the Avro record in its envelope. Writers of records cannot know it."""
 
 
 class Parser(NamedTuple):
-    """`parsed` makes a struct with the field `value` out of the bytes; `reason(bytes, parsed)` says what is wrong with
-    bytes that are not null, null if nothing is.
+    """`parsed` turns the bytes into a struct with the field `value`. `reason(bytes, parsed)` is for bytes that are not
+    null: the reason why they are bad, null if they are valid.
     """
 
     parsed: Callable[[Column], Column]
@@ -41,7 +41,7 @@ def from_column(given: str | Column) -> Column:
 
 
 def avro_parser(schema: str) -> Parser:
-    """InvalidOptionError unless the schema is a record's."""
+    """InvalidOptionError unless the schema is that of a record."""
     try:
         record = json.loads(schema)
         if not isinstance(record, dict) or record.get("type") != "record":
@@ -65,8 +65,8 @@ def avro_parser(schema: str) -> Parser:
 
 
 def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
-    """A text T is one JSON object and nothing else if {"value":T} parses to a struct and [T] to one element: what
-    might follow the object in T to escape the one would break the other.
+    """A text T is exactly one JSON object if {"value":T} parses to a struct and [T] to one element: text after the
+    object that closes the first envelope breaks the second.
     """
     envelope = StructType().add("value", schema).add(_CORRUPT, StringType())
     given = {"allowSingleQuotes": "false", **options, **_PERMISSIVE, "columnNameOfCorruptRecord": _CORRUPT}
@@ -80,14 +80,14 @@ def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
         misfits = [
             sf.when(
                 value[each.name].isNull(),
-                _says(f"field {each.name}: not of type {each.dataType.simpleString()}: ", _member(text, each.name)),
+                _reason(f"field {each.name}: not of type {each.dataType.simpleString()}: ", _member(text, each.name)),
             )
             for each in schema.fields
             if _can_be_named(each.name)
         ]
         missing = [
             sf.when(is_null(value), sf.lit(f"field {path}: null or missing, and NOT NULL"))
-            for path, is_null in _nulls_where_none_may_be(schema)
+            for path, is_null in _forbidden_nulls(schema)
         ]
         return (
             sf.when(~sf.is_valid_utf8(text), sf.lit("not UTF-8"))
@@ -108,17 +108,17 @@ def _member(text: Column, name: str) -> Column:
     return sf.get_json_object(text, f"$['{name}']")
 
 
-def _says(words: str, shown: Column) -> Column:
-    """Null where there is nothing to show."""
-    return sf.concat(sf.lit(words), shown.substr(1, _SHOWN_MAX))
+def _reason(text: str, shown: Column) -> Column:
+    """Null if `shown` is null."""
+    return sf.concat(sf.lit(text), shown.substr(1, _SHOWN_MAX))
 
 
 IsNull = Callable[[Column], Column]
-"""Whether something in a value is null that may not be; false for a value that is null itself."""
+"""Whether a value contains a null that the schema forbids; false for a value that is null itself."""
 
 
-def _nulls_where_none_may_be(kind: DataType, path: str = "") -> list[tuple[str, IsNull]]:
-    """Each place of which the schema says that it may not be null, which from_json does not look at."""
+def _forbidden_nulls(kind: DataType, path: str = "") -> list[tuple[str, IsNull]]:
+    """Each place that is NOT NULL in the schema, which from_json does not check."""
     match kind:
         case StructType():
             return [
@@ -138,7 +138,7 @@ def _nulls_where_none_may_be(kind: DataType, path: str = "") -> list[tuple[str, 
 
 def _of_part(kind: DataType, may_be_null: bool, path: str) -> list[tuple[str, IsNull]]:
     mine: list[tuple[str, IsNull]] = [] if may_be_null else [(path, lambda value: value.isNull())]
-    return mine + _nulls_where_none_may_be(kind, path)
+    return mine + _forbidden_nulls(kind, path)
 
 
 def _of_field(name: str, is_null: IsNull) -> IsNull:
@@ -151,7 +151,7 @@ def _of_items(items: Callable[[Column], Column], is_null: IsNull) -> IsNull:
 
 @contextmanager
 def needing_avro(spark: SparkSession) -> Iterator[None]:
-    """InvalidConfigurationError with what to do, where Spark lacks Avro's functions."""
+    """Raises InvalidConfigurationError, which says what to do, if Spark lacks Avro's functions."""
     try:
         yield
     except AnalysisException as error:
@@ -159,14 +159,14 @@ def needing_avro(spark: SparkSession) -> Iterator[None]:
             raise
         package = f"org.apache.spark:spark-avro_2.13:{spark.version}"
         raise InvalidConfigurationError(
-            f"Avro needs a JAR of Spark's that is not loaded: spark-submit --packages {package} …, or"
+            f"Avro needs Spark's Avro JAR, which is not loaded: spark-submit --packages {package} …, or"
             f" spark.jars.packages={package} when the session is made"
         ) from error
 
 
 @contextmanager
 def needing_protobuf() -> Iterator[None]:
-    """InvalidConfigurationError with what to do, where an import lacks the package."""
+    """Raises InvalidConfigurationError, which says what to install, if an import lacks Google's package."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,10 +1,10 @@
-"""Protobuf messages to columns, by Google's own parser in Spark's Python workers: no JAR.
+"""Protobuf messages to columns, with Google's parser in Spark's Python workers. It needs no JAR.
 
-Bytes become messages one by one, as there is no other way with that parser; what is in them goes field by field into
-Arrow columns. The descriptor set travels with the function; each worker makes the message's class once.
+The parser takes one message at a time; the messages then become Arrow columns field by field. The descriptor set is
+sent with the function; each worker creates the message's class once.
 
-What the parser passes over is looked for afterwards: a known field of another wire type, a required field that is
-missing, a string of proto2 that is not UTF-8, a Timestamp out of range.
+These errors are checked after parsing, because the parser ignores them: a known field of another wire type, a required
+field that is missing, a proto2 string that is not UTF-8, a Timestamp out of range.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 
 
 def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
-    """InvalidOptionError for a descriptor, a message or a field that cannot be."""
+    """InvalidOptionError for an invalid descriptor, message or field."""
     schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
     result = st.StructType().add("value", schema).add("error", st.StringType())
     arrow = to_arrow_type(result, timezone="UTC")
@@ -35,13 +35,13 @@ def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
     def parsed(values: pa.Array) -> pa.Array:
         return structs_of(values, message_class(name, descriptor_set), arrow)
 
-    # Not deterministic, or else Spark puts a filter on `error` below and parses all twice.
+    # Declared as not deterministic: otherwise Spark pushes down a filter on `error` and parses everything twice.
     function = arrow_udf(parsed, result).asNondeterministic()  # type: ignore[call-overload]  # its overloads leave structs out
     return Parser(function, lambda _bare, parsed: parsed["error"])
 
 
 def structs_of(values: pa.Array, kind: Any, arrow: pa.StructType) -> pa.Array:
-    """Structs of `value`, the message's columns, and `error`: what is wrong, with whatever value."""
+    """Structs of `value`, the message's columns, and `error`, why the bytes are bad (null if they are valid)."""
     errors: dict[int, str] = {}
     messages = [_parsed(value, row, kind, errors) for row, value in enumerate(values.to_pylist())]
     columns = _Columns(errors).structs(messages, range(len(messages)), kind.DESCRIPTOR, arrow.field("value").type, "")
@@ -66,7 +66,7 @@ def _parsed(value: bytes | None, row: int, kind: Any, errors: dict[int, str]) ->
 
 
 class _Columns:
-    """Messages as Arrow arrays. `rows` says of which row each value is; `errors` takes the first found in it."""
+    """Messages as Arrow arrays. `rows` has the row of each value; `errors` keeps the first error of each row."""
 
     def __init__(self, errors: dict[int, str]) -> None:
         self._errors = errors
@@ -77,12 +77,12 @@ class _Columns:
         for row, message in zip(rows, messages, strict=True):
             if message is not None and len(unknown := UnknownFieldSet(message)):
                 for each in unknown:
-                    self._look_at_unknown(each, row, kind, path)
+                    self._check_unknown(each, row, kind, path)
         columns = [self._field(messages, rows, each, arrow.field(each.name).type, path) for each in kind.fields]
         absent = pa.array([message is None for message in messages], pa.bool_())
         return pa.StructArray.from_arrays(columns, fields=list(arrow), mask=absent)
 
-    def _look_at_unknown(self, unknown: Any, row: int, kind: Descriptor, path: str) -> None:
+    def _check_unknown(self, unknown: Any, row: int, kind: Descriptor, path: str) -> None:
         """A known field among the unknown ones has another wire type, or a value that its enum does not have."""
         field = kind.fields_by_number.get(unknown.field_number)
         if field is None or _is_of_closed_enum(field, unknown.wire_type):
@@ -142,7 +142,7 @@ class _Columns:
             return []
 
     def _text(self, value: Any, row: int, path: str) -> str:
-        """The parser of proto2 gives the bytes of what is not UTF-8."""
+        """The parser returns bytes for a proto2 string that is not UTF-8."""
         if isinstance(value, str):
             return value
         self._errors.setdefault(row, f"field {path}: not UTF-8")
@@ -156,6 +156,6 @@ class _Columns:
 
 
 def _is_of_closed_enum(field: FieldDescriptor, wire_type: int) -> bool:
-    """Whether it is a number, or the entry of a map with one, that an enum of proto2 does not have yet."""
+    """Whether the unknown field is a number, or a map entry with one, that is not a value of its proto2 enum."""
     value = field.message_type.fields_by_name["value"] if is_map(field) else field
     return bool(value.enum_type and value.enum_type.is_closed) and wire_type == (2 if is_map(field) else 0)

@@ -1,4 +1,4 @@
-"""Columns to Protobuf messages, in Spark's Python workers. Fields may be left out, or be of narrower types."""
+"""Columns to Protobuf messages, in Spark's Python workers. Fields may be missing or have narrower types."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -18,11 +18,11 @@ from spark_log.errors import InvalidOptionError, InvalidRecordError
 from spark_log.streams.protobuf_types import is_map, is_timestamp, message_class, schema_of
 
 _WHOLE: tuple[type[st.DataType], ...] = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
-"""Each fits into those that follow."""
+"""Integer types; each fits into those that follow."""
 
 
 def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_set: bytes) -> Column:
-    """InvalidOptionError where the payload's columns do not fit the message."""
+    """The encoded messages. InvalidOptionError if the payload's columns do not fit the message."""
     schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
     _require_fit(frame.select(payload.alias("value")).schema["value"].dataType, schema)
 
@@ -35,8 +35,8 @@ def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_se
 
 
 def _require_fit(given: st.DataType, wanted: st.DataType, path: str = "value") -> None:
-    """InvalidOptionError unless all that can be in `given` columns can be in the message's: the same types, or narrower
-    ones; fields may be left out.
+    """InvalidOptionError unless all values of the `given` columns fit the message's: the types must be the same or
+    narrower, and fields may be missing.
     """
     match given, wanted:
         case st.StructType(), st.StructType():
@@ -68,7 +68,7 @@ def _is_no_wider(given: st.DataType, wanted: st.DataType) -> bool:
 
 
 def messages_of(values: pa.Array, kind: Descriptor) -> list[Any]:
-    """Of an array of structs; None where it is null. InvalidRecordError names the field that takes no such value."""
+    """The messages of an array of structs, None for null. InvalidRecordError names a field that refuses its value."""
     names = [each.name for each in values.type]
     columns = [
         _of_field(column, kind.fields_by_name[name]) for name, column in zip(names, values.flatten(), strict=True)
@@ -109,7 +109,7 @@ def _of_field(array: pa.Array, field: FieldDescriptor) -> list[Any]:
 
 
 def _lists(array: pa.ListArray, flat: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> list[Any]:
-    """The values put together again as the array has them."""
+    """The flat values as the lists or maps of `array`."""
     values = iter(flat)
     return [
         None if length is None else make(islice(values, length)) for length in pc.list_value_length(array).to_pylist()
@@ -136,7 +136,7 @@ def _of_values(array: pa.Array, field: FieldDescriptor) -> list[Any]:
 
 
 def _number(name: str | None, enum: EnumDescriptor) -> int | str | None:
-    """Of a value of the enum; the text itself if it has none, which no message takes."""
+    """The number of an enum's value; unchanged text if there is none, which the message refuses."""
     if name in enum.values_by_name:
         return int(enum.values_by_name[name].number)
     return int(name) if name is not None and not enum.is_closed and re.fullmatch("-?[0-9]+", name) else name

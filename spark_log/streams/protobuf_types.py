@@ -1,18 +1,18 @@
-"""What a Protobuf message is as columns.
+"""The column types of a Protobuf message.
 
     double, float, bool, string, bytes      DOUBLE, FLOAT, BOOLEAN, STRING, BINARY
     int32, sint32, sfixed32                 INT
     int64, sint64, sfixed64                 BIGINT
-    uint32, fixed32                         BIGINT, as every value fits
-    uint64, fixed64                         DECIMAL(20,0), the same
-    enum                                    STRING: the value's name, its number where it has none
-    google.protobuf.Timestamp               TIMESTAMP: what is below a microsecond is cut off
-    message, group                          STRUCT of its fields; of a oneof's, each
-    repeated, map                           ARRAY, MAP: never null, empty where there is nothing
+    uint32, fixed32                         BIGINT, which holds every value
+    uint64, fixed64                         DECIMAL(20,0), which holds every value
+    enum                                    STRING: the value's name, or its number if it has no name
+    google.protobuf.Timestamp               TIMESTAMP: nanoseconds are truncated to microseconds
+    message, group                          STRUCT of its fields, with every field of a oneof
+    repeated, map                           ARRAY, MAP: never null, empty if there are no elements
 
-Fields that know whether they are present (`optional`, of a oneof, messages, all of proto2) are null when they are not,
-others have the default of their type. Not to be had: a message that holds itself, as google.protobuf.Struct does, and
-one without fields. Extensions are unknown fields.
+Fields with presence (`optional`, in a oneof, messages, all of proto2) are null when they are absent; other fields have
+the default of their type. Not supported: a message that contains itself, such as google.protobuf.Struct, and a message
+without fields. Extensions are unknown fields.
 """
 
 from functools import lru_cache
@@ -49,7 +49,7 @@ _SCALARS: dict[int, st.DataType] = {
 
 @lru_cache(maxsize=64)
 def message_class(name: str, descriptor_set: bytes) -> Any:
-    """Of the message with this full name; made once in each process. InvalidOptionError if there is none."""
+    """The class of the message with this full name, created once per process. InvalidOptionError if there is none."""
     pool = descriptor_pool.DescriptorPool()
     try:
         for file in FileDescriptorSet.FromString(descriptor_set).file:
@@ -65,10 +65,10 @@ def message_class(name: str, descriptor_set: bytes) -> Any:
 
 
 def schema_of(message: Descriptor, path: str = "", within: tuple[str, ...] = ()) -> st.StructType:
-    """InvalidOptionError names the field that cannot be a column."""
+    """The message as a struct. InvalidOptionError names a field that cannot be a column."""
     place = f"field {path}: " if path else ""
     if message.full_name in within:
-        raise InvalidOptionError(f"{place}a message that holds itself, {message.full_name}, cannot be a column")
+        raise InvalidOptionError(f"{place}a message that contains itself, {message.full_name}, cannot be a column")
     if not message.fields:
         raise InvalidOptionError(f"{place}a message without fields, {message.full_name}, cannot be a column")
     within = (*within, message.full_name)
@@ -99,19 +99,19 @@ def is_timestamp(field: FieldDescriptor) -> bool:
 
 
 def below(path: str, field: FieldDescriptor) -> str:
-    """The field's path: `stops[].name`, `fares{}`."""
+    """The path of the field: `stops[].name`, `fares{}`."""
     own = "{}" if is_map(field) else "[]" if field.is_repeated else ""
     return f"{path}.{field.name}{own}".lstrip(".")
 
 
 def type_name(field: FieldDescriptor) -> str:
-    """As a .proto file has it: sint32."""
+    """The type's name in a .proto file: sint32."""
     return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()
 
 
 def message_indexes(name: str, descriptor_set: bytes) -> bytes:
-    """What Confluent's framing says after the schema's id: where in the schema's file the message stands, as zigzag
-    numbers; one zero byte for the first.
+    """The bytes after the schema's id in Confluent's framing: the message's position in the schema's file as zigzag
+    numbers, one zero byte for the first message.
     """
     message = message_class(name, descriptor_set).DESCRIPTOR
     file = FileDescriptorProto()
@@ -126,7 +126,7 @@ def message_indexes(name: str, descriptor_set: bytes) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """Of a number that is not negative."""
+    """Varint of a number >= 0, zigzag encoded."""
     number *= 2
     out = bytearray()
     while number > 127:

@@ -1,6 +1,4 @@
-"""Which state of a table: the offsets up to which its topic was read, and marks of what had been compacted and cut off
-by then.
-"""
+"""The version of a table: the offsets up to which its topic was read, and the gaps and truncations at that time."""
 
 import json
 from collections.abc import Mapping
@@ -20,20 +18,20 @@ from spark_log.segments.gaps import count_gaps
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A partition of the topic: offsets [start, end), of which `gaps` have no record any more.
+class PartitionVersion:
+    """A partition of the topic: offsets [start, end), of which `gaps` no longer have a record.
 
-    While start, gaps and truncations stay the same, nothing below `end` has been taken out of the log.
+    While start, gaps and truncations stay the same, no record below `end` has been removed from the log.
     """
 
     start: int
     end: int
     gaps: int
     truncations: tuple[Truncation, ...] = ()
-    """Those below `end`, in the order of their epochs."""
+    """Truncations below `end`, in the order of their epochs."""
 
-    def continues(self, before: "Mark") -> bool:
-        """Whether no election has cut off a record below `before.end` since then."""
+    def continues(self, before: "PartitionVersion") -> bool:
+        """Whether no election has truncated a record below `before.end` since `before`."""
         return self.end >= before.end and before.truncations == tuple(
             each for each in self.truncations if each.start_offset < before.end
         )
@@ -41,81 +39,81 @@ class Mark:
 
 @dataclass(frozen=True)
 class TableVersion:
-    """What `Table` knows of its topic at one time; equal versions are the same rows."""
+    """The state of a topic when `Table` reads it; equal versions have the same rows."""
 
     topic_uuid: str
-    marks: Mapping[int, Mark]
+    partitions: Mapping[int, PartitionVersion]
 
     @property
     def records(self) -> int:
-        """Records of the log below the marks: at least as many as the table has rows."""
-        return sum(mark.end - mark.start - mark.gaps for mark in self.marks.values())
+        """Records of the log in this version: at least as many as the table has rows."""
+        return sum(each.end - each.start - each.gaps for each in self.partitions.values())
 
     def diverges_from(self, before: "TableVersion") -> bool:
-        """Whether records of an earlier version were lost: by an unclean election, or with a topic of that name."""
+        """Whether records of an earlier version were lost: truncated by an election, or deleted with the topic."""
         return self.topic_uuid != before.topic_uuid or not all(
-            mark.continues(before.marks[partition])
-            for partition, mark in self.marks.items()
-            if partition in before.marks
+            each.continues(before.partitions[number])
+            for number, each in self.partitions.items()
+            if number in before.partitions
         )
 
     def since(self, base: "TableVersion") -> dict[int, OffsetRange] | None:
-        """The records that made this version out of `base`; None if that cannot be said.
+        """The records that were appended after `base`; None if `base` and these records do not make this version.
 
-        It can while the log below `base` is what it was, and nothing has been taken out of what came since: a tombstone
-        that was compacted away would be missed.
+        They do if the log below `base` is unchanged and no record after it has been removed: a tombstone that was
+        compacted away would be missed.
         """
-        if self.diverges_from(base) or not base.marks.keys() <= self.marks.keys():
+        if self.diverges_from(base) or not base.partitions.keys() <= self.partitions.keys():
             return None
         new: dict[int, OffsetRange] = {}
-        for partition, mark in self.marks.items():
-            before = base.marks.get(partition, Mark(0, 0, 0))
-            if mark.start != before.start or mark.gaps != before.gaps:
+        for number, each in self.partitions.items():
+            before = base.partitions.get(number, PartitionVersion(0, 0, 0))
+            if each.start != before.start or each.gaps != before.gaps:
                 return None
-            if mark.end > before.end:
-                new[partition] = OffsetRange(before.end, mark.end)
+            if each.end > before.end:
+                new[number] = OffsetRange(before.end, each.end)
         return new
 
     def as_text(self) -> str:
-        marks: dict[str, list[Any]] = {}
-        for number, mark in sorted(self.marks.items()):
-            cuts = [[each.leader_epoch, each.start_offset] for each in mark.truncations]
-            marks[str(number)] = [mark.start, mark.end, mark.gaps, *([cuts] if cuts else [])]
-        return json.dumps({"version": 1, "topic": self.topic_uuid, "partitions": marks})
+        partitions: dict[str, list[Any]] = {}
+        for number, each in sorted(self.partitions.items()):
+            truncations = [[truncation.leader_epoch, truncation.start_offset] for truncation in each.truncations]
+            partitions[str(number)] = [each.start, each.end, each.gaps, *([truncations] if truncations else [])]
+        return json.dumps({"version": 1, "topic": self.topic_uuid, "partitions": partitions})
 
     @classmethod
     def from_text(cls, text: str) -> "TableVersion":
-        """ValueError, KeyError or TypeError for anything that `as_text` did not write."""
+        """Inverse of `as_text`. ValueError, KeyError or TypeError for any other text."""
         found = json.loads(text)
         if found["version"] != 1:
             raise ValueError(f"version {found['version']!r}, expected 1")
-        marks: dict[int, Mark] = {}
-        for number, (start, end, gaps, *cuts) in found["partitions"].items():
-            truncations = tuple(Truncation(int(epoch), int(offset)) for epoch, offset in (cuts[0] if cuts else ()))
-            marks[int(number)] = Mark(int(start), int(end), int(gaps), truncations)
-        return cls(str(found["topic"]), marks)
+        partitions: dict[int, PartitionVersion] = {}
+        for number, (start, end, gaps, *rest) in found["partitions"].items():
+            truncations = tuple(Truncation(int(epoch), int(offset)) for epoch, offset in (rest[0] if rest else ()))
+            partitions[int(number)] = PartitionVersion(int(start), int(end), int(gaps), truncations)
+        return cls(str(found["topic"]), partitions)
 
 
-def look(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
-    """The topic as it is now: up to its high watermarks, or up to where `at` ends. UnknownTopicOrPartitionError.
+def read_version(log: Log, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
+    """The topic, and its version up to the high watermarks or up to the end offsets of `at`.
 
-    Equal to `at` if all records of that version are still there.
+    The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
     """
-    return log.cluster.store.read(lambda connection: _look(connection, name, at))
+    return log.cluster.store.read(lambda connection: _read_version(connection, name, at))
 
 
 class _GoneError(Exception):
-    """Records of the version are not there any more."""
+    """Records of the version have been removed from the log."""
 
 
 def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
-    """The plan of ranges of the topic at `version`, None if records of that version are gone: one snapshot for both.
+    """The plan that reads ranges of the topic at `version`; None if records of the version have been removed.
 
-    UnknownTopicOrPartitionError.
+    Both are found in one snapshot. Raises UnknownTopicOrPartitionError.
     """
 
     def wanted(connection: sa.Connection) -> Wanted:
-        topic, now = _look(connection, name, version)
+        topic, now = _read_version(connection, name, version)
         if now != version:
             raise _GoneError
         return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
@@ -126,20 +124,20 @@ def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, Off
         return None
 
 
-def _look(connection: sa.Connection, name: str, at: TableVersion | None) -> tuple[Topic, TableVersion]:
+def _read_version(connection: sa.Connection, name: str, at: TableVersion | None) -> tuple[Topic, TableVersion]:
     topic = find_topic(connection, name)
     positions = planner.positions(connection, [topic])
     ranges: dict[int, OffsetRange] = {}
-    for partition in range(topic.partition_count) if at is None else at.marks:
+    for partition in range(topic.partition_count) if at is None else at.partitions:
         start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
-        end = watermark if at is None else min(watermark, at.marks[partition].end)
+        end = watermark if at is None else min(watermark, at.partitions[partition].end)
         ranges[partition] = OffsetRange(start, max(start, end))
     gaps = count_gaps(connection, topic, ranges)
     truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
-    marks: dict[int, Mark] = {}
+    partitions: dict[int, PartitionVersion] = {}
     for partition, (start, end) in ranges.items():
-        # of an older version those below its own end: it may be that the log does not reach it any more
-        below = end if at is None else at.marks[partition].end
-        cuts = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
-        marks[partition] = Mark(start, end, gaps[partition], cuts)
-    return topic, TableVersion(topic.uuid, marks)
+        # for an older version, those below its own end: the log may be shorter now
+        below = end if at is None else at.partitions[partition].end
+        found = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
+        partitions[partition] = PartitionVersion(start, end, gaps[partition], found)
+    return topic, TableVersion(topic.uuid, partitions)

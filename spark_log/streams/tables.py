@@ -1,4 +1,4 @@
-"""A compacted topic as a table: the last value of each key, and changes to it. (`live_table.py`: beside a stream.)"""
+"""A compacted topic as a table: the last value of each key, and changes to it. (Joined with streams: live_table.py.)"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def read_table(
     spark: SparkSession, cluster: "str | Cluster", topic: str, *, include_headers: bool = False
 ) -> DataFrame:
-    """The last value of each key below the high watermarks, as of now; keys whose last value is null are not there.
+    """The last value of each key below the high watermarks, as of now; keys whose last value is null are left out.
 
     Columns: key binary, value binary, partition int, offset bigint, timestamp timestamp, and with `include_headers`
-    headers. The same whether compaction has run or not; any topic can be read so, records without a key are left out.
+    headers. The result does not depend on compaction. Any topic can be read; records without a key are left out.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError.
     """
     rows = read_topic(spark, cluster, topic, include_headers=include_headers)
@@ -33,10 +33,10 @@ def read_table(
 
 
 def last_values(records: DataFrame) -> DataFrame:
-    """The last record of each key: columns key, value, partition, offset, timestamp, and headers if they are there.
+    """The last record of each key: columns key, value, partition, offset, timestamp, and headers if they are present.
 
-    `records` must be partitioned by column key. Last is by offset. A key whose records are in several partitions,
-    since partitions were added to the topic, has as its last one the one with the largest timestamp.
+    `records` must be partitioned by column key. The last record is the one with the largest offset. If partitions were
+    added to the topic and a key has records in several, it is the last record with the largest timestamp.
     """
     carried = ["value", "timestamp", *(["headers"] if "headers" in records.columns else [])]
     in_partition = (
@@ -58,12 +58,12 @@ def table_changes(
     deleted: str | None = None,
     timestamp: str | None = None,
 ) -> DataFrame:
-    """The records that make rows of `frame`, batch or stream, changes to a table: columns key, value (and timestamp).
+    """The rows of `frame`, batch or stream, as records that change a table: columns key, value (and timestamp).
 
-    `key` is a column, as bytes or text. `value` is a column of bytes or text, whose nulls delete; or a list of columns,
-    as one JSON object; by default all columns but `key`, `deleted` and `timestamp`, so. Where column `deleted` is true,
-    the key is deleted (a tombstone). A null key is an error that names the column, when the rows are written.
-    Raises InvalidOptionError.
+    `key` is a column of bytes, text or numbers (written as text). `value` is a column of bytes or text, whose nulls
+    delete the key; or a list of columns, written as one JSON object, by default all columns but `key`, `deleted` and
+    `timestamp`. Where column `deleted` is true, the key is deleted by a tombstone. A null key is an error that names
+    the column, raised when the rows are written. Raises InvalidOptionError.
     """
     types = {field.name: field.dataType for field in frame.schema}
     named = {"key": key, "value": value, "deleted": deleted, "timestamp": timestamp}
@@ -112,8 +112,8 @@ def write_table(
 ) -> StreamingQuery | None:
     """Append `table_changes` of `frame` to a compacted topic: upserts, and deletes as tombstones.
 
-    Among rows of the same key in one write, which is last is not defined: make them one first (`keep_last`). A
-    streaming frame needs `checkpoint`, and the running query is returned (`trigger` as in `write_stream`).
+    Rows of the same key in one write have no order: keep one of them first (`keep_last`). A streaming frame needs
+    `checkpoint`, and the running query is returned (`trigger` as in `write_stream`).
     Raises PolicyViolationError for a topic that is not compacted, and what `table_changes` does.
     """
     with Cluster.open(cluster) as opened:
@@ -130,11 +130,11 @@ def write_table(
 
 
 def check_compacted(topic: "Topic") -> None:
-    """PolicyViolationError for a topic without cleanup.policy=compact, that says how to change it."""
+    """PolicyViolationError for a topic without cleanup.policy=compact; the message says how to change it."""
     if not topic.config.compacts:
         raise PolicyViolationError(
             f"topic {topic.name!r} is not compacted (cleanup.policy is"
-            f" {','.join(sorted(topic.config.cleanup_policy))}), so old values of a key would pile up or expire:"
+            f" {','.join(sorted(topic.config.cleanup_policy))}), so old values of a key would accumulate or expire:"
             f" `spark-log topic alter {topic.name} --config cleanup.policy=compact`"
         )
 

@@ -1,12 +1,12 @@
-"""A micro-batch as one transaction: what foreachBatch writes to several topics, and the group's offsets.
+"""One transaction per micro-batch: the rows that foreachBatch writes to several topics, and the group's offsets.
 
     def process(batch, batch_id):
         with batch_transaction(batch, cluster="/data/log", group_id="alerts") as transaction:
             transaction.write(alerts, topic="alerts")
             transaction.write(totals, topic="totals")
 
-Rows that are written are pending, and seen by nobody. The end of the block is one append: all rows get their offsets,
-the group its own, and the batch is remembered, so that it changes nothing when it comes again (the same rule as for
+Rows that are written are pending: no reader sees them. The end of the block is one append: all rows get their offsets,
+the group's offsets are committed, and the batch is recorded, so that a replay changes nothing (the same rule as for
 the sink's batches: `log.spark_batches`). An exception aborts. The transactional id is the query's: a second driver on
 the same checkpoint fences the first, for good.
 """
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Producer:
-    """Of one run of a query in one cluster: who has claimed its transactional id keeps it until another run does."""
+    """The producer of one run of a query in one cluster. It is valid until another run fences it."""
 
     run_id: str
     ref: TransactionRef
@@ -75,11 +75,11 @@ class BatchTransaction:
         self._address, self._timeout_ms = cluster, timeout_ms
         self._orders = itertools.count()
         self._unfinished: list[int] = []
-        """Writes that have failed, and those of other threads that are under way."""
+        """Writes that have failed, and writes that other threads have not finished."""
         self.done = False
-        """Whether the batch was committed before, and no topic has been created since: then `write` does nothing."""
+        """True if the batch was committed before and no topic has been created since: `write` then does nothing."""
         self._last: Remembered | None = None
-        """The batch as it was committed before: only topics that have been created since lack its rows."""
+        """The earlier commit of the batch. Only topics that have been created since lack its rows."""
 
     def __enter__(self) -> Self:
         self._cluster = Cluster.open(self._address)
@@ -91,9 +91,9 @@ class BatchTransaction:
         return self
 
     def write(self, rows: DataFrame, topic: str | None = None) -> None:
-        """Write rows as `format("spark_log")` does, pending. `topic` None: the rows name their own, in column `topic`.
+        """Write rows as `format("spark_log")` does, pending. `topic` None: column `topic` has the topic of each row.
 
-        In each partition rows of an earlier call come first.
+        In each partition the rows of earlier calls come first.
         """
         if self.done:
             return
@@ -121,7 +121,7 @@ class BatchTransaction:
         if known is not None and known.run_id == self._run_id and known.committed == self._batch_id:
             raise InvalidOptionError(
                 f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
-                " one transaction a batch and cluster, which may write to several topics"
+                " use one transaction per batch and cluster; it may write to several topics"
             )
         last = find_last(store, self._application, "")
         new = self._remembered(last.batch.record_count if last is not None else 0)
@@ -132,7 +132,7 @@ class BatchTransaction:
             self._last = last
         if self.done:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
-            # it has to run all the same: that is what makes Spark keep the state of its aggregations and joins
+            # the batch is computed all the same: only then does Spark save the state of aggregations and joins
             self._batch.write.format("noop").mode("append").save()
             return
         self._commits: dict[Committer, Commits] = {}
@@ -146,8 +146,8 @@ class BatchTransaction:
         self._producer = known
 
     def _began(self, known: _Producer) -> bool:
-        """False if there is to be a new epoch: the transactional id was forgotten, since the query had nothing to do,
-        or a transaction could not be aborted.
+        """False if a new epoch is needed: the transactional id expired while the query was idle, or a transaction could
+        not be aborted.
         """
         ref = known.ref
         try:
@@ -170,7 +170,7 @@ class BatchTransaction:
                 committed = True
         finally:
             if not committed:
-                with suppress(SparkLogError):  # fenced, or over; what is left open is aborted by time-out
+                with suppress(SparkLogError):  # fenced or timed out; an open transaction is aborted by its timeout
                     transaction_store.abort(self._cluster, self._producer.ref)
 
     def _commit(self) -> None:
@@ -189,8 +189,8 @@ class BatchTransaction:
         ]
         result = append_whole(self._cluster, AppendRequest(batches, atomic=True, hooks=hooks), micro_batch=True)
         failpoint("transaction.committed")
-        if result.committed_before:  # by another driver, meanwhile: nothing of ours was appended
-            with suppress(InvalidTxnStateError):  # or by us, and the answer had been lost
+        if result.committed_before:  # by another driver: nothing was appended
+            with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
                 transaction_store.abort(self._cluster, ref)
         self._producer.committed = self._batch_id
 
@@ -213,18 +213,18 @@ def batch_transaction(
     group_id: str | None = None,
     transaction_timeout_ms: int | None = None,
 ) -> BatchTransaction:
-    """A transaction of the micro-batch, to be used with `with` in foreachBatch: all that its `write` is given is seen
-    at the end of the block at once, and once, whatever dies and comes again. Persist the batch where several writes
-    compute it.
+    """A transaction of the micro-batch, for a `with` block in foreachBatch. All rows given to its `write` become
+    visible together at the end of the block, exactly once, also if the batch is replayed after a crash. Persist the
+    batch if several writes compute it.
 
-    With `group_id` where the batch ends in the query's spark_log sources of this cluster becomes the group's committed
-    offsets, at once with the rows; so leave `group.id` of the sources out. The group may have no live members.
-    `transaction_timeout_ms` is how long it may be open from its first write on, at most and by default
-    transaction.max.timeout.ms; no reader waits for it.
+    With `group_id`, the offsets at which the batch ends in the query's spark_log sources of this cluster are committed
+    for the group in the same transaction; the sources must not have option `group.id`, and the group must not have live
+    members. `transaction_timeout_ms` limits how long the transaction may be open after its first write; the default and
+    the maximum are transaction.max.timeout.ms. No reader waits for it.
 
     Raises InvalidOptionError outside of foreachBatch and for a second transaction of the batch, CheckpointMismatchError
-    for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end
-    TransactionAbortableError if its time is over.
+    for a copied or rolled-back checkpoint, ProducerFencedError if another driver runs the query, and at the end of the
+    block TransactionAbortableError if the transaction has timed out.
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")

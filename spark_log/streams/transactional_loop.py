@@ -1,14 +1,14 @@
-"""Consume, transform, produce: what a function makes of some records, and the group's offsets behind them, at once.
+"""Consume, transform, produce: the results of a function and the offsets of its records, in one transaction.
 
     poll -> begin -> transform(records, producer) -> send_offsets_to_transaction -> commit
      ^                    any error before the commit: abort, back to the first record of the poll        |
      +----------------------------------------------------------------------------------------------------+
 
-A record's results and the offset behind it are committed together or not at all, so each record is transformed
-once as far as any reader can see, however often the program dies, and on however many members its group works.
+A record's results and the offset after it are committed together or not at all. So readers see each record transformed
+exactly once, however often the program is killed and however many members its group has.
 
-Going back is what such loops forget: an abort takes back what was sent, while the consumer stands behind the
-records, and would skip them.
+After an abort the consumer has to go back: what was sent is gone, but the consumer's position is after the records,
+which would be skipped.
 """
 
 import logging
@@ -41,24 +41,24 @@ logger = logging.getLogger(__name__)
 RecordsTransform = Callable[[list[ConsumerRecord], Producer], object]
 TableTransform = Callable[[pa.Table, Producer], object]
 
-_THE_LOOPS = frozenset(
+_LOOP_METHODS = frozenset(
     {
         "init_transactions", "begin_transaction", "send_offsets_to_transaction", "commit_transaction",
         "abort_transaction", "close",
     }
 )  # fmt: skip
 _POLL_MS = 200
-"""How long a poll waits for records: how soon a `stop` is noticed."""
-_TELL_S = 10.0
-"""How often the log hears of progress."""
+"""How long a poll waits for records, and so how soon the loop notices a `stop`."""
+_PROGRESS_S = 10.0
+"""How often the progress is logged."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What a loop has done."""
+    """Counts of a loop."""
 
     records: int = 0
-    """Consumed, in transactions that were committed."""
+    """Consumed in committed transactions."""
     transactions: int = 0
     """Committed."""
     aborted: int = 0
@@ -70,10 +70,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class _Polled:
-    """What one poll returned."""
+    """The result of one poll."""
 
     records: Any
-    """As the transform takes them."""
+    """In the form that the transform takes."""
     count: int
     starts: Mapping[TopicPartition, int]
     """Offset of the first record of each partition."""
@@ -91,21 +91,21 @@ class TransactionalLoop:
     >>> with consumer, producer: TransactionalLoop(consumer, producer).run(bill)        # doctest: +SKIP
 
     The consumer subscribes as a member of a group, without automatic commits, to topics of the producer's cluster. Its
-    max_poll_records bounds a transaction, and its consumer_timeout_ms ends the loop after so long without a record,
-    once the group has given it its partitions.
+    max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record,
+    counted from when the group has assigned its partitions.
 
-    **One transactional_id a process.** It need not be tied to partitions: a member that has lost a partition cannot
+    **One transactional_id per process.** It need not be tied to partitions: a member that has lost a partition cannot
     commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
     need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
-    open; a new id at each start is right too, for what is left open is seen by nobody and times out.
+    open. A new id at each start is correct too: no reader sees the open transaction, and it times out.
 
-    Not thread-safe, but for `stop`. The consumer and the producer are the caller's to close: leaving the group lets the
-    other members take over at once.
+    Not thread-safe, except `stop`. The caller closes the consumer and the producer: leaving the group lets the other
+    members take over at once.
     """
 
     def __init__(self, consumer: Consumer, producer: Producer, *, retries: int = 5) -> None:
-        """`retries`: how often records are tried again before the error of the last try is raised. ValueError names
-        what does not fit.
+        """`retries`: how often the same records are tried again before the error of the last try is raised. ValueError
+        names the setting that does not fit.
         """
         for name, given, kind in (("consumer", consumer, Consumer), ("producer", producer, Producer)):
             if not isinstance(given, kind):
@@ -114,70 +114,70 @@ class TransactionalLoop:
         _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
         _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
         subscribed = consumer.subscription() is not None
-        _check("subscription", None, subscribed, "topics: with assign() nobody would be stopped who lost a partition")
+        _check("subscription", None, subscribed, "subscribe(): assign() does not detect a lost partition")
         transactional_id = producer.config["transactional_id"]
         _check("transactional_id", None, transactional_id is not None, "the name of this process")
         _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
         self._consumer, self._producer, self._retries = consumer, producer, retries
         self._stop = Stop()
-        self._told_s = clock.monotonic_s()
+        self._logged_s = clock.monotonic_s()
         self.totals = Totals()
 
     def run(self, transform: RecordsTransform) -> Totals:
-        """`transform(records, producer)` for the ConsumerRecords of each poll, in order within a partition; it sends
-        what it makes of them. Until `stop`, or consumer_timeout_ms without a record.
+        """Call `transform(records, producer)` with the ConsumerRecords of each poll, in order within a partition. It
+        sends its results. Runs until `stop`, or until consumer_timeout_ms have passed without a record.
 
-        An error of `transform` is raised when its transaction has been aborted: nothing of it is seen and none of these
-        records is consumed. So are ProducerFencedError (another producer has this transactional_id) and whatever trying
-        again does not help. Tried again, with pauses: a lost session or partition (CommitFailedError), a transaction
-        that was over its time (TransactionAbortableError), and retriable errors.
+        An error of `transform` is raised after its transaction has been aborted: no reader sees its results, and none
+        of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors that a
+        retry cannot fix are raised too. Retried, with pauses: a lost session or partition (CommitFailedError), a
+        transaction that has timed out (TransactionAbortableError), and retriable errors.
         """
         return self._run(self._poll_records, transform)
 
     def run_arrow(self, transform: TableTransform) -> Totals:
-        """As `run`, with all records of a poll as one Arrow table of the columns of `Consumer.poll_arrow`; see
-        `Producer.send_table`. A transaction takes what is at hand within fetch_max_bytes.
+        """As `run`, with all records of a poll as one Arrow table with the columns of `Consumer.poll_arrow`; see
+        `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
         """
         return self._run(self._poll_table, transform)
 
     def stop(self) -> None:
-        """Finish the transaction under way, and return from `run`. For other threads and signal handlers."""
+        """Finish the current transaction and return from `run`. For other threads and signal handlers."""
         self._stop.set()
 
     def _run(self, poll: Callable[[], _Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
         if not callable(transform):
             raise TypeError(f"transform: expected a function of (records, producer), got {transform!r}")
         self._producer.init_transactions()
-        failures, heard_s = 0, clock.monotonic_s()
+        failures, active_s = 0, clock.monotonic_s()
         while not self._stop.is_set():
             polled = poll()
             if polled is None:
                 now_s = clock.monotonic_s()
-                heard_s = heard_s if self._has_its_share() else now_s
-                if self._is_over(now_s - heard_s):
+                active_s = active_s if self._has_assignment() else now_s
+                if self._is_over(now_s - active_s):
                     break
                 continue
             try:
                 self._transact(polled, transform)
             except BaseException as error:
                 self.totals = replace(self.totals, aborted=self.totals.aborted + 1)
-                if failures == self._retries or not worth_another_try(error):
+                if failures == self._retries or not is_worth_a_retry(error):
                     raise
                 failures += 1
-                logger.warning("%s: try %d of %d follows: %s", self._name, failures, self._retries, error)
+                logger.warning("%s: retry %d of %d follows: %s", self._name, failures, self._retries, error)
                 self._pause(failures)
             else:
                 failures = 0
                 done = self.totals
                 self.totals = replace(done, records=done.records + polled.count, transactions=done.transactions + 1)
-            heard_s = clock.monotonic_s()
-            if heard_s - self._told_s >= _TELL_S:
-                self._tell()
-        self._tell()
+            active_s = clock.monotonic_s()
+            if active_s - self._logged_s >= _PROGRESS_S:
+                self._log_progress()
+        self._log_progress()
         return self.totals
 
     def _transact(self, polled: _Polled, transform: Callable[[Any, Producer], object]) -> None:
-        """One transaction. After an error nothing of it is seen, and the consumer is where it was before the poll."""
+        """One transaction. After an error it is aborted, and the consumer is at its position before the poll."""
         try:
             self._producer.begin_transaction()
             self._fill(polled, transform)
@@ -191,14 +191,16 @@ class TransactionalLoop:
         try:
             returned = transform(polled.records, cast(Producer, _Sending(producer)))
             if isinstance(returned, Generator | Coroutine):
-                raise TypeError(f"transform returned a {type(returned).__name__}, which has not run: send, and return")
+                raise TypeError(
+                    f"transform returned a {type(returned).__name__}, which was not run: send inside the function"
+                )
             producer.send_offsets_to_transaction(polled.ends, consumer.group_metadata())
         except BaseException:
             self._abort()
             raise
 
     def _commit(self) -> None:
-        """An error: it is not committed, and will not be."""
+        """Commit. An error means that the transaction is not committed, and will not be."""
         try:
             self._producer.commit_transaction()
         except Exception:
@@ -206,7 +208,7 @@ class TransactionalLoop:
                 raise
 
     def _abort(self) -> bool:
-        """False if there was nothing to abort, since a commit whose answer had been lost was done after all."""
+        """Abort. False if there was nothing to abort because a commit had succeeded and its response was lost."""
         for failures in range(1, self._retries + 2):
             try:
                 self._producer.abort_transaction()
@@ -221,9 +223,9 @@ class TransactionalLoop:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _go_back(self, polled: _Polled) -> None:
-        """To where the poll began, which is what the group has committed, and before its first commit where reading
-        began. Partitions that have been lost are not ours to move; the next poll finds out about the others. Never
-        behind a commit: one may have been done although it was interrupted.
+        """Seek to the start of the poll: the group's committed offset, or the offset at which reading began if there is
+        none. Partitions that this member has lost are left alone. Never seek to before the committed offset: a commit
+        that was interrupted may have succeeded.
         """
         mine = self._consumer.assignment() & set(polled.starts)
         committed: dict[Any, int | None] = {}
@@ -247,8 +249,8 @@ class TransactionalLoop:
         table = pa.concat_tables(polled.values())
         return _Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
 
-    def _has_its_share(self) -> bool:
-        """Whether nothing is to come but records: before, silence says nothing of the topics."""
+    def _has_assignment(self) -> bool:
+        """Whether the group has assigned the partitions; before that, polls return no records."""
         return bool(self._consumer.group_metadata().state == MemberState.STABLE)
 
     def _is_over(self, silent_s: float) -> bool:
@@ -256,11 +258,11 @@ class TransactionalLoop:
         return 0 <= timeout_ms <= silent_s * 1000
 
     def _pause(self, failures: int) -> None:
-        """Longer with every failure; a stop ends it."""
+        """Wait, longer with every failure; a stop ends the wait."""
         self._stop.wait(self._consumer.settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
 
-    def _tell(self) -> None:
-        self._told_s = clock.monotonic_s()
+    def _log_progress(self) -> None:
+        self._logged_s = clock.monotonic_s()
         logger.info("%s: %s", self._name, self.totals)
 
     @property
@@ -269,21 +271,21 @@ class TransactionalLoop:
 
 
 class _Sending:
-    """The producer as the function sees it: the transaction is the loop's to end."""
+    """The producer that the function gets: only the loop can begin and end transactions."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
     def __getattr__(self, name: str) -> Any:
-        if name in _THE_LOOPS:
-            raise IllegalStateError(f"{name}: the loop does this; its function only sends")
+        if name in _LOOP_METHODS:
+            raise IllegalStateError(f"{name}: the loop does this; the function only sends")
         return getattr(self._producer, name)
 
 
-def worth_another_try(error: BaseException) -> bool:
-    """Whether another transaction may well succeed with the same records. A failed send is what it has failed with."""
+def is_worth_a_retry(error: BaseException) -> bool:
+    """Whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
     if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
-        return worth_another_try(error.__cause__)
+        return is_worth_a_retry(error.__cause__)
     if isinstance(error, TransactionAbortableError | CommitFailedError):
         return True
     return isinstance(error, SparkLogError | KafkaError) and bool(error.retriable)

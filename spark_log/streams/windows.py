@@ -1,4 +1,4 @@
-"""Aggregates over windows of event time: Spark's own, checked, in one layout, and their late records counted."""
+"""Aggregates over windows of event time: Spark's own with checked arguments, and counts of late records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ START, END = "window_start", "window_end"
 
 @dataclass(frozen=True)
 class Tumbling:
-    """Windows of one size side by side: each record is in one."""
+    """Windows of one size without gaps and overlaps: each record is in one window."""
 
     size: str
     """As "1 hour"."""
@@ -33,7 +33,7 @@ class Tumbling:
 
 @dataclass(frozen=True)
 class Sliding:
-    """Windows of one size that begin every `slide`: each record is in about size / slide of them."""
+    """Windows of one size, one beginning every `slide`: each record is in about size / slide windows."""
 
     size: str
     slide: str
@@ -41,7 +41,7 @@ class Sliding:
     def __post_init__(self) -> None:
         if _positive_ms("slide", self.slide) > _positive_ms("size", self.size):
             raise InvalidOptionError(
-                f"slide {self.slide!r} is larger than size {self.size!r}: records would be in none"
+                f"slide {self.slide!r} is larger than size {self.size!r}: some records would be in no window"
             )
 
     def column(self, time: str) -> Column:
@@ -50,7 +50,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Windows from the first record of a group to `gap` after its last one: they end where nothing comes for `gap`."""
+    """Windows from the first record of a group to `gap` after its last one; they end when no record comes for `gap`."""
 
     gap: str
 
@@ -74,11 +74,12 @@ def windowed(
 ) -> DataFrame:
     """Columns window_start, window_end, `by` and the aggregates: one row for each window and group with records.
 
-    `time` is a column of type timestamp; records without one are in no window. In output mode append a row comes once
-    its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time of earlier batches; later
-    records of it are dropped, and counted (`late_records`). In mode update a row comes again whenever it changed.
-    Without a watermark no window ever ends: state grows for ever, and append is refused by Spark. Batch frames too.
-    Aggregates are texts as "mean(dep_delay) as mean_delay" or columns. Raises InvalidOptionError.
+    `time` is a column of type timestamp; records without a time are in no window. In output mode append, a row is
+    emitted once, when its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time of
+    earlier batches; later records of the window are dropped and counted (`late_records`). In mode update, a row is
+    emitted whenever it has changed. Without a watermark no window ends: the state grows without bound, and Spark
+    refuses mode append. `frame` may be a batch frame. Aggregates are columns, or texts as "mean(delay) as mean_delay".
+    Raises InvalidOptionError.
     """
     check_time(frame, time)
     columns = columns_of(frame, [*by], aggregates)
@@ -91,10 +92,11 @@ def windowed(
 
 
 def late_records(query: StreamingQuery) -> int:
-    """Rows that the query dropped for coming after the watermark, in the last batches that Spark remembers (100).
+    """Rows that the query dropped because they came after the watermark, in its last 100 batches (those in Spark's
+    recentProgress).
 
-    As Spark counts (numRowsDroppedByWatermark): an aggregation counts them after each task has put the rows of one
-    window and group together, so this is how many such rows, which may stand for more records.
+    This is Spark's count (numRowsDroppedByWatermark). In an aggregation, each task first combines the records of one
+    window and group into one row, so a dropped row may stand for several records.
     """
     return sum(late_in(progress) for progress in query.recentProgress)
 
@@ -105,7 +107,7 @@ def late_in(progress: Any) -> int:
 
 
 def parse_interval(name: str, text: str) -> int:
-    """Milliseconds >= 0 of a span as "10 minutes". InvalidOptionError names `name` and the value."""
+    """Milliseconds >= 0 of an interval as "10 minutes". InvalidOptionError names `name` and the value."""
     try:
         return parse_sql_interval_ms(text)
     except ValueError:
@@ -124,5 +126,5 @@ def check_time(frame: DataFrame, column: str) -> None:
 def _positive_ms(name: str, text: str) -> int:
     size_ms = parse_interval(name, text)
     if size_ms == 0:
-        raise InvalidOptionError(f"{name} {text!r}: expected more than nothing")
+        raise InvalidOptionError(f"{name} {text!r}: expected more than zero")
     return size_ms

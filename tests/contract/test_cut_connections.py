@@ -15,7 +15,7 @@ from spark_log.datasource.write.write_commit import abort_write, commit_write, p
 from spark_log.delta.publication import publish
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
-from spark_log.streams.table_version import look
+from spark_log.streams.table_version import read_version
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all
 from tests.support.topics import append, make
@@ -64,8 +64,8 @@ class Calls:
         assert elect_leaders(cluster.store, unfenced).elected == []
 
     def table_version(self, cluster, log, topic):
-        _, version = look(log, "t")
-        assert look(log, "t", version)[1] == version
+        _, version = read_version(log, "t")
+        assert read_version(log, "t", version)[1] == version
 
     def spark_write(self, cluster, log, topic):
         before = len(read_all(self.seen, topic))

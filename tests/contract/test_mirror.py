@@ -1,4 +1,4 @@
-"""A mirror's target equals its source, record for record and offset for offset, whatever happens on the way."""
+"""A mirror's target has the records of its source at the same offsets, after any failure."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,7 +51,7 @@ def target(cluster_address, tmp_path):
 
 @pytest.fixture
 def mirrors():
-    """Makes mirrors of topic t; they are closed at the end."""
+    """A function that creates mirrors of topic t; they are closed at the end."""
     made = []
 
     def make(source, target, topics=None, **settings):
@@ -77,7 +77,7 @@ def ends(cluster, topic="t"):
     return [tuple(positions) for positions in log.positions(log.find_topic(topic)).values()]
 
 
-def test_everything_is_there_at_its_offset_and_goes_on(source, target, mirrors):
+def test_the_target_has_every_record_at_its_offset_and_continues(source, target, mirrors):
     mirror = mirrors(source, target, replication_factor=2)
     steps = mirror_all(mirror)
     assert [step.records for step in steps] == [len(everything(source))]
@@ -85,14 +85,14 @@ def test_everything_is_there_at_its_offset_and_goes_on(source, target, mirrors):
     assert everything(target) == everything(source)
     assert {row["timestampType"] for row in everything(target)} == {0, 1}
     assert ends(target) == ends(source)
-    assert ends(target)[2] == (5, 9), "the log begins where the source's does"
+    assert ends(target)[2] == (5, 9), "the log starts are equal"
     log = Log(target)
     made = log.find_topic("t")
     assert (made.partition_count, made.replication_factor) == (4, 2)
     assert made.overrides == Log(source).find_topic("t").overrides
     with target.store.snapshot() as connection:
         inline = set(connection.execute(sa.select(t.segment.c.inline)).scalars())
-    assert inline == {False, True}, "what is small and has no gaps is a blob again"
+    assert inline == {False, True}, "small batches without gaps are inline again"
 
     append(source, 3, "the first of all")
     append(source, 0, "more", timestamp_ms=5)
@@ -107,7 +107,7 @@ def test_everything_is_there_at_its_offset_and_goes_on(source, target, mirrors):
     log.close()
 
 
-def test_a_limited_step_ends_anywhere_and_the_next_one_goes_on(source, target, mirrors):
+def test_a_limited_step_ends_at_any_offset_and_the_next_one_continues(source, target, mirrors):
     mirror = mirrors(source, target, offsets_per_step_max=37)
     steps = mirror_all(mirror)
     assert len(steps) > 5
@@ -115,11 +115,11 @@ def test_a_limited_step_ends_anywhere_and_the_next_one_goes_on(source, target, m
     assert [step.behind > 0 for step in steps] == [True] * (len(steps) - 1) + [False]
     assert everything(target) == everything(source)
     until = {TopicPartition("t", 0): ends(source)[0][1]}
-    append(source, 0, "after the goal")
+    append(source, 0, "beyond until")
     assert mirror.step(without_spark, until) is None
 
 
-def test_whoever_else_writes_to_the_target_is_found_out(source, target, mirrors):
+def test_records_of_another_writer_in_the_target_are_an_error(source, target, mirrors):
     mirror = mirrors(source, target)
     mirror_all(mirror)
     append(target, 3, "foreign")
@@ -127,7 +127,7 @@ def test_whoever_else_writes_to_the_target_is_found_out(source, target, mirrors)
         mirror.step(without_spark)
     with pytest.raises(OffsetOutOfRangeError, match=r"t-3: something else has written the offsets \[0, 1\)"):
         mirrors(source, target).step(without_spark)
-    with target.store.engine.begin() as connection:  # as an older version left it
+    with target.store.engine.begin() as connection:  # as older versions of spark-log leave it
         connection.execute(t.mirror_position.delete())
     with pytest.raises(OffsetOutOfRangeError, match="t-3: the target's log ends at 1, beyond the source's high water"):
         mirrors(source, target).step(without_spark)
@@ -136,7 +136,7 @@ def test_whoever_else_writes_to_the_target_is_found_out(source, target, mirrors)
         mirrors(source, target).step(without_spark)
 
 
-def test_an_append_between_the_look_and_the_append_is_refused_and_nothing_stays(source, target, mirrors):
+def test_an_append_by_another_writer_during_a_step_makes_the_whole_step_fail(source, target, mirrors):
     def slow(transfers):
         done = without_spark(transfers)
         append(target, 3, "foreign")
@@ -152,10 +152,10 @@ def test_an_append_between_the_look_and_the_append_is_refused_and_nothing_stays(
     assert [row["value"] for row in everything(target)] == [b"foreign"], "all partitions or none"
     with target.store.snapshot() as connection:
         ids = connection.execute(sa.select(t.write_id.c.holder)).scalars().all()
-    assert "mirror" not in ids, "what was written is left to clean-up"
+    assert "mirror" not in ids, "the write id is released; clean-up deletes the files"
 
 
-def test_what_the_source_lost_before_it_was_copied(source, target, mirrors):
+def test_records_deleted_in_the_source_before_they_were_copied_are_data_loss(source, target, mirrors):
     mirror = mirrors(source, target, offsets_per_step_max=60)
     mirror.step(without_spark)
     (_, end), *_ = ends(target)
@@ -168,7 +168,7 @@ def test_what_the_source_lost_before_it_was_copied(source, target, mirrors):
     assert ends(target)[0] == (0, ends(source)[0][1])
 
 
-def test_both_sides_may_be_compacted_while_it_is_mirrored(source, target, mirrors):
+def test_source_and_target_may_be_compacted_independently(source, target, mirrors):
     mirror = mirrors(source, target)
     mirror_all(mirror)
     topic = Log(target).find_topic("t")
@@ -181,7 +181,7 @@ def test_both_sides_may_be_compacted_while_it_is_mirrored(source, target, mirror
     assert ours == [row for row in theirs if row["offset"] in (57, 120, 121)]
 
 
-def test_topics_by_pattern_with_a_prefix_as_they_come(source, target, mirrors):
+def test_new_topics_that_match_a_pattern_are_mirrored_with_a_prefix(source, target, mirrors):
     create_topic(source, "t2")
     append(source, 0, "a", topic="t2")
     mirror = mirrors(source, target, SubscribePattern("^t"), prefix="eu.")
@@ -201,7 +201,7 @@ def test_topics_by_pattern_with_a_prefix_as_they_come(source, target, mirrors):
         mirror.step(without_spark)
 
 
-def test_what_cannot_be_mirrored_is_said_before_anything_is_written(source, target, mirrors):
+def test_invalid_mirrors_are_refused_before_anything_is_written(source, target, mirrors):
     with pytest.raises(UnknownTopicOrPartitionError, match="'nope': unknown topic or partition, in the source"):
         mirrors(source, target, SubscribeTopics(("nope",))).pairs()
     with pytest.raises(UnknownTopicOrPartitionError, match=r"'t': unknown .* in the target .--create-topics makes it"):
@@ -217,7 +217,7 @@ def test_what_cannot_be_mirrored_is_said_before_anything_is_written(source, targ
         mirrors(source, target).pairs()
 
 
-def test_a_target_emptied_by_its_own_retention_has_had_records(source, target, mirrors):
+def test_data_loss_is_detected_in_a_target_that_retention_has_emptied(source, target, mirrors):
     for number in range(4):
         append(source, 3, f"{number}")
     mirror = mirrors(source, target)
@@ -253,15 +253,17 @@ def regrow(source, *values, first=2):
         append(source, 3, value, timestamp_ms=number)
 
 
-@pytest.mark.parametrize("values", [(), ("new",), ("new", "3", "4", "5", "6")], ids=["cut", "shorter", "longer"])
+@pytest.mark.parametrize("values", [(), ("new",), ("new", "3", "4", "5", "6")], ids=["empty", "shorter", "longer"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_records_that_an_election_cut_off_in_the_source_after_they_were_copied(
+def test_records_truncated_in_the_source_after_they_were_copied_are_data_loss(
     source, target, mirrors, copied, restarted, values, monkeypatch
 ):
-    monkeypatch.setattr("spark_log.streams.mirror._SEAM_OFFSETS", 1)  # the last record is the same in both lineages
+    monkeypatch.setattr("spark_log.streams.mirror._COMPARED_OFFSETS", 1)  # the last record is the same in both lineages
     regrow(source, *values)
     mirror = mirrors(source, target) if restarted else copied
-    with pytest.raises(DataLossError, match=r"t-3: .* \[2, 5\) .* cut off in the source by an unclean leader election"):
+    with pytest.raises(
+        DataLossError, match=r"t-3: .* \[2, 5\) .* truncated in the source by an unclean leader election"
+    ):
         mirror.step(without_spark)
     assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
     allowing = mirrors(source, target, allow_data_loss=True)
@@ -274,14 +276,14 @@ def test_records_that_an_election_cut_off_in_the_source_after_they_were_copied(
     assert in_partition_3(target) == ["0", "1", "2", "3", "4", "5", "6"]
 
 
-def test_records_that_an_election_cut_off_in_the_source_before_they_were_copied(source, target, mirrors, copied):
+def test_records_truncated_in_the_source_before_they_were_copied_are_not_missed(source, target, mirrors, copied):
     append(source, 3, "never copied")
     regrow(source, "5", "6", first=5)
     mirror_all(copied)
     assert in_partition_3(target) == in_partition_3(source) == [f"{number}" for number in range(7)]
 
 
-def test_an_election_in_the_source_during_a_step(source, target, mirrors, copied):
+def test_a_truncation_of_the_source_during_a_step(source, target, mirrors, copied):
     def slow(transfers):
         done = without_spark(transfers)
         if in_partition_3(source)[-1] == "6":
@@ -295,7 +297,7 @@ def test_an_election_in_the_source_during_a_step(source, target, mirrors, copied
     assert in_partition_3(target) == in_partition_3(source) == ["0", "1", "2", "3", "4", "5", "6 anew", "7 anew"]
 
 
-def test_what_an_election_cut_off_in_the_target_is_copied_again(source, target, mirrors, copied):
+def test_records_truncated_in_the_target_are_copied_again(source, target, mirrors, copied):
     append(source, 3, "5")
     truncate(target, "t", 2, partition=3)
     mirror_all(copied)
@@ -307,17 +309,17 @@ def test_what_an_election_cut_off_in_the_target_is_copied_again(source, target, 
         copied.step(without_spark)
 
 
-def test_a_source_topic_made_again_while_no_mirror_ran(source, target, mirrors, copied):
+def test_a_source_topic_recreated_while_no_mirror_ran(source, target, mirrors, copied):
     delete_topic(source, "t")
     create_topic(source, "t", 4)
     for number in range(9):
-        append(source, 3, f"{number}", timestamp_ms=number)  # the seam is the same
+        append(source, 3, f"{number}", timestamp_ms=number)  # the compared records are equal
     with pytest.raises(DataLossError, match="t-0: the source's topic was deleted and created again"):
         mirrors(source, target).step(without_spark)
     assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
 
 
-def test_groups_of_topics_made_again_meanwhile_are_not_copied(source, target, mirrors, copied):
+def test_group_offsets_of_recreated_topics_are_not_copied(source, target, mirrors, copied):
     partition = TopicPartition("t", 3)
     commit_offsets(source.store, "g", {partition: 4})
     pairs = copied.pairs()
@@ -337,8 +339,8 @@ def test_groups_of_topics_made_again_meanwhile_are_not_copied(source, target, mi
 
 
 @pytest.mark.parametrize("point", ["mirror.files-written:2", "append.committed:2"])
-def test_killed_and_started_again(point, tmp_path, mirrors):
-    """On the disk of one host, since a SIGKILL is the same to both stores here (see test_crashes)."""
+def test_a_killed_mirror_continues_without_duplicates(point, tmp_path, mirrors):
+    """On SQLite only: a SIGKILL affects both stores in the same way here (see test_crashes)."""
     with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
         make_source(source)
         arguments = [str(tmp_path / "source"), str(tmp_path / "target"), "60"]

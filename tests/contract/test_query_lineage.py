@@ -14,7 +14,7 @@ from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.streams.mirror import Mirror, MirrorSettings
-from spark_log.streams.table_version import look
+from spark_log.streams.table_version import read_version
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 from tests.support.mirroring import everything, without_spark
 from tests.support.stream_source import StreamQuery
@@ -111,16 +111,16 @@ class TableOf:
         self.log, self.version, self.seen = log, None, []
 
     def act(self):
-        version = look(self.log.log, "t")[1]
+        version = read_version(self.log.log, "t")[1]
         new = None
         if self.version is not None:
             new = version.since(self.version)
             lost = self.seen != self.log.records[: len(self.seen)]
-            assert lost == (look(self.log.log, "t", self.version)[1] != self.version) or not self.seen
+            assert lost == (read_version(self.log.log, "t", self.version)[1] != self.version) or not self.seen
             assert lost == version.diverges_from(self.version) or not self.seen
         if new is None:
             self.seen = []
-            new = {0: OffsetRange(version.marks[0].start, version.marks[0].end)}
+            new = {0: OffsetRange(version.partitions[0].start, version.partitions[0].end)}
         for number, where in new.items():
             batches = self.log.log.read({TopicPartition("t", number): where})
             self.seen += [Tag.of(value) for batch in batches for value in batch.column("value").to_pylist()]

@@ -33,7 +33,7 @@ from spark_log.log.log import Log, Records
 from spark_log.records.schema import read_schema
 from spark_log.segments.fetcher import Fetcher
 from spark_log.streams.live_table import Table
-from spark_log.streams.table_version import look, plan_at
+from spark_log.streams.table_version import plan_at, read_version
 from tests.support.disturbed_cluster import BESIDE_WRITES, DISTURBANCES, LOSSES, Call, Matrix, Open
 from tests.support.records import NOON_MS, table
 from tests.support.store_gaps import StoreGaps
@@ -106,8 +106,8 @@ def _append(opened: Open) -> Any:
 
 def _table_version(opened: Open) -> Any:
     """A table brought to its version, as a micro-batch does."""
-    version = look(opened.log, "t")[1]
-    ranges = {number: OffsetRange(mark.start, mark.end) for number, mark in version.marks.items()}
+    version = read_version(opened.log, "t")[1]
+    ranges = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
     plan = plan_at(opened.log, "t", version, ranges)
     return None if plan is None else _read(plan)
 

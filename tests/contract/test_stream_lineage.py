@@ -1,4 +1,4 @@
-"""A streaming source whose topic is created again, or whose log an unclean election truncates."""
+"""A streaming source whose topic is recreated, or whose log is truncated by an unclean election."""
 
 import itertools
 
@@ -22,7 +22,7 @@ T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def query(cluster, log):
-    """Makes a query that has read records 0 to 4 of topic t, a segment each."""
+    """A function that starts a query, which has read records 0 to 4 of topic t, one segment each."""
     made = []
 
     def start(**options):
@@ -55,7 +55,7 @@ def recreate(cluster, log, *records):
 NEW = [f"new {number}" for number in range(7)]
 
 
-def test_a_group_does_not_get_a_position_of_a_deleted_topic(cluster, log, query):
+def test_no_offset_of_a_deleted_topic_is_committed_for_the_group(cluster, log, query):
     reading = query(group__id="g")
     more(log, 5)
     assert values(reading.trigger()) == ["5"]
@@ -77,7 +77,7 @@ MOMENTS = [(), (0,), (1,), (2,), (0, 1, 2)]
 
 
 @each_on_sqlite_last_on_postgres("triggers, restarted", list(itertools.product(MOMENTS, [False, True])))
-def test_a_recreated_topic_is_read_from_its_start_whenever_triggers_ran(cluster, log, query, triggers, restarted):
+def test_a_recreated_topic_is_read_from_its_start_with_triggers_at_any_moment(cluster, log, query, triggers, restarted):
     reading = query(failOnDataLoss=False)
     read = []
 
@@ -99,7 +99,7 @@ def test_a_recreated_topic_is_read_from_its_start_whenever_triggers_ran(cluster,
     assert reading.trigger() == []
 
 
-def test_a_topic_recreated_after_the_end_was_decided(cluster, log, query):
+def test_a_topic_recreated_between_planning_and_running_a_batch(cluster, log, query):
     reading = query(failOnDataLoss=False)
     more(log, 5, 6, 7)
     end = reading.plan()
@@ -116,12 +116,12 @@ def test_a_recreated_topic_is_read_from_its_log_start(cluster, log, query):
     assert values(reading.trigger() + reading.trigger() + reading.trigger()) == NEW[3:]
 
 
-def test_an_available_now_query_ends_before_a_topic_created_meanwhile(cluster, log, query):
+def test_an_available_now_query_ends_before_records_of_a_recreated_topic(cluster, log, query):
     reading = query(failOnDataLoss=False)
     reading.reader.prepareForTriggerAvailableNow()
     recreate(cluster, log, *NEW)
     read = values(reading.trigger() + reading.trigger())
-    assert reading.plan() == reading.checkpoint, "or it would never end"
+    assert reading.plan() == reading.checkpoint, "the query ends"
     reading.restart()
     assert read + values(reading.trigger()) == NEW
 
@@ -140,7 +140,9 @@ def test_a_log_truncated_below_what_was_read(cluster, log, query, regrown):
             reading.restart()
         with pytest.raises(DataLossError, match=r"t-0 offset was changed from 5 to 3: .* unclean leader election"):
             reading.trigger()
-        assert committed_offsets(cluster.store, "g") == {}, "not of this log, unless it says so"
+        assert committed_offsets(cluster.store, "g") == {}, (
+            "no commit for the truncated log without failOnDataLoss=false"
+        )
     reading.restart(failOnDataLoss=False)
     assert values(reading.trigger()) == list(regrown)
     more(log, "later")
@@ -159,17 +161,17 @@ def test_a_log_truncated_above_what_was_read(cluster, log, query):
 
 
 @each_on_sqlite_last_on_postgres("regrown", REGROWN)
-def test_a_log_truncated_after_the_end_was_decided(cluster, log, query, regrown):
+def test_a_log_truncated_between_planning_and_running_a_batch(cluster, log, query, regrown):
     reading = query(failOnDataLoss=False)
     more(log, 5, 6, 7)
     end = reading.plan()
     truncate(cluster, "t", 6)
     more(log, *regrown)
-    assert values(reading.run(end)) == ["5"], "no record of the new lineage beside one of the old"
+    assert values(reading.run(end)) == ["5"], "records from before and after the truncation are not mixed"
     assert values(reading.trigger()) == list(regrown)
     reading.restart(failOnDataLoss=True)
     more(log, 9)
-    assert values(reading.trigger()) == ["9"], "told once"
+    assert values(reading.trigger()) == ["9"], "the loss is reported once"
 
 
 def test_a_log_truncated_while_a_batch_is_planned(cluster, log, query, monkeypatch):
@@ -179,18 +181,18 @@ def test_a_log_truncated_while_a_batch_is_planned(cluster, log, query, monkeypat
     planner = reading.reader._planner
     tasks = planner.tasks
 
-    def cut_meanwhile(*arguments):
+    def truncate_meanwhile(*arguments):
         monkeypatch.setattr(planner, "tasks", tasks)
         truncate(cluster, "t", 6)
         more(log, *NEW)
         return tasks(*arguments)
 
-    monkeypatch.setattr(planner, "tasks", cut_meanwhile)
+    monkeypatch.setattr(planner, "tasks", truncate_meanwhile)
     assert values(reading.run(end)) == ["5"]
     assert values(reading.trigger()) == NEW
 
 
-def test_a_checkpoint_of_an_older_version_goes_on(cluster, log, query):
+def test_a_checkpoint_without_epochs_is_continued(cluster, log, query):
     reading = query()
     for gone in ("@epochs", "@start-epochs"):
         del reading.checkpoint[gone]
@@ -207,7 +209,7 @@ def test_a_checkpoint_of_an_older_version_goes_on(cluster, log, query):
 
 
 @pytest.mark.parametrize(("epoch", "read"), [(0, ["new", "new", "5"]), (-1, ["5"])], ids=["known", "unknown"])
-def test_a_query_that_starts_where_a_group_has_got_to_before_a_truncation(cluster, log, query, epoch, read):
+def test_a_query_that_starts_at_offsets_committed_before_a_truncation(cluster, log, query, epoch, read):
     commit_offsets(cluster.store, "g", {T0: Commit(5, "", epoch)})
     truncate(cluster, "t", 3)
     more(log, "new", "new", "5")

@@ -1,4 +1,4 @@
-"""The loop of consume, transform, produce: each record's result once, whatever happens in the middle."""
+"""The loop of consume, transform, produce: the results of each record exactly once, after any failure."""
 
 import threading
 
@@ -37,7 +37,7 @@ def consume(cluster_address, cluster):
 
 @pytest.fixture
 def filled(cluster, log):
-    """Topic "in" with ALL in two partitions, topic "out" with as many, empty."""
+    """Topic "in" with ALL in two partitions, and an empty topic "out" with two partitions."""
     fill(log, make(cluster, "in", 2), [4, 3])
     make(cluster, "out", 2)
 
@@ -51,7 +51,7 @@ def committed(cluster):
     return {number: offset for (name, number), offset in committed_offsets(cluster.store, "g").items() if name == "in"}
 
 
-def test_records_one_by_one_or_as_a_table_once_and_in_order(cluster, log, filled, consume, produce):
+def test_records_or_tables_are_copied_once_and_in_order(cluster, log, filled, consume, produce):
     loop = TransactionalLoop(consume(max_poll_records=2), produce(transactional_id="t"))
     assert loop.run(copy) == Totals(records=7, transactions=4)
     assert stored(cluster, "out") == {0: ALL[:4], 1: ALL[4:]}
@@ -65,19 +65,19 @@ def test_records_one_by_one_or_as_a_table_once_and_in_order(cluster, log, filled
         values = pc.binary_join_element_wise(table["value"].cast(pa.string()), "!", "")
         producer.send_table("upper", pa.table({"value": values, "partition": table["partition"]}))
 
-    assert loop.run_arrow(copy_table) == Totals(records=8, transactions=5), "it goes on where it was"
+    assert loop.run_arrow(copy_table) == Totals(records=8, transactions=5), "it continues at its position"
     assert stored(cluster, "upper") == {0: ["0/4!"]}
     assert TransactionalLoop(consume(group_id="h"), produce(transactional_id="u")).run_arrow(copy_table).records == 8
     assert sorted(all_stored(cluster, "upper")) == sorted(f"{value}!" for value in [*ALL, "0/4", "0/4"])
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_a_function_that_raises_consumes_nothing_and_skips_nothing(cluster, log, consume, produce, reset):
+def test_an_error_of_the_function_consumes_and_skips_no_record(cluster, log, consume, produce, reset):
     make(cluster, "in")
     make(cluster, "out")
     consumer = consume(auto_offset_reset=reset)
     loop = TransactionalLoop(consumer, produce(transactional_id="t"))
-    assert loop.run(copy) == Totals(), "a member now, with a position"
+    assert loop.run(copy) == Totals(), "now a member with a position"
     append(log, "in", "a", "bad", "c")
 
     def fail(records, producer):
@@ -91,14 +91,14 @@ def test_a_function_that_raises_consumes_nothing_and_skips_nothing(cluster, log,
     assert all_stored(cluster, "out") == [] and committed(cluster) == {}
     with pytest.raises(KeyboardInterrupt):
         loop.run(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(TypeError, match="returned a generator, which has not run"):
+    with pytest.raises(TypeError, match="returned a generator, which was not run"):
         loop.run(lambda records, producer: (producer.send("out", record.value) for record in records))
     assert loop.run(copy) == Totals(records=3, transactions=1, aborted=3)
     assert stored(cluster, "out") == {0: ["a", "bad", "c"]}
 
 
-def test_an_aborted_transaction_is_done_again(cluster, filled, consume, produce):
-    """By an operator, or for its time: the first try is taken back, and the second begins at the same records."""
+def test_an_aborted_transaction_is_repeated(cluster, filled, consume, produce):
+    """Aborted by an operator: the second try begins at the same records."""
     producer, seen = produce(transactional_id="t"), []
 
     def copy_and_be_aborted_once(records, producer):
@@ -113,7 +113,7 @@ def test_an_aborted_transaction_is_done_again(cluster, filled, consume, produce)
     assert all_stored(cluster, "out") == ALL
 
 
-def test_retriable_errors_are_tried_again_so_often_and_others_not_at_all(cluster, filled, consume, produce):
+def test_retriable_errors_are_retried_up_to_the_limit_and_others_are_raised(cluster, filled, consume, produce):
     make(cluster, "compacted", cleanup_policy="compact")
     calls = []
 
@@ -139,17 +139,17 @@ def test_retriable_errors_are_tried_again_so_often_and_others_not_at_all(cluster
     assert loop.run(copy).records == 7
 
 
-def test_a_member_that_was_too_slow_commits_nothing_even_if_nobody_is_left(cluster, filled, consume, produce):
-    """It leaves the group while it works; another one does the records and goes. What it then tries comes too late."""
+def test_a_slow_member_commits_nothing_even_if_its_group_is_empty(cluster, filled, consume, produce):
+    """It loses its membership during its work. Another member processes the records and leaves before it commits."""
     slow, calls = consume(max_poll_interval_ms=500, heartbeat_interval_ms=50), []
 
     def copy_slowly(records, producer):
         calls.append(len(records))
         copy(records, producer)
         producer.flush()
-        look = threading.Event()
+        waiting = threading.Event()
         while describe_groups(cluster.store, ["g"])[0].members:
-            assert not look.wait(0.02)
+            assert not waiting.wait(0.02)
         with consume() as other:
             assert TransactionalLoop(other, produce(transactional_id="other")).run(copy).records == 7
 
@@ -158,8 +158,8 @@ def test_a_member_that_was_too_slow_commits_nothing_even_if_nobody_is_left(clust
     assert all_stored(cluster, "out") == ALL
 
 
-def test_a_lost_session_aborts_and_both_go_on_with_their_share(cluster, log, filled, consume, produce):
-    """Another member takes over in the middle, and gives up a partition when this one comes back."""
+def test_a_lost_session_aborts_and_both_members_continue(cluster, log, filled, consume, produce):
+    """Another member takes over during a transaction, and gives up a partition when this one rejoins."""
     silent = consume(heartbeat_interval_ms=60_000, session_timeout_ms=70_000)
     first = TransactionalLoop(silent, produce(transactional_id="first"))
     second = TransactionalLoop(consume(consumer_timeout_ms=-1), produce(transactional_id="second"))
@@ -171,9 +171,9 @@ def test_a_lost_session_aborts_and_both_go_on_with_their_share(cluster, log, fil
         if len(calls) == 1:
             silent._polling.group.member.leave()
             taking_over.start()
-            look = threading.Event()
+            waiting = threading.Event()
             while second.totals.records < 7:
-                assert not look.wait(0.02)
+                assert not waiting.wait(0.02)
             append(log, "in", "0/4", "0/5")
             append(log, "in", "1/3", partition=1)
 
@@ -186,7 +186,7 @@ def test_a_lost_session_aborts_and_both_go_on_with_their_share(cluster, log, fil
     assert all_stored(cluster, "out") == sorted([*ALL, "0/4", "0/5", "1/3"])
 
 
-def test_another_producer_with_the_same_id_ends_the_loop(cluster, filled, consume, produce):
+def test_a_second_producer_with_the_same_id_ends_the_loop(cluster, filled, consume, produce):
     def copy_and_be_fenced(records, producer):
         copy(records, producer)
         producer.flush()
@@ -200,11 +200,11 @@ def test_another_producer_with_the_same_id_ends_the_loop(cluster, filled, consum
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume, produce, done):
+def test_a_commit_whose_response_is_lost_is_resolved(cluster, filled, consume, produce, done):
     producer = produce(transactional_id="t")
     commit, calls = producer._log.append_batches, []
 
-    def commit_without_an_answer(*arguments, **named):
+    def commit_without_a_response(*arguments, **named):
         calls.append(len(calls))
         if len(calls) > 1:
             return commit(*arguments, **named)
@@ -212,7 +212,7 @@ def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume,
             commit(*arguments, **named)
         raise MetadataStoreUnavailableError("the connection went away")
 
-    producer._log.append_batches = commit_without_an_answer
+    producer._log.append_batches = commit_without_a_response
     totals = TransactionalLoop(consume(), producer).run(copy)
     assert totals == Totals(7, 1, aborted=0 if done else 1)
     assert len(calls) == (1 if done else 2)
@@ -220,7 +220,7 @@ def test_a_commit_without_an_answer_is_found_out_about(cluster, filled, consume,
     assert committed(cluster) == {0: 4, 1: 3}
 
 
-def test_stop_finishes_the_transaction_under_way(cluster, filled, consume, produce):
+def test_stop_finishes_the_current_transaction(cluster, filled, consume, produce):
     loop = TransactionalLoop(consume(max_poll_records=2, consumer_timeout_ms=-1), produce(transactional_id="t"))
 
     def copy_and_stop(records, producer):
@@ -231,10 +231,10 @@ def test_stop_finishes_the_transaction_under_way(cluster, filled, consume, produ
 
     assert loop.run(copy_and_stop) == Totals(2, 1)
     assert all_stored(cluster, "out") == ALL[:2]
-    assert loop.run(copy) == Totals(2, 1), "for good"
+    assert loop.run(copy) == Totals(2, 1), "stop is permanent"
 
 
-def test_what_does_not_fit_is_refused_by_name(cluster, cluster_address, filled, consume, produce):
+def test_unsuitable_settings_are_named(cluster, cluster_address, filled, consume, produce):
     producer = produce(transactional_id="t")
     assigned = Consumer(cluster=cluster_address, group_id="g", enable_auto_commit=False)
     assigned.assign([TopicPartition("in", 0)])
@@ -255,8 +255,8 @@ def test_what_does_not_fit_is_refused_by_name(cluster, cluster_address, filled, 
             TransactionalLoop(consume(), producer).run(None)
 
 
-def test_the_function_does_not_end_the_transaction(cluster, filled, consume, produce):
-    """It would commit what it has sent without the offsets behind it."""
+def test_the_function_cannot_end_the_transaction(cluster, filled, consume, produce):
+    """It would commit its records without the offsets of their input."""
     loop = TransactionalLoop(consume(), produce(transactional_id="t"))
     for call in ("commit_transaction", "abort_transaction", "begin_transaction"):
 

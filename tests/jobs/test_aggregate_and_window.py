@@ -148,7 +148,7 @@ def test_wrong_config_file_is_refused(toml: str, said: str, tmp_path: Path, caps
         (f"{WINDOW} --session-gap '1 hour'", "not allowed with"),
         (f"{INPUT} --window '1 hour' --aggregate count", "--watermark: needed"),
         (f"{INPUT} --window hourly --watermark '1 hour' --aggregate count", "--window: size 'hourly'"),
-        (f"{INPUT} --window '0 hours' --watermark '1 hour' --aggregate count", "more than nothing"),
+        (f"{INPUT} --window '0 hours' --watermark '1 hour' --aggregate count", "more than zero"),
         (
             f"{INPUT} --window '1 hour' --watermark soon --aggregate count",
             "--watermark: expected an interval such as '10 minutes', got 'soon'",

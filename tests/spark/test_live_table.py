@@ -129,7 +129,7 @@ def test_a_truncated_log_is_read_anew(
         change(log, b=3)  # as long as before
         with caplog.at_level(logging.WARNING):
             assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"1", b"b": b"3"}
-        assert "cut off by an unclean leader election" in caplog.text
+        assert "an unclean leader election truncated records of the table" in caplog.text
 
 
 def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) -> None:
@@ -207,7 +207,7 @@ def test_a_batch_that_comes_again_after_a_compaction(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What it saw is gone: it sees the table as it is now, which is never older."""
+    """The noted version is gone: the batch uses the current one, which is never older."""
     append(log, "flights", "a", "b", "z")
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "failpoint", dies_at("stream.batch-begun", 1))
@@ -220,5 +220,5 @@ def test_a_batch_that_comes_again_after_a_compaction(
     with caplog.at_level(logging.WARNING):
         run(spark, cluster, tmp_path / "checkpoint")
     assert all_stored(cluster, "first") == ["a:2", "b:1", "z:3"]
-    assert "table planes: records of the version that this batch saw before" in caplog.text
+    assert "table planes: records of the version that this batch used before" in caplog.text
     assert json.loads(note.read_text())["partitions"]["0"] == [0, 3, 1]

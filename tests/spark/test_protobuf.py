@@ -193,7 +193,7 @@ def test_what_cannot_be_is_said_by_name(spark):
         Protobuf("Flight", b"\xff"): "descriptor: not a descriptor set .*Wire format was corrupt",
         Protobuf("shop.Order", SHOP_ALONE_DESCRIPTOR_SET): "include_imports.* file 'google/protobuf/timestamp.proto'",
         Protobuf("Order", SHOP_DESCRIPTOR_SET): "message 'Order': not in the descriptor",
-        Protobuf("shop.Tree", SHOP_DESCRIPTOR_SET): r"field branches\[\].tree: a message that holds itself, shop.Tree",
+        Protobuf("shop.Tree", SHOP_DESCRIPTOR_SET): r"field branches\[\].tree: a message that contains itself",
         Protobuf("shop.Holder", SHOP_DESCRIPTOR_SET): "field nothing: a message without fields, shop.Nothing",
     }.items():
         with pytest.raises(InvalidOptionError, match=message):

@@ -1,4 +1,4 @@
-"""Which texts are aggregates."""
+"""The text form of aggregates."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from spark_log.streams.aggregation import parse_aggregate
         ("sum(cast(x as int))", ("sum_cast_x_as_int", "sum(cast(x as int))")),
     ],
 )
-def test_aggregates(text: str, parsed: tuple[str, str]) -> None:
+def test_aggregate_texts_are_parsed(text: str, parsed: tuple[str, str]) -> None:
     assert parse_aggregate(text) == parsed
 
 
@@ -45,7 +45,7 @@ def test_aggregates(text: str, parsed: tuple[str, str]) -> None:
         ("1 + 1", "expected"),
     ],
 )
-def test_no_aggregates(text: str, said: str) -> None:
+def test_other_texts_are_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidOptionError) as error:
         parse_aggregate(text)
     assert said in str(error.value)

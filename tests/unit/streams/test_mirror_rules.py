@@ -1,4 +1,4 @@
-"""What a mirror's target lacks, and how far its groups may go."""
+"""The offsets that a mirror's target lacks, and the offsets that its groups may commit."""
 
 import pytest
 
@@ -21,17 +21,17 @@ SOURCE = Positions(100, 200)
         ((0, 200), (200, 200)),
     ],
 )
-def test_it_lacks_what_comes_after_its_end(target, expected):
+def test_the_target_lacks_the_offsets_after_its_end(target, expected):
     assert next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=False) == OffsetRange(*expected)
 
 
-def test_a_target_without_records_begins_where_the_source_does():
+def test_an_empty_target_begins_at_the_log_start_of_the_source():
     for allowed in (False, True):
         found = next_range("t-0", SOURCE, OffsetRange(0, 0), begun=False, allow_data_loss=allowed)
         assert found == OffsetRange(100, 200)
 
 
-def test_what_cannot_be_made_good_is_an_error():
+def test_a_target_that_is_ahead_and_a_gap_are_errors():
     for target in ((0, 201), (201, 201)):
         with pytest.raises(OffsetOutOfRangeError, match=r"t-0: the target's log ends at 201, beyond .* watermark 200"):
             next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=False)
@@ -43,7 +43,7 @@ def test_what_cannot_be_made_good_is_an_error():
         assert next_range("t-0", SOURCE, OffsetRange(*target), begun=True, allow_data_loss=True) == OffsetRange(99, 200)
 
 
-def test_groups_go_forward_and_not_beyond_what_is_there():
+def test_groups_move_forward_up_to_the_end_of_the_target():
     a, b, c, d = (TopicPartition("t", number) for number in range(4))
     source = {a: Commit(5, "text"), b: Commit(5), c: Commit(50), d: Commit(5)}
     ends = {a: 10, b: 10, c: 10, d: 10}

@@ -1,4 +1,4 @@
-"""Whatever the bytes are, a batch is decoded: what is bad has a reason, and what is good is not touched by it."""
+"""A batch with bad bytes is decoded: bad values have a reason, and the other values are not affected."""
 
 import random
 
@@ -25,7 +25,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("kind", [STRICT, Order], ids=["proto2", "proto3"])
-def test_bytes_gone_wrong_in_every_way_spoil_themselves_only(kind):
+def test_damaged_bytes_affect_only_their_own_value(kind):
     whole, chance = WHOLE[kind], random.Random(6)
     values = [whole[:end] for end in range(len(whole))]
     for _ in range(4000):
@@ -40,9 +40,9 @@ def test_bytes_gone_wrong_in_every_way_spoil_themselves_only(kind):
     found.validate(full=True)
     bad = [row for row in found if row["error"].is_valid]
     assert len(values) * 0.2 < len(bad) < len(values)
-    assert len(set(map(str, found[1::2]))) == 1, "all the whole ones are equal"
+    assert len(set(map(str, found[1::2]))) == 1, "all undamaged values are equal"
     good = found.filter(pa.compute.is_null(found.field("error")))
     again = [each.SerializeToString() for each in messages_of(good.field("value"), kind.DESCRIPTOR)]
     assert good.field("value").equals(structs_of(pa.array(again, pa.binary()), kind, arrow).field("value")), (
-        "what was read is what is written"
+        "decoded values encode to bytes that decode to the same"
     )

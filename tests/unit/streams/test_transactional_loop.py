@@ -1,4 +1,4 @@
-"""Which errors of a transaction are worth another one."""
+"""The errors after which the loop retries a transaction."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from kafka import errors as theirs
 
 from spark_log import errors as ours
 from spark_log.kafka_errors import kafka_error
-from spark_log.streams.transactional_loop import worth_another_try
+from spark_log.streams.transactional_loop import is_worth_a_retry
 
 
 def failed_because_of(cause: Exception) -> Exception:
@@ -39,12 +39,12 @@ def failed_because_of(cause: Exception) -> Exception:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_tried_again(error: BaseException, expected: bool) -> None:
-    assert worth_another_try(error) is expected
+def test_errors_that_are_retried(error: BaseException, expected: bool) -> None:
+    assert is_worth_a_retry(error) is expected
     if isinstance(error, ours.SparkLogError):
-        assert worth_another_try(kafka_error(error)) is expected or error.__cause__ is not None
+        assert is_worth_a_retry(kafka_error(error)) is expected or error.__cause__ is not None
 
 
-def test_it_needs_no_spark() -> None:
+def test_importing_the_loop_does_not_import_pyspark() -> None:
     program = "import sys; from spark_log.streams import TransactionalLoop; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""What a window or an output may be."""
+"""Valid and invalid windows and outputs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from spark_log.streams.outputs import DeltaOutput, OutputMode, TopicOutput, chec
 from spark_log.streams.windows import Session, Sliding, Tumbling, parse_interval
 
 
-def test_intervals() -> None:
+def test_intervals_are_parsed_or_named() -> None:
     assert parse_interval("x", "0 seconds") == 0
     assert parse_interval("x", "90 minutes") == 90 * 60_000
     assert parse_interval("x", "1 week") == 7 * 86_400_000
@@ -17,10 +17,10 @@ def test_intervals() -> None:
         assert f"watermark {text!r}" in str(error.value)
 
 
-def test_windows_have_a_size() -> None:
+def test_windows_need_a_size_above_zero() -> None:
     Sliding("1 hour", "60 minutes")
     for make, said in [
-        (lambda: Tumbling("0 days"), "size '0 days': expected more than nothing"),
+        (lambda: Tumbling("0 days"), "size '0 days': expected more than zero"),
         (lambda: Session("soon"), "gap 'soon'"),
         (lambda: Sliding("1 hour", "61 minutes"), "slide '61 minutes' is larger than size '1 hour'"),
         (lambda: Sliding("1 hour", "0 minutes"), "slide '0 minutes'"),
@@ -38,12 +38,12 @@ def test_windows_have_a_size() -> None:
         ([DeltaOutput("p")], "update", "needs keys"),
     ],
 )
-def test_outputs_that_could_not_be_written_once(
+def test_outputs_that_cannot_be_written_exactly_once_are_refused(
     outputs: list[TopicOutput | DeltaOutput], mode: OutputMode, said: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=said):
         check_outputs(outputs, mode)
 
 
-def test_outputs_that_can() -> None:
+def test_valid_outputs_are_accepted() -> None:
     check_outputs([TopicOutput("c", "t"), TopicOutput("d", "t"), TopicOutput("c", "u"), DeltaOutput("t")], "append")
