@@ -163,7 +163,7 @@ def test_joins_that_are_refused(spark: SparkSession, cluster: Cluster, topics: N
         "left watermark: required on both sides of a left join": lambda: join_streams(
             *unmarked, on, within=HOUR_BEFORE, how="left"
         ),
-        "right watermark: needed": lambda: join_streams(left, unmarked[1], on, within=HOUR_BEFORE, how="full"),
+        "right watermark: required": lambda: join_streams(left, unmarked[1], on, within=HOUR_BEFORE, how="full"),
         "left watermark 'soon': expected an interval": lambda: join_streams(
             Side(left.frame, "ordered", "soon"), right, on, within=HOUR_BEFORE
         ),
