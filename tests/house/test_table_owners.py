@@ -98,3 +98,11 @@ def test_each_table_is_written_by_its_owner_only() -> None:
                 foreign.add((module.as_posix(), table))
     assert foreign - FOREIGN_WRITES == set(), "call a function of the table's owner instead"
     assert FOREIGN_WRITES - foreign == set(), "these are gone: take them out of FOREIGN_WRITES"
+
+
+def test_columns_have_one_name_in_every_module() -> None:
+    renamed = re.compile(r"^ *[\w, ]+ = (t|tables)\.\w+\.c(,|$)", re.MULTILINE)
+    modules = [
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if renamed.search(path.read_text())
+    ]
+    assert modules == ["metadata/columns.py"], "import the name from spark_log.metadata.columns"

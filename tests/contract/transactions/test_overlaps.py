@@ -131,7 +131,7 @@ def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, pas
 
     producer.send(name, b"1")
     with monkeypatch.context() as patch:
-        patch.setattr(producer._log, "commit", losing)
+        patch.setattr(producer._log, "append_batches", losing)
         with pytest.raises(KafkaConnectionError):
             producer.commit_transaction()
     past_the_check(producer)

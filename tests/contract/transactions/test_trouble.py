@@ -266,7 +266,7 @@ def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch,
             raise MetadataStoreUnavailableError("the answer is lost")
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(producer._log, "commit", losing)
+    monkeypatch.setattr(producer._log, "append_batches", losing)
     futures = [producer.send(name, b"registered")]
     futures[0].get(timeout=30)
     futures.append(producer.send(name, b"with the commit"))
@@ -296,7 +296,7 @@ def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
         raise MetadataStoreUnavailableError("the answer is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(producer._log, "commit", losing)
+        patch.setattr(producer._log, "append_batches", losing)
         producer.send(name, b"v")
         with pytest.raises(kafka.errors.KafkaConnectionError):
             producer.commit_transaction()
