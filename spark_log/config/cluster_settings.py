@@ -86,17 +86,17 @@ class ClusterSettings:
     back (Kafka's leader.imbalance.per.broker.percentage)."""
 
     leader_imbalance_check_interval_ms: int = 300_000
-    """How often it looks (Kafka's leader.imbalance.check.interval.seconds)."""
+    """How often the controller checks that (Kafka's leader.imbalance.check.interval.seconds)."""
 
     log_retention_check_interval_ms: int = 300_000
     """How often the coordinator drops what retention no longer keeps (Kafka's log.retention.check.interval.ms)."""
 
     log_clean_up_interval_ms: int = 3_600_000
-    """How often the coordinator deletes files that nobody needs any more. It lists every partition's folder in every
+    """How often the coordinator deletes files that no reader needs any more. It lists every partition's folder in every
     log dir, and object stores charge for that."""
 
     log_cleaner_backoff_ms: int = 15_000
-    """How long the coordinator waits before it looks again for something to compact (Kafka's
+    """How long the coordinator waits before it checks again what to compact (Kafka's
     log.cleaner.backoff.ms)."""
 
     log_cleaner_local_bytes_max: int = GIB
@@ -104,11 +104,11 @@ class ClusterSettings:
     jobs/compact.py, with a note."""
 
     log_flush_scheduler_interval_ms: int = 1_000
-    """How often the coordinator looks for data that flush.ms says is to be forced to disk (Kafka's
-    log.flush.scheduler.interval.ms, which is for ever by default; here a look is one short statement)."""
+    """How often the coordinator checks for data that is due to be forced to disk by flush.ms (Kafka's
+    log.flush.scheduler.interval.ms, which is for ever by default; here a check is one short statement)."""
 
     log_seal_interval_ms: int = 5_000
-    """Ours. How often the coordinator looks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
+    """Ours. How often the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
     failure), and for Delta tables that are behind. Lower it where some delta.max.lag.ms is smaller."""
 
     log_merge_interval_ms: int = 60_000

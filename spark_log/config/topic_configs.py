@@ -40,11 +40,11 @@ class ConfigDefinition:
     default: str
     """The default as one would type it."""
     valid: str
-    """What is accepted, in words."""
+    """The accepted values, in words."""
     unit: str
     """ms, bytes, messages, level, or empty."""
     doc: str
-    """What it does, and why the default is not Kafka's where it is not."""
+    """Its effect, and the reason if the default differs from Kafka's."""
     kafka_default: str | None
     """Kafka's default where ours differs; None where they agree or Kafka has no such config."""
 

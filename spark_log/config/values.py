@@ -25,14 +25,14 @@ def can_be_stored(text: str) -> bool:
 
 
 class ValueType(ABC):
-    """What a config accepts. `kind` is Kafka's name of the type (long, int, double, boolean, string, list)."""
+    """The type of a config's values. `kind` is Kafka's name of the type (long, int, double, boolean, string, list)."""
 
     kind: str
 
     @property
     @abstractmethod
     def expected(self) -> str:
-        """What is valid, as a phrase that completes "expected …"."""
+        """The valid values, as a phrase that completes "expected …"."""
 
     @abstractmethod
     def parse(self, text: str) -> Any:

@@ -34,7 +34,7 @@ _HEADERS_ABSENT = 1
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """What a topic allows; each field is the topic config of the same name."""
+    """The limits of a topic; each field is the topic config of the same name."""
 
     max_message_bytes: int = 1_048_588
     timestamp_after_max_ms: int | None = None

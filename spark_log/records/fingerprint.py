@@ -1,4 +1,4 @@
-"""A checksum of a batch of records that does not depend on their order or on how the batch was cut.
+"""A checksum of a batch of records, independent of their order and of the division into batches.
 
     fingerprint(batch) = sum over rows of mix(row) mod 2**64
 

@@ -1,4 +1,4 @@
-"""The way of a segment's bytes from the Parquet writer to the sink: counted, hashed, and its footer sealed."""
+"""A stream between the Parquet writer and the sink that counts and hashes the bytes and seals the footer."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from spark_log.records import segment_footer
 
 
 class Sink(Protocol):
-    """Where a file's bytes go, in order."""
+    """Takes a file's bytes, in order."""
 
     def write(self, data: bytes, /) -> object: ...
 

@@ -1,4 +1,4 @@
-"""A set of keys that columns of keys are looked up in, many times: it is hashed once."""
+"""A set of keys, hashed once, for looking up many columns of keys."""
 
 import numpy as np
 import pyarrow as pa

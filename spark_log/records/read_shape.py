@@ -1,4 +1,4 @@
-"""From the columns that are stored to the columns that readers see; one place for files and blobs."""
+"""Converts stored columns to the columns that readers see, for files and blobs."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What a record is, as Arrow types: before it has an offset, in a segment, and as Spark's Kafka source shows it.
+"""Arrow schemas of records: before they have offsets, in a segment, and as Spark's Kafka source shows them.
 
 Every field is nullable and list items are called `element`, because Spark compares the Arrow schema of a Python data
 source with its own, flags included (pyspark.sql.pandas.types.to_arrow_schema).
@@ -32,7 +32,7 @@ SEGMENT_SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""What a segment file holds. offset = base_offset + offset_delta; offset_delta >= 0 and strictly increasing."""
+"""The columns of a segment file. offset = base_offset + offset_delta; offset_delta >= 0 and strictly increasing."""
 
 _READ_SCHEMA = pa.schema(
     [

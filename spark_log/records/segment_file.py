@@ -1,4 +1,4 @@
-"""Segment files: the one door to writing (segment_write), opening (segment_open) and reading (segment_read) them."""
+"""Segment files: the functions to write (segment_write), open (segment_open) and read (segment_read) them."""
 
 from spark_log.records.codecs import codec_name
 from spark_log.records.segment_open import ExpectedSegment, open_segment, verify_checksum

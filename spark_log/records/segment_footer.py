@@ -27,7 +27,7 @@ def footer_length(trailer: bytes, path: str) -> int:
 
 
 def sealed(closing: bytes) -> bytes:
-    """What a Parquet writer wrote on close (ends with footer and trailer), with the digest put in its place."""
+    """The bytes that a Parquet writer wrote on close (they end with footer and trailer), with the digest inserted."""
     start = len(closing) - TRAILER_BYTES - footer_length(closing[-TRAILER_BYTES:], "new segment")
     place = _place(closing[start:], "new segment") + start
     digest = xxhash.xxh3_128_hexdigest(closing[start:]).encode()

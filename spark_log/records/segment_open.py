@@ -1,4 +1,4 @@
-"""Opening a segment file: everything that can be known before a page is decoded is checked here.
+"""Opens a segment file and checks everything that can be checked before a page is decoded.
 
 A file is opened only if its size, its footer's digest, its schema, its row count and its declared uncompressed sizes
 are what the metadata and the caps below say; pages are verified by their CRC-32 while they are read.
@@ -37,7 +37,7 @@ _OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
 
 @dataclass(frozen=True)
 class ExpectedSegment:
-    """What the metadata says of the file at `path` (for messages; never opened by this name)."""
+    """What the metadata says about the file. `path` is for messages only; the file is not opened by this name."""
 
     path: str
     bytes: int

@@ -1,4 +1,4 @@
-"""Reading records out of an opened segment file: only the row groups and columns that are asked for."""
+"""Reads records from an opened segment file, only the requested row groups and columns."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

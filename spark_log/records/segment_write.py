@@ -1,4 +1,4 @@
-"""Writing a segment file: Parquet with SEGMENT_SCHEMA, whole row groups, checksums everywhere.
+"""Writes a segment file: Parquet with SEGMENT_SCHEMA, whole row groups, checksums everywhere.
 
 Layout of a file: row groups of ROW_GROUP_RECORDS records (fewer where they would pass ROW_GROUP_BYTES), page index,
 footer. Every page carries a CRC-32, the footer its own digest (segment_footer.py). offset_delta is delta-encoded and,
@@ -30,7 +30,7 @@ NO_TIMESTAMP_MS = -1
 
 @dataclass(frozen=True)
 class SegmentFacts:
-    """What the metadata says about a segment or a blob."""
+    """The metadata of a segment or a blob."""
 
     record_count: int
     bytes: int

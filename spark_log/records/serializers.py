@@ -17,7 +17,7 @@ Headers = list[tuple[str, bytes]]
 
 
 class AvroSerializer(Serializer):  # type: ignore[misc]  # kafka-python ships no types
-    """What fits an Avro schema (given as Python or JSON text has it) to bytes.
+    """Serializes values that fit an Avro schema (a Python object or JSON text).
 
     InvalidRecordError says what does not fit; ImportError names the extra if fastavro is missing.
     """
