@@ -8,8 +8,6 @@ from spark_log.replicas.followers import Followers
 
 _POLL_S = 0.5
 """How often to look for lagging replicas although nothing was committed: a log dir may have come back."""
-_POLL_S_MIN = 0.01
-"""Time between two such polls, even if commits come faster."""
 
 
 class BackgroundLoops:
@@ -46,14 +44,19 @@ class BackgroundLoops:
             thread.join()
 
 
-def follower_step(store: Store, followers: Followers, active: Callable[[], bool] = lambda: True) -> Callable[[], float]:
-    """A step that wakes the followers after each commit, and every half second, while `active`."""
+def follower_step(
+    store: Store, followers: Followers, pause_s: float, active: Callable[[], bool] = lambda: True
+) -> Callable[[], float]:
+    """A step that wakes the followers after each commit, and every half second, while `active`.
+
+    `pause_s` is the least time between two steps, even if commits come faster.
+    """
 
     def step() -> float:
         seen = store.changes.current()
         if active():
             followers.wake()
         store.changes.wait(seen, _POLL_S)
-        return _POLL_S_MIN
+        return pause_s
 
     return step

@@ -67,7 +67,7 @@ class Broker:
         self._register(self._settings.initial_broker_registration_timeout_ms)
         failpoint("broker.registered")
         self._loops.start("lease", self._renew_lease, first_after_s=self._session.duration_ms / 3000)
-        self._loops.start("replicas", follower_step(self._cluster.store, self._followers))
+        self._loops.start("replicas", follower_step(self._cluster.store, self._followers, 0.01))
         self.coordinator.start()
         stop_at_exit(self)
 

@@ -73,7 +73,7 @@ class Coordinator:
         self.controller.start()
         self.coordinator.start()
         # replicas of embedded brokers; of several coordinators, the one that is the controller copies
-        step = follower_step(self._cluster.store, self._followers, lambda: self.controller.acting)
+        step = follower_step(self._cluster.store, self._followers, 0.02, lambda: self.controller.acting)
         self._loops.start("followers", step)
         stop_at_exit(self)
 

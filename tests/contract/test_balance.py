@@ -21,7 +21,7 @@ def brokers(cluster, tmp_path):
     return cluster
 
 
-def test_what_each_replica_has(brokers, log, tmp_path):
+def test_bytes_and_records_of_each_replica(brokers, log, tmp_path):
     topic_on(brokers, "t", [[1, 2], [3]], inline_max_bytes="3000")
     append(log, "t", *map(str, range(1_000)))
     append(log, "t", "a")
@@ -56,7 +56,7 @@ def test_leaders_go_back_above_the_threshold(brokers):
     assert auto_rebalance(brokers.store, unfenced, 0) == []
 
 
-def test_who_cannot_lead_or_is_moving_is_left_alone(brokers):
+def test_replicas_that_cannot_lead_or_are_moving_are_not_elected(brokers):
     topic = topic_on(brokers, "t", [[1, 2], [1, 2], [1, 2]])
     change(brokers, t.partition.update().values(leader=2))
     change(
@@ -67,7 +67,7 @@ def test_who_cannot_lead_or_is_moving_is_left_alone(brokers):
     assert leaders(brokers, topic) == [1, 2, 2]
 
 
-def test_a_stale_controller_elects_nobody(brokers):
+def test_a_stale_controller_elects_no_leader(brokers):
     def refuses(_connection):
         raise NotControllerError("over")
 

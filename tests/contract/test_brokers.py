@@ -221,7 +221,7 @@ def test_the_processes_carry_out_a_reassignment(world, log):
     check(world, log, producers, consumer)
 
 
-def test_what_acks_1_may_lose_is_reported(world, log, tmp_path):
+def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     """The first of the three classic ways to lose a message."""
     create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
     world.start()

@@ -125,7 +125,7 @@ def damage(path, *, same_size=True):
     path.write_bytes(bytes(content) if same_size else bytes(content[:-7]))
 
 
-def test_followers_get_what_acks_1_left_them_and_the_high_watermark_moves(replicated):
+def test_followers_copy_records_of_acks_1_and_the_high_watermark_advances(replicated):
     replicated.append(large("a"), large("b"))
     replicated.append(large("c"))
     assert replicated.ends() == {1: 3, 2: 0, 3: 0}
@@ -265,7 +265,7 @@ def test_a_dead_log_dir_catches_up_but_does_not_join(replicated):
     assert replicated.catch_up(3).in_sync
 
 
-def test_what_retention_has_deleted_is_jumped_over(replicated):
+def test_offsets_deleted_by_retention_are_skipped(replicated):
     replicated.leave(3)
     for letter in "abcd":
         replicated.append(large(letter))
@@ -329,7 +329,7 @@ def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
     assert (done.log_end_offset, done.segments_verified) == (1, 1)
 
 
-def test_a_seal_in_between_moves_nothing_and_the_next_look_sees_it(replicated):
+def test_a_seal_during_the_copy_moves_nothing_and_the_next_plan_includes_it(replicated):
     replicated.append(large("a"))
     replicated.append("blob", "blob")
     replicated.append(large("b"))
@@ -359,7 +359,7 @@ def test_a_replica_that_was_moved_to_another_log_dir_in_between_moves_nothing(re
     assert_replicas_are_whole(replicated.cluster)
 
 
-def test_another_who_was_faster_costs_a_copy_at_most(replicated):
+def test_a_concurrent_copy_costs_one_wasted_copy_at_most(replicated):
     replicated.append(large("a"))
     slow = replicated.copying(3)
     run = copied(slow)
@@ -368,7 +368,7 @@ def test_another_who_was_faster_costs_a_copy_at_most(replicated):
     assert slow.run().segments_copied == 0
 
 
-def test_a_partition_that_is_gone_is_not_caught_up(replicated):
+def test_a_deleted_partition_is_not_caught_up(replicated):
     replicated.append(large("a"))
     step = replicated.copying(3)
     run = copied(step)
@@ -381,7 +381,7 @@ def test_a_partition_that_is_gone_is_not_caught_up(replicated):
         replicated.catch_up(3)
 
 
-def test_told_to_stop_it_keeps_what_it_has(replicated):
+def test_a_stopped_copy_keeps_the_copied_segments(replicated):
     for letter in "abc":
         replicated.append(large(letter))
     stop, sizes = threading.Event(), []
@@ -526,7 +526,7 @@ def behind(cluster, broker=None):
     return [(one.partition, one.broker_id, one.behind, one.in_sync, one.throttle_bytes_per_s) for one in found]
 
 
-def test_who_is_behind(cluster, log, tmp_path):
+def test_lagging_replicas_are_found(cluster, log, tmp_path):
     replicated = Replicated(cluster, log, tmp_path, partitions=2)
     assert behind(cluster, 2) == behind(cluster, 3) == []
     replicated.append(large("a"), large("b"), partition=1)
@@ -578,7 +578,7 @@ def test_without_a_broker_it_works_for_all_embedded_ones(cluster, log, tmp_path)
     replicated.is_whole()
 
 
-def test_one_that_fails_keeps_nobody_waiting_and_is_told_once(cluster, log, tmp_path, followers, caplog):
+def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster, log, tmp_path, followers, caplog):
     replicated = Replicated(cluster, log, tmp_path, partitions=3)
     folder = tmp_path / "broker-3" / replicated.topic.folder / "_segments" / "1"
     folder.parent.mkdir(parents=True)

@@ -214,7 +214,7 @@ def test_a_log_dir_swapped_for_another_ones_is_not_taken_back(cluster, log, tmp_
     assert isinstance(append(log, topic, "b"), Appended)
 
 
-def test_nobody_is_declared_dead_from_a_host_where_no_log_dir_answers(cluster, log, tmp_path):
+def test_no_log_dir_is_marked_failed_by_a_host_where_none_answers(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a")
     for broker in (1, 2, 3):
@@ -279,7 +279,7 @@ def test_only_the_replicas_of_the_failed_log_dir_of_a_broker_go(cluster_address,
         log.close()
 
 
-def test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_recorded(cluster, tmp_path):
+def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluster, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     log = Log(cluster)
     append(log, topic, "a")
@@ -307,7 +307,7 @@ def test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_record
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_only_an_unclean_election_may_lose_what_was_acknowledged(cluster, log, tmp_path, allowed):
+def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tmp_path, allowed):
     configs = {**FILES, "unclean.leader.election.enable": str(allowed).lower()}
     topic = create_topic(cluster, "t", replication_factor=2, configs=configs)
     append(log, topic, "a")

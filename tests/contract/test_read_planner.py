@@ -29,7 +29,7 @@ def planner_of(cluster, log):
         planner.close()
 
 
-def test_records_deleted_between_the_look_and_the_plan_are_passed_over_if_they_may_be(cluster, planner_of):
+def test_records_deleted_between_resolving_and_planning_are_skipped_if_data_loss_is_allowed(cluster, planner_of):
     planner = planner_of(failOnDataLoss="false")
     available, ranges = planner.batch_ranges()
     delete_records(cluster, {T0: 4})
@@ -38,7 +38,7 @@ def test_records_deleted_between_the_look_and_the_plan_are_passed_over_if_they_m
     assert sorted(offsets) == [*((T0, offset) for offset in (4, 5)), *((T1, offset) for offset in range(4))]
 
 
-def test_records_deleted_between_the_look_and_the_plan_are_a_loss_otherwise(cluster, planner_of):
+def test_records_deleted_between_resolving_and_planning_are_data_loss_otherwise(cluster, planner_of):
     planner = planner_of()
     available, ranges = planner.batch_ranges()
     delete_records(cluster, {T0: 4})

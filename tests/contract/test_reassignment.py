@@ -143,7 +143,7 @@ def test_another_target_replaces_the_one_under_way(brokers, log):
     assert assigned(brokers, "t") == [[2, 4]]
 
 
-def test_what_is_refused_changes_nothing(brokers, log):
+def test_a_refused_reassignment_changes_nothing(brokers, log):
     topic_on(brokers, "t", [[1, 2], [1, 2]], min_insync_replicas="2")
     change(brokers, t.log_dir.update().where(t.log_dir.c.broker_id == 4).values(online=False))
     before = (rows(brokers, t.replica), rows(brokers, t.partition), rows(brokers, t.retired_replica))
@@ -262,7 +262,7 @@ def test_files_stay_for_readers_and_are_deleted_later(brokers, moved, tmp_path):
     assert delete_retired_replicas(brokers, unfenced) == 0
 
 
-def test_the_delta_table_loses_what_has_left(brokers, log):
+def test_the_delta_table_drops_a_replica_that_left(brokers, log):
     topic = topic_on(brokers, "t", [[3], [3]], **FILES)
     for partition in (0, 1):
         write(log, topic, "a", partition=partition)
@@ -314,7 +314,7 @@ def test_a_log_dir_that_is_away_keeps_no_other_from_being_cleaned(brokers, moved
     assert files(tmp_path, 3) == []
 
 
-def test_a_topic_deleted_in_the_midst_is_gone(brokers, log, moved):
+def test_a_topic_deleted_during_its_reassignment_stays_deleted(brokers, log, moved):
     begin_reassignments(brokers, {T0: [1, 2]})
     delete_topic(brokers, "t")
     assert finish(brokers) == []

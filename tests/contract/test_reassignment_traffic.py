@@ -197,7 +197,7 @@ def test_a_throttle_is_kept_for_all_copies_together(brokers, log, monkeypatch):
 @pytest.mark.parametrize(
     "point", ["reassignment.begun", "copy.file-written:2", "copy.committed", "reassignment.switched"]
 )
-def test_whoever_moves_replicas_is_killed_and_another_goes_on(point, brokers, cluster_address, log):
+def test_another_process_continues_after_the_moving_process_is_killed(point, brokers, cluster_address, log):
     topic = topic_on(brokers, "t", [[1, 2], [2, 1]], inline_max_bytes="0")
     for number in range(6):
         append(log, "t", str(number), partition=number % 2)

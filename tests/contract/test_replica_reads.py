@@ -191,7 +191,7 @@ def test_a_replica_that_turns_bad_in_the_middle(cluster_address, folders):
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_no_good_replica_is_an_error_that_names_the_segment(stored, kind):
+def test_a_segment_without_a_good_replica_is_an_error_that_names_it(stored, kind):
     files = stored.replicas()[1]
     for file in files:
         file.damage(kind)
@@ -224,7 +224,7 @@ def test_a_source_that_is_damaged_elsewhere_repairs_nothing(stored, caplog):
     assert "not repaired" in caplog.text and "not whole itself" in caplog.text
 
 
-def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
+def test_bad_replicas_and_repairs_are_logged_and_counted(stored, caplog):
     replicas = stored.replicas()
     replicas[0][0].damage("truncated")
     consumer = Consumer(cluster=stored.address, auto_offset_reset="earliest")
@@ -241,7 +241,7 @@ def test_what_was_bad_and_what_was_done_is_logged_and_counted(stored, caplog):
 
 
 @on_both_stores
-def test_where_all_is_well_nothing_is_passed_over_and_nothing_read_twice(stored, monkeypatch):
+def test_good_replicas_are_each_read_once(stored, monkeypatch):
     opened = []
     original = fetcher_module.segment_file.open_segment
     monkeypatch.setattr(

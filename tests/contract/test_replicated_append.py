@@ -86,7 +86,7 @@ def test_the_leader_is_lost_in_between(cluster, cluster_address, log, tmp_path):
     every_replica_is_whole(cluster)
 
 
-def test_nobody_has_noticed_the_loss_yet(cluster, cluster_address, log, tmp_path):
+def test_a_lost_log_dir_that_was_not_detected_yet(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 1)
     lose(tmp_path, 3)

@@ -1,6 +1,6 @@
 """At most once, at least once, exactly once: the programs of docs/guides/delivery.md, killed during their work; and the
 three classic ways to lose a message, each done and then prevented. The first, acks=1, is in
-tests/contract/test_failover.py (test_what_acks_1_wrote_is_cut_when_its_leader_is_lost_and_the_loss_is_recorded).
+tests/contract/test_failover.py (test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost).
 """
 
 import os

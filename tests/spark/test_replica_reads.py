@@ -134,7 +134,7 @@ def test_log_dirs_that_are_away_or_swapped(local: Replicated, folders: dict[int,
     assert sorted(folders[1].rglob("*")) == before and not folders[2].exists()
 
 
-def test_no_good_replica_is_an_error_that_names_the_segment(local: Replicated, read_with: Read) -> None:
+def test_a_segment_without_a_good_replica_is_an_error_that_names_it(local: Replicated, read_with: Read) -> None:
     files = local.replicas()[0]
     for file in files:
         file.damage("bit in a page")

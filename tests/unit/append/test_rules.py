@@ -211,7 +211,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_changes_nothing(case):
+def test_a_refused_reassignment_changes_nothing(case):
     state, batch, acks, producer, error = REFUSED[case]
     outcome, after = decide(state, batch, acks, producer)
     assert isinstance(outcome, Rejected)

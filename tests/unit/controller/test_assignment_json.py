@@ -19,11 +19,11 @@ GOOD = {"topic": "t", "partition": 0, "replicas": [1, 2]}
         st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True).map(tuple),
     )
 )
-def test_what_is_printed_is_read(assignments):
+def test_a_dumped_document_is_parsed_back(assignments):
     assert parse_assignments(json.dumps(dump_assignments(assignments))) == assignments
 
 
-def test_what_kafka_prints_is_read():
+def test_a_document_of_kafkas_tool_is_parsed():
     text = (
         '{"version":1,"partitions":[{"topic":"foo","partition":2,"replicas":[1,2],"log_dirs":["any","any"]},'
         '{"topic":"foo","partition":0,"replicas":[3]}]}'
@@ -73,6 +73,6 @@ def test_a_wrong_entry_is_named(change, message):
         (json.dumps({"version": 1, "partitions": [GOOD, GOOD]}), r"partitions\[1\]: t-0 comes twice"),
     ],
 )
-def test_a_wrong_document_is_told(text, message):
+def test_a_wrong_document_is_refused_with_its_reason(text, message):
     with pytest.raises(InvalidReplicationAssignmentError, match=message):
         parse_assignments(text)

@@ -10,7 +10,7 @@ def replica(number, broker_id, *, size=10, records=1, preferred=True, leads=True
     return ReplicaFacts(TopicPartition(topic, number), broker_id, 10 * broker_id, preferred, leads, size, records)
 
 
-def test_nothing_is_even():
+def test_a_cluster_without_replicas_is_even():
     report = balance([], {10: 1, 20: 2})
     assert [broker.load for broker in report.brokers] == [Load(), Load()]
     assert [broker.bytes_deviation_percent for broker in report.brokers] == [0.0, 0.0]

@@ -19,7 +19,7 @@ def test_one_that_does_not_move_is_late_when_its_time_is_over(watch):
     assert watch.late(30.1, {FIRST: Ends(5, 9)}, MAX_S) == {FIRST}
 
 
-def test_one_that_comes_to_where_the_leader_was_gets_new_time(watch):
+def test_a_member_that_reaches_the_leaders_earlier_end_gets_new_time(watch):
     watch.late(0.0, {FIRST: Ends(5, 9)}, MAX_S)
     assert watch.late(29.0, {FIRST: Ends(9, 20)}, MAX_S) == set()
     assert watch.late(58.0, {FIRST: Ends(19, 40)}, MAX_S) == set()

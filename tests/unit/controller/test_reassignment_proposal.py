@@ -24,12 +24,12 @@ def moves(before, after):
     return moved_bytes(before, after, dict.fromkeys(after, 1))
 
 
-def test_what_is_even_stays():
+def test_an_even_assignment_stays():
     even = of((1, 2), (2, 3), (3, 1))
     assert propose(even, on(1, 2, 3)) == even
 
 
-def test_a_broker_that_leaves_gives_up_only_what_is_its_own():
+def test_only_replicas_of_the_leaving_broker_move():
     before = of((1, 2), (2, 3), (3, 1))
     after = propose(before, on(2, 3, 4))
     assert moves(before, after) == 2

@@ -26,7 +26,7 @@ def test_new_replicas_stand_behind_the_others_and_have_nothing():
     [([], r"\[\]"), ([3, 2, 3], r"\[3, 2, 3\]"), ([1, 9], r"\[9\]")],
     ids=["none", "twice", "unknown"],
 )
-def test_what_is_no_assignment(target, named):
+def test_invalid_assignments_are_refused(target, named):
     with pytest.raises(InvalidReplicationAssignmentError, match=f"replicas: .*{named}"):
         begin(STATE, target, LOG_DIRS)
 
@@ -76,7 +76,7 @@ def test_a_switch_waits_for_the_whole_target(third, alive, target):
     assert finish(state, Reassignment(target, (1, 2)), alive) is None
 
 
-def test_a_switch_waits_for_somebody_who_can_lead_without_loss():
+def test_a_switch_waits_for_a_replica_that_can_lead_without_loss():
     state = partition((1, 10, True), (2, 10, True), (3, 6, True))
     assert finish(state, Reassignment((3,), (1, 2)), ALIVE) is None
     assert finish(state, Reassignment((3, 2), (1, 2)), ALIVE).leader == 2
@@ -87,12 +87,12 @@ def test_an_offline_partition_gets_a_leader_by_the_switch():
     assert finish(state, Reassignment((3,), (1,)), ALIVE).leader == 3
 
 
-def test_a_new_leader_is_a_new_epoch_even_if_nobody_leaves():
+def test_a_new_leader_is_a_new_epoch_even_if_no_replica_leaves():
     after = finish(replace(STATE, leader=None), Reassignment((1, 2), (1, 2)), ALIVE)
     assert (after.leader, after.leader_epoch) == (1, 5)
 
 
-def test_cancel_takes_what_was_added_away():
+def test_cancel_removes_added_replicas():
     state = partition((1, 10, True), (2, 6, False), (3, 4, False))
     after = cancel(state, Reassignment((2, 3), (2, 1)), ALIVE)
     assert shown(after) == [(2, 6, False), (1, 10, True)]

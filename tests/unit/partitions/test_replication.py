@@ -69,7 +69,7 @@ def test_other_replicas_settle_the_watermark_and_only_another_isr_is_another_par
 # Elections
 
 
-def test_nobody_died_nothing_changes():
+def test_without_dead_replicas_nothing_changes():
     assert fail_over(FULL, EVERYBODY) == (FULL, None)
     assert fail_over(FULL, EVERYBODY)[0] is FULL
 
@@ -96,7 +96,7 @@ def test_records_acknowledged_with_acks_1_above_the_new_leader_are_truncated_in_
     assert (after.log_end_offset, after.high_watermark, after.recovery_point) == (6, 6, 6)
 
 
-def test_order_in_ar_decides_not_who_has_more():
+def test_the_order_of_ar_decides_not_the_number_of_records():
     after, truncation = fail_over(replace(AFTER_ACKS_1, replicas=AFTER_ACKS_1.replicas[::-1]), {20, 30})
     assert (after.leader, truncation) == (3, Truncation(5, 8))
     assert after.high_watermark == 6, "broker 2 is in sync and has no more"
@@ -118,7 +118,7 @@ def test_an_offline_partition_is_led_by_the_first_member_that_returns():
 
 
 @pytest.mark.parametrize("by_topic", [True, False])
-def test_unclean_the_live_replica_with_the_most_records_leads_and_the_loss_is_told(by_topic):
+def test_in_an_unclean_election_the_live_replica_with_most_records_leads_and_truncates(by_topic):
     state = partition((1, 10, True), (2, 4, False), (3, 7, False), unclean_election=by_topic)
     after, truncation = fail_over(state, {20, 30}, unclean=not by_topic)
     assert truncation == Truncation(5, 7)
@@ -140,7 +140,7 @@ def test_an_unclean_leader_with_every_record_loses_nothing():
 @pytest.mark.parametrize(
     ("log_start", "truncation"), [(5, Truncation(5, 5)), (10, None)], ids=["some deleted", "all deleted"]
 )
-def test_a_leader_that_lacks_what_was_deleted_lacks_nothing_and_no_offset_is_used_again(log_start, truncation):
+def test_a_leader_without_deleted_records_is_complete_and_no_offset_is_assigned_twice(log_start, truncation):
     state = partition((1, 10, True), (2, 0, False), log_start_offset=log_start)
     after, found = fail_over(state, {20}, unclean=True)
     assert found == truncation
@@ -186,7 +186,7 @@ def test_the_end_moves_over_the_blobs_that_follow():
     assert advance_follower(AFTER_ACKS_1, copied(6, 8, "a"), ["a"], 10, alive=True).replica(2).log_end_offset == 10
 
 
-def test_a_new_replica_jumps_over_what_was_deleted():
+def test_a_new_replica_skips_deleted_offsets():
     state = partition((1, 10, True), (2, 0, False), log_start_offset=8)
     after = advance_follower(state, copied(0, 10, "a"), ["a"], 10, alive=True)
     assert shown(after) == [(1, 10, True), (2, 10, True)]
@@ -195,7 +195,7 @@ def test_a_new_replica_jumps_over_what_was_deleted():
 
 
 @pytest.mark.parametrize(("end", "alive", "joins"), [(10, True, True), (10, False, False), (9, True, False)])
-def test_who_has_everything_and_is_alive_joins_the_isr(end, alive, joins):
+def test_a_live_replica_with_every_record_joins_the_isr(end, alive, joins):
     state = partition((1, 10, True), (2, 6, False))
     after = advance_follower(state, copied(6, end, "a"), ["a"], end, alive=alive)
     assert shown(after) == [(1, 10, True), (2, end, joins)]
@@ -220,7 +220,7 @@ def test_blobs_alone_bring_a_replica_back():
     ],
     ids=["older epoch", "newer epoch", "another end", "another log dir", "no replica", "rewritten", "truncated"],
 )
-def test_a_copy_that_things_have_overtaken_moves_nothing(progress, names_now):
+def test_an_outdated_copy_moves_nothing(progress, names_now):
     with pytest.raises(NotLeaderForPartitionError, match=r"leader epoch|broker [29]"):
         advance_follower(AFTER_ACKS_1, progress, names_now, 8, alive=True)
 
@@ -228,14 +228,14 @@ def test_a_copy_that_things_have_overtaken_moves_nothing(progress, names_now):
 # Leaving the ISR
 
 
-def test_who_lags_leaves_but_not_the_leader_nor_who_has_everything():
+def test_lagging_members_leave_but_neither_the_leader_nor_complete_ones():
     after = shrink_isr(partition((1, 10, True), (2, 6, True), (3, 10, True)), {1, 2, 3})
     assert shown(after) == [(1, 10, True), (2, 6, False), (3, 10, True)]
     assert (after.high_watermark, after.partition_epoch) == (10, 8)
     assert shrink_isr(FULL, {2}) is FULL
 
 
-def test_nobody_lags_while_nobody_leads():
+def test_without_a_leader_no_member_leaves_for_lagging():
     state = partition((1, 4, False), (2, 6, True), (3, 8, True), leader=None)
     assert shrink_isr(state, {2, 3}) is state
 
@@ -251,7 +251,7 @@ def test_nobody_lags_while_nobody_leads():
     ],
     ids=["below HW", "above HW", "at HW", "the leader", "the leader, above HW"],
 )
-def test_who_lost_files_ends_before_the_first_and_is_out_below_the_watermark(
+def test_a_replica_that_lost_files_ends_before_the_first_and_leaves_the_isr_below_the_watermark(
     broker, first_missing, expected, watermark, leader
 ):
     after = lose_files(AFTER_ACKS_1, broker, first_missing)
@@ -278,7 +278,7 @@ def test_a_fence_begins_both_epochs_and_changes_nothing_else():
 # Rewriting
 
 
-def test_who_did_not_get_the_rewritten_file_ends_before_it():
+def test_a_replica_without_the_rewritten_file_ends_before_it():
     state = partition((1, 10, True), (2, 10, True), (3, 8, False))
     after = rewrite(state, 2, 6, {10, 20}, 7)
     assert shown(after) == [(1, 10, True), (2, 10, True), (3, 2, False)]
@@ -302,7 +302,7 @@ def test_an_end_within_the_rewritten_file_falls_to_where_it_begins(end, becomes)
     ],
     ids=["ISR changed", "above HW", "not everywhere", "nobody in sync", "fewer copies than promised"],
 )
-def test_what_may_not_be_rewritten(state, end, log_dirs, epoch):
+def test_rewrites_that_are_refused(state, end, log_dirs, epoch):
     assert rewrite(state, 4, end, log_dirs, epoch) is None
 
 

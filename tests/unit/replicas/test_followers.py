@@ -29,7 +29,7 @@ def test_everybody_has_a_turn():
     assert {seen.count(n) for n in range(10)} == {2}
 
 
-def test_nobody_is_caught_up_twice_at_a_time_or_just_after_a_failure():
+def test_a_replica_is_not_copied_twice_at_a_time_nor_just_after_a_failure():
     behind = [one(n) for n in range(4)]
     assert numbers(choose(behind, {(1, 0, 1): True}, {(1, 2, 1)}, {})) == [1, 3]
 

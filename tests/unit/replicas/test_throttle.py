@@ -25,7 +25,7 @@ def test_in_no_stretch_of_time_more_goes_out_than_the_rate_and_a_second_saved_up
 
 
 @given(st.integers(1, 1_000), st.lists(st.integers(0, 3_000), min_size=1, max_size=40))
-def test_it_makes_nobody_wait_longer_than_the_rate_asks(rate, sizes):
+def test_the_throttle_waits_no_longer_than_the_rate_requires(rate, sizes):
     bucket, now_s = Bucket(rate, rate, 0.0), 0.0
     for size in sizes:
         bucket, wait_s = bucket.take(size, now_s)

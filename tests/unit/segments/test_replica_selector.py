@@ -52,5 +52,5 @@ def test_readers_spread_over_replicas_that_are_equally_near() -> None:
     assert {select_replicas(one_near, name, 9)[2] for name in names} == {1}
 
 
-def test_nobody_has_it() -> None:
+def test_no_replica_has_the_segment() -> None:
     assert select_replicas(copies_of((True, True, True, 5)), "w-0.parquet", 6) == ()
