@@ -18,7 +18,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta check lint-docker docs format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -57,7 +57,13 @@ format: venv  ## let ruff format and fix what it can
 	ruff format $(LINTED)
 	ruff check --fix $(LINTED)
 
-test: check java postgres delta  ## check, then every test, in as many processes as WORKERS says
+class-archive: $(VENV)/.class-archive  ## an archive of Spark's classes, with which the JVMs of tests start in half the time
+
+$(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
+	$(WITH_JAVA) $(PYTHON) -m tests.support.class_archive
+	@touch $@
+
+test: check java postgres delta class-archive  ## check, then every test, in as many processes as WORKERS says
 	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one

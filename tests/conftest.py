@@ -15,7 +15,10 @@ from spark_log.metadata import schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
-from tests.support.spark import session
+from tests.support.spark import ENVIRONMENT, session
+
+os.environ.update(ENVIRONMENT)
+os.environ.pop("SPARK_CONF_DIR", None)  # the developer's own settings
 
 # A shared machine makes single examples slow by chance; a hang is pytest-timeout's to find.
 settings.register_profile("spark-log", deadline=None, print_blob=True)

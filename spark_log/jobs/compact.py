@@ -67,13 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: CompactArguments) -> int:
     """Exit code. Raises errors of spark-log and of Spark."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.jobs.session import start_session
+    from spark_log.jobs.session import end_session, start_session
 
     with Cluster.open(arguments.cluster) as cluster:
         check(cluster, arguments)
         spark = start_session("compact", delta=False)
         compact(spark, cluster, arguments)
-        spark.stop()
+        end_session(spark)
     return 0
 
 

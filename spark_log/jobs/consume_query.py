@@ -20,7 +20,7 @@ from spark_log.jobs.consume_columns import shaped
 from spark_log.jobs.measurement import Measured
 from spark_log.jobs.query_runner import offsets_around, run_to_end, triggered
 from spark_log.jobs.run_options import Batch
-from spark_log.jobs.session import start_session
+from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 
 Offsets = Mapping[TopicPartition, int]
@@ -40,7 +40,7 @@ def run(arguments: ConsumeArguments) -> int:
     seconds = clock.monotonic_s() - started
     summary = Summary("consume", counted.records, counted.bytes, seconds, before, after, counted.malformed)
     print_lines(*summary_lines(summary, arguments.shared.json))
-    spark.stop()
+    end_session(spark)
     return 0
 
 

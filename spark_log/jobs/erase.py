@@ -88,7 +88,7 @@ def run(arguments: EraseArguments) -> int:
     from spark_log.erase.erase import erase
     from spark_log.erase.erase_keys import keys_of
     from spark_log.erase.erase_on_spark import on_spark
-    from spark_log.jobs.session import start_session
+    from spark_log.jobs.session import end_session, start_session
     from spark_log.jobs.summary import print_lines
 
     chosen, given = arguments.keys, arguments.erase
@@ -102,7 +102,7 @@ def run(arguments: EraseArguments) -> int:
         print_lines(json.dumps({"event": "summary", "job": "erase", **erased.as_dict()}))
     else:
         print_lines(*erased.lines())
-    spark.stop()
+    end_session(spark)
     return 0
 
 

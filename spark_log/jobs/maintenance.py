@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: MaintenanceArguments) -> int:
     """Exit code. Raises errors of spark-log and of Spark."""
-    from spark_log.jobs.session import start_session
+    from spark_log.jobs.session import end_session, start_session
 
     with Cluster.open(arguments.cluster) as cluster:
         _check(cluster, arguments.topics)
@@ -92,7 +92,7 @@ def run(arguments: MaintenanceArguments) -> int:
         spark = start_session("maintenance", delta=False) if needed else None
         failures = do_tasks(spark, cluster, arguments)
         if spark is not None:
-            spark.stop()
+            end_session(spark)
     for text in failures:
         print(f"maintenance: {text}", file=sys.stderr, flush=True)
     return 1 if failures else 0

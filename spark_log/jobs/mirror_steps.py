@@ -11,7 +11,7 @@ from spark_log.ids import TopicPartition
 from spark_log.jobs.mirror import MirrorArguments
 from spark_log.jobs.query_runner import stop_on_signals
 from spark_log.jobs.run_options import AvailableNow, Every
-from spark_log.jobs.session import start_session
+from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
 from spark_log.streams.mirror import Mirror, Step
 from spark_log.streams.mirror_groups import copy_groups
@@ -55,7 +55,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
                 _step(spark, mirror, arguments, steps)
                 stop.wait(max(_PAUSE_S_MIN, interval_ms / 1000 - (clock.monotonic_s() - begun)))
     steps.seconds = clock.monotonic_s() - started
-    spark.stop()
+    end_session(spark)
     return steps
 
 

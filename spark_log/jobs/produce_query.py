@@ -28,7 +28,7 @@ from spark_log.jobs.measurement import Measured, bytes_of, measured
 from spark_log.jobs.produce import Columns, ProduceArguments
 from spark_log.jobs.query_runner import run_to_end, triggered
 from spark_log.jobs.run_options import Batch
-from spark_log.jobs.session import start_session
+from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.maintenance.removal.expired_records import find_expired
 
@@ -52,7 +52,7 @@ def run(arguments: ProduceArguments) -> int:
         expired = find_expired(cluster.store, topic, written)
     summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
     print_lines(*summary_lines(summary, shared.json))
-    spark.stop()
+    end_session(spark)
     return 0
 
 

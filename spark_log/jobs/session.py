@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -31,34 +32,63 @@ _LOG_FAILURES = [
 _SPARKS_LOGGING = "org/apache/spark/log4j2-defaults.properties"
 
 
+_started: SparkSession | None = None
+"""The session that a job has started and has to stop."""
+
+
 def start_session(name: str, *, delta: bool) -> SparkSession:
-    """A session that knows format("spark_log"), and with `delta` format("delta").
+    """A session that knows format("spark_log"), and with `delta` format("delta"). `end_session` ends it.
 
     DeltaNotInstalledError if `delta` is asked for and Spark does not have its JARs.
 
     It logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. On one machine, where
     the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is set.
+
+    In a program that has an active session, the job uses that session's Spark, with SQL settings of its own.
     """
+    # failures.py reports the error; this logger writes a stack trace as one line of JSON
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}
+    active = None if is_remote() else SparkSession.getActiveSession()
+    session = _start(name, defaults) if active is None else _beside(active)
+    if delta:
+        delta_jars.check_loaded(session)
+    return session
+
+
+def end_session(session: SparkSession) -> None:
+    """Stop the Spark that `start_session` has started. The Spark of the calling program continues."""
+    global _started
+    if session is _started:
+        _started = None
+        session.stop()
+
+
+def _start(name: str, defaults: Mapping[str, str]) -> SparkSession:
+    global _started
     os.environ.setdefault("PYSPARK_PYTHON", launcher.executable())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
-    defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}
     if not is_remote():
         SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
         if _logging_is_sparks():
-            defaults[_LOG_LEVEL] = "WARN"
+            defaults = {**defaults, _LOG_LEVEL: "WARN"}
     given = SparkConf()
     for key, value in defaults.items():
         if not given.contains(key):
             builder = builder.config(key, value)
-    # failures.py reports the error; this logger writes a stack trace as one line of JSON
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    session = builder.getOrCreate()
-    if delta:
-        delta_jars.check_loaded(session)
+    _started = session = builder.getOrCreate()
     activate_session(session)
     if not is_remote() and not given.contains(_LOG_LEVEL):
         _leave_failures_to_the_job(session)
+    return session
+
+
+def _beside(active: SparkSession) -> SparkSession:
+    session, given = active.newSession(), active.sparkContext.getConf()
+    for key, value in _DEFAULTS.items():
+        if not given.contains(key):
+            session.conf.set(key, value)
     return session
 
 

@@ -16,7 +16,7 @@ from spark_log.jobs.checks import find_or_create
 from spark_log.jobs.measurement import bytes_of, measured
 from spark_log.jobs.query_runner import offsets_around, run_to_end
 from spark_log.jobs.run_options import AvailableNow
-from spark_log.jobs.session import start_session
+from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.stream_options import Input, StreamArguments
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.streams import codecs
@@ -74,7 +74,7 @@ def run_stream_job(
     seconds = clock.monotonic_s() - started
     summary = Summary(job, counted.records, counted.bytes, seconds, before, after, counted.malformed, totals.late)
     print_lines(*summary_lines(summary, shared.json))
-    spark.stop()
+    end_session(spark)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The connector on a real Spark cluster, with its metadata in PostgreSQL.
+"""The connector on a real Spark cluster, with its metadata in PostgreSQL; and the health check of Master and Workers.
 
 The executors' Python has no driver to a database, and no SQLAlchemy, alembic, deltalake or kafka either: importing one
 there is an error. So whatever works here, works without an executor ever touching the metadata store.
@@ -60,6 +60,7 @@ query = stream.select("key", "value", "partition").writeStream.format("spark_log
 query = query.options(cluster=address, topic="stream", checkpointLocation=folder + "/checkpoint")
 query.trigger(availableNow=True).start().awaitTermination()
 print("copied", flush=True)
+print("executors", len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1, flush=True)
 
 
 def attempt_fails(batches):
@@ -84,6 +85,15 @@ spark.stop()
 """
 
 
+HEALTH_CHECK = REPOSITORY / "scripts" / "spark_health.py"
+
+
+def health(url: str) -> tuple[int, str]:
+    """Exit code and error of the health check in docker/compose.yaml."""
+    done = subprocess.run([sys.executable, str(HEALTH_CHECK), url], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
 def poisoned(folder: Path) -> str:
     """A folder for PYTHONPATH in which the libraries of the driver cannot be imported."""
     for name in ("sqlalchemy", "psycopg", "alembic", "deltalake", "kafka"):
@@ -102,6 +112,7 @@ def test_write_read_copy_and_a_worker_that_dies(postgres_url: str, tmp_path: Pat
             StandaloneSpark(tmp_path, workers=2, PYTHONPATH=path) as spark,
             (tmp_path / "driver.log").open("wb") as log,
         ):
+            assert [health(daemon.web_ui()) for daemon in spark.daemons] == [(0, "")] * 3
             command = [sys.executable, "-c", JOB, spark.master_url, postgres_url, str(tmp_path)]
             driver = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ}, stdout=log, stderr=log)
             try:
@@ -113,10 +124,18 @@ def test_write_read_copy_and_a_worker_that_dies(postgres_url: str, tmp_path: Pat
                 [worker] = [daemon for daemon in spark.workers if daemon.name == name]
                 worker.kill()
                 assert driver.wait(timeout=240) == 0, (tmp_path / "driver.log").read_text()[-6000:]
+                assert "executors 2\n" in (tmp_path / "driver.log").read_text()
             finally:
                 if driver.poll() is None:
                     driver.kill()
                     driver.wait()
+            [alive] = [daemon.web_ui() for daemon in spark.workers if daemon is not worker]
+            spark.daemons[0].kill()
+            exit_code, said = health(alive)
+            assert (exit_code, "Connection refused" in said) == (1, True), said
+        for daemon in spark.daemons:
+            with pytest.raises(ProcessLookupError):
+                os.kill(daemon.pid, 0)
         for topic in ("batch", "survived"):
             found = stored(cluster, topic)
             assert sorted(int(value) for values in found.values() for value in values) == list(range(ROWS)), topic

@@ -1,9 +1,8 @@
-"""The jobs as a user starts them: spark-submit, files in, a topic between, files out; errors and signals."""
+"""The jobs, under spark-submit and in a program's own Spark: files in, a topic between, files out; errors, signals."""
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
@@ -20,12 +20,12 @@ from spark_log.cluster.topics import alter_configs, create_topic
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
+from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed, files_with, rows_of
-from tests.support.spark import ENVIRONMENT, QUICK_JVM
 
 REPOSITORY = Path(__file__).parents[2]
 SUBMIT = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
-SETTINGS = ["--conf", "spark.ui.enabled=false", "--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"]
+SETTINGS = ["--properties-file", str(REPOSITORY / "conf" / "spark-defaults.conf"), "--conf", "spark.ui.enabled=false"]
 
 pytestmark = pytest.mark.slow
 
@@ -35,25 +35,15 @@ def command(job: str, *arguments: str) -> list[str]:
 
 
 def environment(cluster: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        **ENVIRONMENT,
-        "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
-        "SPARK_LOG_CLUSTER": str(cluster),
-    }
-
-
-def submit(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> str:
-    return run(command(job, *arguments), environment(cluster), cluster, exit_code)[0]
+    return {**os.environ, "SPARK_LOG_CLUSTER": str(cluster)}
 
 
 def submit_plainly(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> tuple[str, list[str]]:
     """stdout, and the lines of stderr, of a user who has no settings at all, in an empty folder."""
-    settings = {name: value for name, value in environment(cluster).items() if name != "SPARK_CONF_DIR"}
     folder = cluster.with_name("empty")
     folder.mkdir(exist_ok=True)
     script = str(REPOSITORY / "jobs" / f"{job}.py")
-    out, err = run([SUBMIT[0], script, *arguments], settings, folder, exit_code)
+    out, err = run([SUBMIT[0], script, *arguments], environment(cluster), folder, exit_code)
     return out, err.splitlines()
 
 
@@ -76,7 +66,7 @@ def cluster(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_path: Path) -> None:
+def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
     lines = [
         f"{number},{'' if number % 10 == 0 else f'k{number % 7}'},2013-01-01T{number % 24:02d}:00:00Z"
         for number in range(500)
@@ -104,7 +94,7 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
     stream = ["--stream", "--checkpoint", checkpoint, "--max-offsets-per-trigger", "200"]
     wanted = ["--value-schema", "id INT, name STRING", "--headers", "--group-id", "readers"]
     consume = ["--subscribe", "events", "--parquet", out, *wanted, *stream, "--json"]
-    read = summary_of(submit(cluster, "consume", *consume))
+    read = summary_of(run_job(spark, cluster, "consume", *consume).out)
     assert read["records"] == 500
     assert (read["bytes"], read["malformed"]) == (sent["bytes"], 0)
     assert len(read["batches"]) >= 3
@@ -117,7 +107,7 @@ def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(cluster: Path, tmp_pat
         assert row["_timestamp"].hour == row["id"] % 24
         assert row["_headers"] == [{"key": "id", "value": str(row["id"]).encode()}]
 
-    again = summary_of(submit(cluster, "consume", *consume))
+    again = summary_of(run_job(spark, cluster, "consume", *consume).out)
     assert again["records"] == 0, "the checkpoint remembers"
     assert pq.read_table(out).num_rows == 500
 
@@ -138,9 +128,10 @@ def test_without_java_a_job_says_what_to_install(cluster: Path, tmp_path: Path) 
     assert said.startswith("produce: Java did not start") and "Java 17" in said and "JAVA_HOME" in said
 
 
-def test_errors_are_one_line(cluster: Path, tmp_path: Path) -> None:
-    assert submit(cluster, "produce", "nope", "in.csv", exit_code=1).startswith("produce: no file matches 'in.csv'")
-    said = submit(cluster, "consume", "--subscribe", "nope", exit_code=1)
+def test_errors_are_one_line(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+    absent = run_job(spark, cluster, "produce", "nope", "in.csv", exit_code=1).err
+    assert absent.startswith("produce: no file matches 'in.csv'")
+    said = run_job(spark, cluster, "consume", "--subscribe", "nope", exit_code=1).err
     assert said == ("consume: topic 'nope': unknown topic or partition (make it with `spark-log topic create nope`)\n")
     (tmp_path / "in.csv").write_text(f"id,name\n1,{'x' * 2_000_000}\n")
     arguments = ["events", str(tmp_path / "in.csv"), "--value", "name", "--create-topic"]
@@ -158,21 +149,13 @@ def test_help_and_wrong_usage(cluster: Path) -> None:
         assert subprocess.run(script, capture_output=True, env=environment(cluster)).returncode == 2
 
 
-def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: Path) -> None:
+def test_sigterm_lets_the_batch_finish(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+    """A kill of spark-submit, whose JVM gets the signal, is in test_stream_jobs.py."""
     with Cluster.open(str(cluster)) as opened:
         create_topic(opened, "ticks")
     arguments = ["ticks", "--format", "rate", "--option", "rowsPerSecond=20", "--stream", "--json"]
-    started = subprocess.Popen(
-        command("produce", *arguments, "--checkpoint", str(tmp_path / "checkpoint")),
-        env=environment(cluster), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert started.stdout is not None
-    first = started.stdout.readline()
-    assert '"progress"' in first
-    started.send_signal(signal.SIGTERM)
-    rest = started.stdout.read()  # not communicate(): it drops what readline() has buffered
-    assert started.wait(timeout=120) == 0
-    summary = summary_of(first + rest)
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--trigger", "3 seconds"]
+    summary = summary_of(run_job(spark, cluster, "produce", *arguments, until=lambda out: '"progress"' in out).out)
     assert summary["records"] == sum(summary["batches"]) > 0
     with Cluster.open(str(cluster)) as opened:
         (described,) = describe_topics(opened, ["ticks"])
@@ -180,7 +163,7 @@ def test_a_kill_of_spark_submit_lets_the_batch_finish(cluster: Path, tmp_path: P
     assert described.partitions[0].high_watermark == summary["records"]
 
 
-def test_erase_keys_that_are_in_parquet(cluster: Path, tmp_path: Path) -> None:
+def test_erase_keys_that_are_in_parquet(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         topic, log = create_topic(opened, "t", 2), Log(opened)
         for partition in (0, 1):
@@ -188,7 +171,7 @@ def test_erase_keys_that_are_in_parquet(cluster: Path, tmp_path: Path) -> None:
         log.close()
         pq.write_table(pa.table({"id": ["goes", "nobody", "goes"]}), tmp_path / "keys.parquet")
         keys = ["--keys-parquet", str(tmp_path / "keys.parquet"), "--keys-column", "id", "--key", "goes too"]
-        summary = summary_of(submit(cluster, "erase", "t", *keys, "--purge", "--json"))
+        summary = summary_of(run_job(spark, cluster, "erase", "t", *keys, "--purge", "--json").out)
         assert (summary["keys"], summary["records"], summary["partitions"]) == (3, 4, 2)
         assert rows_of(log, topic) == [(0, 1, b"stays", b"1"), (1, 1, b"stays", b"1")]
         assert summary["purged"]["files"] == 2, "what the tails were sealed into"

@@ -1,16 +1,16 @@
-"""`spark-submit jobs/join.py`: flights with the weather of their hour and with their plane, ended and started again."""
+"""The join job: flights with the weather of their hour and with their plane, ended and started again."""
 
 import json
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
-from tests.e2e.test_jobs import command, environment, summary_of
+from tests.e2e.test_jobs import summary_of
+from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed
 from tests.support.topics import all_stored, append, make
 
@@ -35,7 +35,7 @@ def joined(cluster: Cluster) -> dict[int, tuple[float | None, int | None]]:
     return found
 
 
-def test_it_ends_at_sigterm_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_it_ends_at_sigterm_and_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     with Cluster.init(str(folder)) as cluster:
         log = Log(cluster)
@@ -63,26 +63,18 @@ def test_it_ends_at_sigterm_and_goes_on_where_it_was(tmp_path: Path) -> None:
             trigger = "100 milliseconds"
             json = true
         """)
-        job = command("join", "--config", str(tmp_path / "join.toml"))
+        job = ["--config", str(tmp_path / "join.toml")]
         fly(log, 1, "N1", 0)
         blow(log, 10.5, 0)
-        started = subprocess.Popen(job, env=environment(folder), stdout=subprocess.PIPE, text=True)
-        assert started.stdout is not None
-        first = started.stdout.readline()
-        assert json.loads(first)["event"] == "progress"
-        started.send_signal(signal.SIGTERM)
-        rest = started.stdout.read()
-        assert started.wait(timeout=120) == 0, first + rest
-        assert summary_of(first + rest)["records"] == 2
+        first = run_job(spark, folder, "join", *job, until=lambda out: '"progress"' in out).out
+        assert summary_of(first)["records"] == 2
         assert joined(cluster) == {1: (10.5, 100)}
         append_keyed(log, planes, (b"N1", b'{"seats": 101}'), (b"N2", None))
         for flight, tail, hour in ((2, "N1", 0), (3, "N2", 0), (4, "N1", 1), (5, "N1", 9)):
             fly(log, flight, tail, hour)
         blow(log, 9.5, 9)
-        again = [*job, "--trigger", "available-now"]
-        done = subprocess.run(again, env=environment(folder), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert summary_of(done.stdout)["records"] == 5
+        again = run_job(spark, folder, "join", *job, "--trigger", "available-now").out
+        assert summary_of(again)["records"] == 5
         expected = {1: (10.5, 100), 2: (10.5, 101), 3: (10.5, None), 4: (None, 101), 5: (9.5, 101)}
         assert joined(cluster) == expected, "4 had no weather: its row came when the watermark had passed"
         log.close()

@@ -1,8 +1,6 @@
-"""`spark-submit jobs/mirror.py`: from SQLite to PostgreSQL with two replicas, until SIGTERM."""
+"""The mirror job: from SQLite to PostgreSQL with two replicas, until SIGTERM."""
 
 import json
-import signal
-import subprocess
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
@@ -10,13 +8,13 @@ from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.jobs import mirror
 from spark_log.log.log import Log, Records
-from tests.e2e.test_jobs import command, environment
+from tests.support.jobs import run_job
 from tests.support.mirroring import everything, make_source
 from tests.support.records import table
 from tests.support.replicas import every_replica_is_whole
 
 
-def test_it_goes_on_until_it_is_told_to_end_and_then_has_everything(tmp_path, postgres_url, capsys):
+def test_it_goes_on_until_it_is_told_to_end_and_then_has_everything(spark, tmp_path, postgres_url, capsys):
     with (
         Cluster.init(str(tmp_path / "source")) as source,
         Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as target,
@@ -27,20 +25,23 @@ def test_it_goes_on_until_it_is_told_to_end_and_then_has_everything(tmp_path, po
         commit_offsets(source.store, "readers", {here: 12, TopicPartition("t", 3): 0})
         arguments = ["--to-cluster", postgres_url, "--subscribe-pattern", "^t$", "--create-topics", "--groups"]
         arguments += ["--replication-factor", "2", "--max-offsets-per-trigger", "100"]
-        started = subprocess.Popen(
-            command("mirror", *arguments, "--trigger", "100 milliseconds", "--json"),
-            env=environment(tmp_path / "source"), stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert started.stdout is not None
-        events = []
-        while not events or events[-1]["behind"]:
-            events.append(json.loads(started.stdout.readline()))
         log = Log(source)
-        log.append(topic, [Records(3, table("while it runs"))])
-        events.append(json.loads(started.stdout.readline()))
-        started.send_signal(signal.SIGTERM)
-        *_, summary = map(json.loads, started.stdout.read().splitlines())
-        assert started.wait(timeout=120) == 0
+        before_append = []
+
+        def told_of_the_record_that_comes_while_it_runs(printed):
+            seen = [json.loads(line) for line in printed.splitlines()]
+            if before_append:
+                return len(seen) > len(before_append)
+            if seen and not seen[-1]["behind"]:
+                before_append.extend(seen)
+                log.append(topic, [Records(3, table("while it runs"))])
+            return False
+
+        arguments += ["--trigger", "100 milliseconds", "--json"]
+        printed = run_job(
+            spark, tmp_path / "source", "mirror", *arguments, until=told_of_the_record_that_comes_while_it_runs
+        ).out
+        *events, summary = map(json.loads, printed.splitlines())
         assert len(events) > 2
         assert {event["event"] for event in events} == {"progress"}
         assert events[-1]["records"] == 1

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.jobs import window
 from spark_log.log.log import Log
-from tests.e2e.test_jobs import command, environment, submit, summary_of
+from tests.e2e.test_jobs import command, environment, summary_of
+from tests.support.jobs import run_job
 from tests.support.topics import append, make, stored
 
 pytestmark = pytest.mark.slow
@@ -60,7 +62,8 @@ def delays(log: Log) -> list[tuple[str, str, int, float]]:
     return sorted((row["window_start"][11:16], row["origin"], row["flights"], row["mean_delay"]) for row in rows)
 
 
-def test_windows_end_on_sigterm_and_go_on(log: Log, tmp_path: Path) -> None:
+def test_windows_end_on_sigterm_and_go_on(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+    """First spark-submit with the settings of conf/, then in this process."""
     folder = tmp_path / "cluster"
     (tmp_path / "job.toml").write_text(CONFIG)
     job = ["--config", str(tmp_path / "job.toml"), "--window", "1 hour", "--checkpoint", str(tmp_path / "checkpoint")]
@@ -80,7 +83,7 @@ def test_windows_end_on_sigterm_and_go_on(log: Log, tmp_path: Path) -> None:
     assert (summary["before"], summary["after"]) == ({"flights": {"0": 0}}, {"flights": {"0": 5}})
 
     append(log, "flights", flight("EWR", "05:45", 99), flight("EWR", "07:00", 3), "[1]")
-    again = summary_of(submit(folder, "window", *job, "--trigger", "available-now"))
+    again = summary_of(run_job(spark, folder, "window", *job, "--trigger", "available-now").out)
     assert (again["records"], again["malformed"], again["late"]) == (3, 1, 1)
     assert again["before"] == summary["after"]
     assert delays(log) == [*first, ("06:00", "EWR", 1, 1.0)]
@@ -90,13 +93,14 @@ def test_windows_end_on_sigterm_and_go_on(log: Log, tmp_path: Path) -> None:
     assert [lag.lag for lag in group_lag(log.cluster.store, "windows")] == [0]
 
 
-def test_running_totals(log: Log, tmp_path: Path) -> None:
+def test_running_totals(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     append(log, "flights", *(flight(origin, "05:00", delay) for origin, delay in (("EWR", 1), ("JFK", 2), ("EWR", 5))))
-    said = submit(
-        tmp_path / "cluster", "aggregate", "--subscribe", "flights", "--value-schema", "origin STRING, delay DOUBLE",
-        "--group-by", "origin", "--aggregate", "max(delay)", "--to-topic", "delays", "--max-offsets-per-trigger", "2",
+    said = run_job(
+        spark, tmp_path / "cluster", "aggregate", "--subscribe", "flights",
+        "--value-schema", "origin STRING, delay DOUBLE", "--group-by", "origin",
+        "--aggregate", "max(delay)", "--to-topic", "delays", "--max-offsets-per-trigger", "2",
         "--checkpoint", str(tmp_path / "checkpoint"), "--trigger", "available-now",
-    )  # fmt: skip
+    ).out  # fmt: skip
     values = [(record["key"], json.loads(record["value"])["max_delay"]) for record in records(log, "delays")]
     assert sorted(values) == [(b"EWR", 1.0), (b"EWR", 5.0), (b"JFK", 2.0)]
     assert "batch 0: 2 records" in said

@@ -21,7 +21,6 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.log_start import delete_records
 from tests.support.records import NOON_MS, table
-from tests.support.spark import ENVIRONMENT
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, fill, make, read, values
 
@@ -253,7 +252,6 @@ print("rows of sql", row[0])
     environment = {
         **os.environ,
         "SPARK_LOG_CLUSTER": str(cluster.store.address),
-        **ENVIRONMENT,
     }
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(

@@ -132,6 +132,7 @@ class StreamReader:
             self.seen += [(p, o, -1 if n is None else int(n)) for p, o, n in batch.collect()]
 
         writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+        writer = writer.trigger(processingTime="1 second")  # at full speed it would take the CPU of all the others
         self.query: StreamingQuery = writer.start()
 
     def end(self) -> None:

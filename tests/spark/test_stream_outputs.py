@@ -19,7 +19,6 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.streams.outputs import Output
-from tests.support.spark import ENVIRONMENT, QUICK_JVM
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
 
@@ -123,7 +122,7 @@ def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_pa
     assert stored(cluster, "in") == {0: ["1"]}, "nothing is written where a part would pass for a replay"
 
 
-DRIVER = f"""
+DRIVER = """
 import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -131,8 +130,7 @@ from spark_log.streams import TopicOutput, Tumbling, windowed, write_stream
 
 address, checkpoint = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.sql.shuffle.partitions", "1").config("spark.sql.session.timeZone", "UTC")
-spark = spark.config("spark.driver.extraJavaOptions", "{QUICK_JVM}").getOrCreate()
+spark = spark.config("spark.sql.shuffle.partitions", "1").config("spark.sql.session.timeZone", "UTC").getOrCreate()
 records = spark.readStream.format("spark_log").options(
     cluster=address, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="2"
 ).load()
@@ -174,7 +172,6 @@ def test_a_driver_that_is_killed_at_every_step_of_a_batch(cluster: Cluster, log:
 def drive(cluster: Cluster, folder: Path, point: str | None) -> int:
     """Exit code of a driver of its own, with its JVM and workers ended."""
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
-    environment.update(ENVIRONMENT)
     if point is not None:
         environment["SPARK_LOG_FAILPOINT"] = point
     command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(folder / "checkpoint")]

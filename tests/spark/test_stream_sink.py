@@ -21,7 +21,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.source import SparkLogDataSource
 from spark_log.log.log import Log
 from spark_log.metadata import tables
-from tests.support.spark import ENVIRONMENT
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, make, read_stream, stored
 
@@ -283,8 +282,7 @@ import sys
 from pyspark.sql import SparkSession
 
 address, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1").getOrCreate()
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 frame = spark.readStream.format("spark_log").options(
     cluster=address, subscribe="in", startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="400"
 ).load().select("key", "value", "partition", "headers", "timestamp")
@@ -307,7 +305,7 @@ def test_a_driver_that_is_killed_again_and_again(cluster: Cluster, log: Log, top
     chance = random.Random(seed)
     out = log.find_topic("out")
     command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(checkpoint)]
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = os.environ
 
     def copied() -> int:
         return sum(end for _, end in log.positions(out).values())

@@ -7,8 +7,9 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from spark_log import delta_jars, launcher
+from tests.support import class_archive
 
-QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+QUICK_JVM = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {class_archive.jvm_options()}".rstrip()
 """Tests start JVMs more than they compute in them; the second compiler and its threads would only take their time."""
 
 
@@ -16,8 +17,9 @@ ENVIRONMENT = {
     "PYSPARK_PYTHON": launcher.executable(),
     "PYSPARK_DRIVER_PYTHON": launcher.executable(),
     "SPARK_LOCAL_IP": "127.0.0.1",
+    "SPARK_SUBMIT_OPTS": QUICK_JVM,
 }
-"""What a program needs to start a Spark on this machine."""
+"""What a program needs to start a Spark on this machine, and quickly. conftest.py sets it for all tests."""
 
 
 def delta_settings() -> dict[str, str]:
