@@ -20,4 +20,4 @@ if [[ ! -x $venv/bin/python ]]; then
 fi
 echo "installing spark-log and its dependencies into $venv: about 2 GB, several minutes the first time"
 "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[dev,demo]' |
-    { grep --line-buffered -E '^ *(Collecting|Downloading|Installing|Building|Successfully)' || true; }
+    { grep --line-buffered -E '^ *(Collecting|Downloading|Installing|Building|Successfully)|conflict|depends on|The user requested' || true; }
