@@ -39,7 +39,7 @@ def admin(cluster, cluster_address):
         yield admin
 
 
-def test_topics_are_made_described_and_deleted(admin):
+def test_topics_are_created_described_and_deleted(admin):
     made = admin.create_topics({"a": {"num_partitions": 3, "configs": {"retention.ms": "-1"}}, "b": {}})
     assert [(topic["name"], topic["num_partitions"], topic["error_code"]) for topic in made["topics"]] == [
         ("a", 3, 0),
@@ -59,7 +59,7 @@ def test_topics_are_made_described_and_deleted(admin):
     assert admin.list_topics() == ["c", "d"]
 
 
-def test_what_is_only_validated_stays(admin):
+def test_validate_only_changes_nothing(admin):
     admin.create_topics(["a"], validate_only=True)
     assert admin.list_topics() == []
     admin.create_topics(["a"])
@@ -71,7 +71,7 @@ def test_what_is_only_validated_stays(admin):
     assert admin.describe_configs([ConfigResource("TOPIC", "a")])["topic"]["a"] == {}
 
 
-def test_errors_belong_to_both_trees(admin):
+def test_errors_are_of_kafka_python_and_of_spark_log(admin):
     with pytest.raises(kafka.errors.InvalidTopicError) as caught:
         admin.create_topics(["a/b"])
     assert isinstance(caught.value, spark_log.errors.InvalidTopicError)
@@ -176,12 +176,12 @@ def test_settings(cluster, cluster_address):
         Admin(cluster=None)
 
 
-def test_there_is_no_cluster(tmp_path):
+def test_a_missing_cluster_is_a_configuration_error(tmp_path):
     with pytest.raises(kafka.errors.KafkaConfigurationError, match="spark-log init"):
         Admin(cluster=str(tmp_path / "nowhere"))
 
 
-def test_what_spark_log_has_not_is_refused_by_name(admin):
+def test_unsupported_calls_are_refused_by_name(admin):
     with pytest.raises(kafka.errors.UnsupportedVersionError, match="create_acls"):
         admin.create_acls([])
     with pytest.raises(AttributeError):
@@ -354,7 +354,7 @@ def test_leaders_are_elected(admin, brokers, log):
         admin.elect_leaders(2)
 
 
-def test_an_unclean_election_loses_what_only_the_dead_have(admin, brokers, log):
+def test_an_unclean_election_loses_the_records_that_only_offline_replicas_have(admin, brokers, log):
     topic_on(brokers, "a", [[1, 2], [1, 2]], inline_max_bytes="0")
     take_away(brokers, 2)
     append(log, "a", *(["x"] * 3))
@@ -372,7 +372,7 @@ def test_an_unclean_election_loses_what_only_the_dead_have(admin, brokers, log):
     assert results_of(admin.elect_leaders(1, {"a": [0]})) == {("a", 0): needless}
 
 
-def test_reassignments_are_begun_listed_and_cancelled(admin, brokers):
+def test_reassignments_are_started_listed_and_cancelled(admin, brokers):
     topic_on(brokers, "a", [[1, 2], [1, 2]])
     first, second, third = (TopicPartition("a", number) for number in range(3))
     assert admin.alter_partition_reassignments({first: [2, 3], second: [9], third: [1]}) == {

@@ -48,7 +48,7 @@ def listed(admin, **filters):
     return {each.transactional_id: each for each in listings}
 
 
-def test_arguments_are_kafka_pythons():
+def test_arguments_are_those_of_kafka_python():
     for name in (
         "abort_transaction", "describe_producers", "describe_transactions", "find_hanging_transactions",
         "list_transactions",
@@ -112,7 +112,7 @@ def test_transactions_are_listed_and_described(admin, produce, begin, cluster):
     assert admin.describe_transactions(["open"])["open"].topic_partitions == {TopicPartition("a", 1)}
 
 
-def test_hanging_ones_are_found(admin, begin, cluster):
+def test_hanging_transactions_are_found(admin, begin, cluster):
     late, fresh = begin("late"), begin("fresh")
     done = begin("done")
     for producer in (done, late, fresh):
@@ -144,7 +144,7 @@ def test_hanging_ones_are_found(admin, begin, cluster):
     assert [each["transactional_id"] for each in only] == ["late"]
 
 
-def test_an_operator_aborts(admin, begin, tmp_path, log):
+def test_an_operator_aborts_a_transaction(admin, begin, tmp_path, log):
     producer, other = begin("mine"), begin("other")
     send(producer, "a", b"dropped", partition=1)
     send(producer, "files", b"dropped too")
@@ -182,7 +182,7 @@ def test_an_operator_aborts(admin, begin, tmp_path, log):
     assert stored(log, "files") == {}
 
 
-def test_what_was_shown_is_aborted_and_no_later_one(admin, begin, cluster, log):
+def test_abort_ends_only_the_transaction_that_was_described(admin, begin, cluster, log):
     producer = begin("mine")
     send(producer, "a", b"first")
     [shown] = describe_transactions(cluster.store, ["mine"])
@@ -197,7 +197,7 @@ def test_what_was_shown_is_aborted_and_no_later_one(admin, begin, cluster, log):
     assert stored(log, "a") == {0: [b"first", b"second"]}
 
 
-def test_producers_of_partitions(admin, produce, begin, cluster):
+def test_producers_of_partitions_are_described(admin, produce, begin, cluster):
     plain = produce()
     send(plain, "a", b"x", b"y", b"z")
     send(plain, "a", b"w")

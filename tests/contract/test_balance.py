@@ -46,7 +46,7 @@ def leaders(cluster, topic):
     return [row.leader for row in rows if row.topic_id == topic.topic_id]
 
 
-def test_leaders_go_back_above_the_threshold(brokers):
+def test_preferred_leaders_are_elected_above_the_threshold(brokers):
     topic = topic_on(brokers, "t", [[1, 2]] * 10)
     change(brokers, t.partition.update().where(t.partition.c.partition == 0).values(leader=2))
     assert auto_rebalance(brokers.store, unfenced, 10) == []

@@ -146,7 +146,7 @@ def test_followers_copy_records_of_acks_1_and_the_high_watermark_advances(replic
     replicated.append(large("d"), acks="all")
 
 
-def test_one_out_of_sync_joins_with_everything_and_not_before(replicated, monkeypatch):
+def test_a_replica_joins_the_isr_only_when_it_has_every_segment(replicated, monkeypatch):
     replicated.leave(2, 3)
     for letter in "abc":
         replicated.append(large(letter))
@@ -185,7 +185,7 @@ def test_blobs_need_no_copy_but_wait_for_the_files_before_them(replicated):
     assert replicated.ends()[3] == 4, "up to the file that nobody has"
 
 
-def test_a_damaged_source_is_passed_over(replicated):
+def test_a_damaged_source_is_skipped(replicated):
     replicated.append(large("a"))
     replicated.append(large("b"))
     replicated.catch_up(2)
@@ -197,7 +197,7 @@ def test_a_damaged_source_is_passed_over(replicated):
 
 
 @pytest.mark.parametrize("same_size", [True, False])
-def test_where_every_source_is_damaged_nothing_is_taken(replicated, same_size):
+def test_nothing_is_copied_if_every_source_is_damaged(replicated, same_size):
     replicated.append(large("a"))
     replicated.append(large("b"))
     replicated.catch_up(2)
@@ -215,7 +215,7 @@ def test_where_every_source_is_damaged_nothing_is_taken(replicated, same_size):
 
 
 @pytest.mark.parametrize("wrong", ["bytes", "size"])
-def test_a_wrong_file_that_lies_there_is_replaced_a_right_one_verified(replicated, wrong):
+def test_an_existing_wrong_file_is_replaced_and_a_right_one_verified(replicated, wrong):
     replicated.append(large("a"))
     replicated.append(large("b"))
     for source, target in zip(replicated.files(1), replicated.files(3), strict=True):
@@ -227,7 +227,7 @@ def test_a_wrong_file_that_lies_there_is_replaced_a_right_one_verified(replicate
     assert_replicas_are_whole(replicated.cluster)
 
 
-def test_a_file_there_that_cannot_be_read_is_replaced(replicated, monkeypatch):
+def test_an_existing_file_that_cannot_be_read_is_replaced(replicated, monkeypatch):
     replicated.append(large("a"))
     [source], [target] = replicated.files(1), replicated.files(3)
     target.parent.mkdir(parents=True)
@@ -298,7 +298,7 @@ def overtaken(step, *run):
     assert describe_topics(step.cluster, ["t"]) == before, "nothing has moved"
 
 
-def test_an_election_in_between_moves_nothing(replicated):
+def test_an_election_during_the_copy_advances_no_leo(replicated):
     replicated.append(large("a"))
     step = replicated.copying(3)
     run = copied(step)
@@ -316,7 +316,7 @@ def test_an_election_in_between_moves_nothing(replicated):
     assert_replicas_are_whole(replicated.cluster)
 
 
-def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
+def test_an_election_that_loses_no_record_advances_no_leo_either(replicated):
     replicated.append(large("a"))
     replicated.catch_up(2)
     step = replicated.copying(3)
@@ -329,7 +329,7 @@ def test_an_election_that_costs_no_record_moves_nothing_either(replicated):
     assert (done.log_end_offset, done.segments_verified) == (1, 1)
 
 
-def test_a_seal_during_the_copy_moves_nothing_and_the_next_plan_includes_it(replicated):
+def test_a_seal_during_the_copy_advances_no_leo_and_the_next_plan_includes_it(replicated):
     replicated.append(large("a"))
     replicated.append("blob", "blob")
     replicated.append(large("b"))
@@ -348,7 +348,7 @@ def test_a_seal_during_the_copy_moves_nothing_and_the_next_plan_includes_it(repl
     replicated.is_whole()
 
 
-def test_a_replica_that_was_moved_to_another_log_dir_in_between_moves_nothing(replicated, tmp_path):
+def test_a_move_to_another_log_dir_during_the_copy_advances_no_leo(replicated, tmp_path):
     replicated.append(large("a"))
     step = replicated.copying(3)
     run = copied(step)
@@ -426,7 +426,7 @@ def test_a_throttled_copy_keeps_to_its_rate(replicated):
     assert time.now_s <= total / 1_000, "and is no slower than it must be"
 
 
-def test_a_replica_in_an_object_store(cluster, log, s3_uri):
+def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
     add_broker(cluster, 2, [s3_uri])
     BrokerSession(cluster.store, 2, 3_600_000).register()
     topic = create_topic(cluster, "t", 1, 2, CONFIGS)
@@ -471,7 +471,7 @@ catch_up(cluster, Log(cluster).find_topic("t"), 0, 3)
     "failpoint",
     ["copy.file-written", "copy.file-written:2", "copy.committed", "file.temporary-written", "publish.committed"],
 )
-def test_killed_in_the_midst_it_is_done_by_the_next(replicated, cluster_address, failpoint):
+def test_the_next_process_completes_a_copy_that_was_killed(replicated, cluster_address, failpoint):
     for letter in "abc":
         replicated.append(large(letter))
     replicated.leave(3)
@@ -496,7 +496,7 @@ def catch_up_in_a_process(address, start, runs):
             catch_up(cluster, topic, 0, 3)
 
 
-def test_three_processes_at_the_same_replica_do_no_harm(replicated, cluster_address):
+def test_three_processes_copy_the_same_replica_without_harm(replicated, cluster_address):
     for _ in range(20):
         replicated.append(large("x"))
     start = forkserver.Barrier(4)
@@ -566,7 +566,7 @@ def test_the_background_worker_catches_up_its_broker(cluster, log, tmp_path, fol
     assert_replicas_are_whole(cluster)
 
 
-def test_without_a_broker_it_works_for_all_embedded_ones(cluster, log, tmp_path):
+def test_followers_without_a_broker_id_serve_all_embedded_brokers(cluster, log, tmp_path):
     replicated = Replicated(cluster, log, tmp_path, partitions=3)
     for number in range(12):
         replicated.append(large("x"), partition=number % 3)
@@ -599,7 +599,7 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
     assert behind(cluster, 3) == []
 
 
-def test_closing_gives_a_throttled_copy_up(cluster, log, tmp_path, monkeypatch):
+def test_closing_stops_a_throttled_copy(cluster, log, tmp_path, monkeypatch):
     replicated = Replicated(cluster, log, tmp_path)
     replicated.leave(3)
     replicated.append(large("a"), large("b"), acks=1)

@@ -28,7 +28,7 @@ with Cluster.open(sys.argv[1]) as cluster:
 """
 
 
-def test_an_append_of_another_process_is_heard(cluster, cluster_address):
+def test_an_append_of_another_process_ends_a_wait(cluster, cluster_address):
     create_topic(cluster, "t", 1)
     changes = cluster.store.changes
     pipe = subprocess.PIPE
@@ -43,7 +43,7 @@ def test_an_append_of_another_process_is_heard(cluster, cluster_address):
     assert other.returncode == 0
 
 
-def test_what_was_committed_before_the_wait_is_not_waited_for(cluster, log):
+def test_a_commit_before_the_wait_ends_it_at_once(cluster, log):
     topic = create_topic(cluster, "t", 1)
     settle(cluster.store.changes)
     look = cluster.store.changes.current()
@@ -51,7 +51,7 @@ def test_what_was_committed_before_the_wait_is_not_waited_for(cluster, log):
     assert cluster.store.changes.wait(look, HEARD_WITHIN_S)
 
 
-def test_every_waiting_thread_hears_it(cluster, log):
+def test_a_change_wakes_every_waiting_thread(cluster, log):
     topic = create_topic(cluster, "t", 1)
     changes = cluster.store.changes
     settle(changes)
@@ -66,7 +66,7 @@ def test_every_waiting_thread_hears_it(cluster, log):
     assert heard == [True] * 4
 
 
-def test_a_wait_without_a_change_ends_at_its_time_out(cluster):
+def test_a_wait_without_a_change_ends_at_its_timeout(cluster):
     settle(cluster.store.changes)
     look = cluster.store.changes.current()
     began = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_wait_without_a_change_ends_at_its_time_out(cluster):
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_closed_store_lets_nobody_wait(postgres_url, tmp_path):
+def test_closing_the_store_ends_all_waits(postgres_url, tmp_path):
     cluster = Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir"))
     settle(cluster.store.changes)
     look = cluster.store.changes.current()

@@ -83,7 +83,7 @@ def everything_fits(cluster):
     assert_replicas_are_whole(cluster)
 
 
-def test_a_retired_file_stays_for_its_readers_and_then_goes_everywhere(three_brokers, tmp_path):
+def test_a_retired_file_is_kept_for_its_readers_and_then_deleted_in_every_log_dir(three_brokers, tmp_path):
     cluster = three_brokers
     log = Log(cluster)
     topic = create_topic(cluster, "t", 1, 3, FILES)
@@ -108,7 +108,7 @@ def test_a_retired_file_stays_for_its_readers_and_then_goes_everywhere(three_bro
     everything_fits(cluster)
 
 
-def test_a_file_stays_while_a_delta_table_lists_it(cluster, log, tmp_path):
+def test_a_file_is_kept_while_a_delta_table_lists_it(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", configs=AT_ONCE)
     append(log, topic, "old")
     append(log, topic, "young", timestamp_ms=clock.wall_ms())
@@ -128,7 +128,7 @@ def test_a_file_stays_while_a_delta_table_lists_it(cluster, log, tmp_path):
     everything_fits(cluster)
 
 
-def test_a_log_dir_that_is_away_keeps_no_other_from_it_and_is_cleaned_when_it_is_back(three_brokers, tmp_path):
+def test_an_offline_log_dir_does_not_stop_the_others_and_is_cleaned_when_it_returns(three_brokers, tmp_path):
     cluster = three_brokers
     log = Log(cluster)
     topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
@@ -162,7 +162,7 @@ def test_a_log_dir_that_is_away_keeps_no_other_from_it_and_is_cleaned_when_it_is
     everything_fits(cluster)
 
 
-def test_a_deleted_topic_stays_for_its_readers_and_the_living_stay(cluster, log):
+def test_files_of_a_deleted_topic_are_kept_for_its_readers_and_other_topics_stay(cluster, log):
     keep, doomed = create_topic(cluster, "keep", configs=FILES), create_topic(cluster, "doomed", configs=FILES)
     for topic in (keep, doomed):
         append(log, topic, "a", timestamp_ms=clock.wall_ms())
@@ -190,7 +190,7 @@ def test_a_deleted_topic_stays_for_its_readers_and_the_living_stay(cluster, log)
     everything_fits(cluster)
 
 
-def test_orphans_go_once_no_append_can_name_them(cluster, log):
+def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
     write_id = write_ids.register(cluster.store, "test", 60_000)
@@ -208,7 +208,7 @@ def test_orphans_go_once_no_append_can_name_them(cluster, log):
     everything_fits(cluster)
 
 
-def test_what_stays(cluster, log, tmp_path):
+def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
     """Whatever has not our form, and files of ours that others need."""
     topic = create_topic(cluster, "t", 2, configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
@@ -244,7 +244,7 @@ def test_what_stays(cluster, log, tmp_path):
     everything_fits(cluster)
 
 
-def test_folders_that_nobody_knows(cluster, log):
+def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
     held = write_ids.register(cluster.store, "test", 60_000)
@@ -270,7 +270,7 @@ def test_folders_that_nobody_knows(cluster, log):
     assert clean(cluster) == {}
 
 
-def test_folders_of_topics_that_are_known_and_were_never_published(cluster, log):
+def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
     """They look like those that nobody knows."""
     for name in ("live", "deleted"):
         topic = create_topic(cluster, name, configs=FILES)
@@ -284,7 +284,7 @@ def test_folders_of_topics_that_are_known_and_were_never_published(cluster, log)
     assert len(list(folder_of(cluster, 1).rglob("*.parquet"))) == 2
 
 
-def test_another_log_dir_in_its_place_loses_nothing(three_brokers, tmp_path):
+def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
     """A disk that was swapped behind our back: nothing is deleted there, and the others are cleaned."""
     cluster = three_brokers
     log = Log(cluster)
@@ -299,7 +299,7 @@ def test_another_log_dir_in_its_place_loses_nothing(three_brokers, tmp_path):
     assert [len(files(tmp_path / f"d{n}", topic)) for n in (1, 2, 3)] == [0, 0, 1]
 
 
-def test_a_copy_where_the_partition_has_no_replica_is_left_to_those_who_moved_it(cluster, log, tmp_path):
+def test_a_copy_in_a_log_dir_without_a_replica_is_left_to_reassignment(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
     add_broker(cluster, 2, [str(tmp_path / "d2")])
@@ -309,7 +309,7 @@ def test_a_copy_where_the_partition_has_no_replica_is_left_to_those_who_moved_it
     assert copy.exists()
 
 
-def test_a_topic_that_was_deleted_while_its_files_were_listed(cluster, log):
+def test_files_of_a_topic_deleted_during_the_listing_are_kept_for_readers(cluster, log):
     """Its readers have their time, although no row names its files any more."""
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a")
@@ -319,7 +319,7 @@ def test_a_topic_that_was_deleted_while_its_files_were_listed(cluster, log):
     assert len(files(folder_of(cluster, 1), topic)) == 1
 
 
-def test_appends_beside_it_lose_no_file_that_they_named(cluster, cluster_address):
+def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_address):
     """Write ids that run out at once: an append comes before clean-up, or is refused; never in between."""
     topic = create_topic(cluster, "t", 2, configs={**FILES, "segment.bytes": "14"})
     done = threading.Event()
@@ -364,7 +364,7 @@ def test_appends_beside_it_lose_no_file_that_they_named(cluster, cluster_address
     assert files(folder_of(cluster, 1), topic) == named(cluster), "and nothing else is left"
 
 
-def test_in_an_object_store(tmp_path, s3_uri):
+def test_clean_up_in_object_storage(tmp_path, s3_uri):
     with Cluster.init(str(tmp_path / "cluster"), log_dir=s3_uri) as cluster:
         log = Log(cluster)
         topic, doomed = create_topic(cluster, "t", configs=AT_ONCE), create_topic(cluster, "doomed", configs=FILES)

@@ -11,7 +11,7 @@ from tests.support.producing import change
 MONTH_MS = 30 * 86_400_000
 
 
-def test_what_a_clock_that_was_set_makes_old_is_not_deleted(cluster, monkeypatch):
+def test_a_clock_step_deletes_nothing_by_age(cluster, monkeypatch):
     store = cluster.store
     assert store.clock_is_steady()
     producer_id = register(store, 10_000)

@@ -41,11 +41,11 @@ def admin(cluster, cluster_address):
         yield admin
 
 
-def test_defaults_until_something_is_set(cluster):
+def test_settings_have_their_defaults_until_they_are_altered(cluster):
     assert cluster.store.settings == ClusterSettings()
 
 
-def test_what_is_set_holds_for_whoever_opens_the_cluster(cluster, cluster_address):
+def test_altered_settings_apply_to_every_process_that_opens_the_cluster(cluster, cluster_address):
     alter_settings(cluster, {"transaction.max.timeout.ms": "5000", "auto.leader.rebalance.enable": "false"})
     assert cluster.store.settings.transaction_max_timeout_ms == 5000, "at once in the process that sets it"
     with Cluster.open(cluster_address) as other:
@@ -57,7 +57,7 @@ def test_what_is_set_holds_for_whoever_opens_the_cluster(cluster, cluster_addres
     assert cluster.store.settings == ClusterSettings(auto_leader_rebalance_enable=False)
 
 
-def test_a_client_that_is_open_learns_of_a_change_in_a_bounded_time(cluster, cluster_address, monkeypatch):
+def test_an_open_client_sees_a_change_within_a_bounded_time(cluster, cluster_address, monkeypatch):
     with Cluster.open(cluster_address) as other:
         assert other.store.settings == ClusterSettings()
         alter_settings(cluster, {"plan.tasks.max": "7"})
@@ -68,13 +68,13 @@ def test_a_client_that_is_open_learns_of_a_change_in_a_bounded_time(cluster, clu
 
 
 @pytest.mark.parametrize("changes", [{"plan.tasks.max": "0"}, {"plan.tasks.max": "many"}, {"plan.task.max": "1"}])
-def test_what_is_not_valid_is_refused_and_changes_nothing(cluster, changes):
+def test_an_invalid_setting_is_refused_and_changes_nothing(cluster, changes):
     with pytest.raises(InvalidConfigurationError):
         alter_settings(cluster, {"controller.lease.ms": "1000", **changes})
     assert stored.read_settings(cluster) == {}
 
 
-def test_clients_keep_to_the_limits_of_the_cluster(cluster, cluster_address):
+def test_clients_obey_the_limits_of_the_cluster(cluster, cluster_address):
     alter_settings(cluster, {"transaction.max.timeout.ms": "5000", "group.max.session.timeout.ms": "2000"})
     with (
         Producer(cluster=cluster_address, transactional_id="x", transaction_timeout_ms=5001) as producer,
@@ -100,7 +100,7 @@ def test_a_running_coordinator_follows_a_change(cluster, monkeypatch):
             cluster.store.changes.wait(cluster.store.changes.current(), 0.01)
 
 
-def test_settings_that_were_just_altered_are_the_last_known_while_the_store_is_away(own_postgres_server, tmp_path):
+def test_the_last_settings_read_are_used_while_the_store_is_down(own_postgres_server, tmp_path):
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         known = cluster.store.settings
         alter_settings(cluster, {"plan.tasks.max": "7"})
@@ -108,7 +108,7 @@ def test_settings_that_were_just_altered_are_the_last_known_while_the_store_is_a
         assert cluster.store.settings == known
 
 
-def test_a_coordinator_goes_on_after_it_could_not_read_the_settings(cluster, monkeypatch):
+def test_a_coordinator_continues_after_a_failed_read_of_the_settings(cluster, monkeypatch):
     asked, runs = set(), []
     task = PeriodicTask("count", lambda settings: 10, lambda context: runs.append(context))
     alter_settings(cluster, {"controller.lease.ms": "300"})

@@ -92,7 +92,7 @@ def local_log(local):
 
 
 @also_on_s3
-def test_readers_pass_over_gaps_and_empty_segments(cluster, cluster_address, log):
+def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     topic = make(cluster, "t", 2, cleanup_policy="compact", delete_retention_ms="0", **FILES)
     append(log, topic, "a1 b1", "a2 b2", timestamp_ms=NOON_MS)
     append(log, topic, "a3", "b3", timestamp_ms=NOON_MS + 1_000)
@@ -134,7 +134,7 @@ def test_readers_pass_over_gaps_and_empty_segments(cluster, cluster_address, log
     every_replica_is_whole(cluster)
 
 
-def test_a_follower_gets_what_is_left(three_brokers):
+def test_a_follower_copies_the_compacted_files(three_brokers):
     """One that was away, and had the files of before."""
     cluster = three_brokers
     log = Log(cluster)
@@ -156,7 +156,7 @@ def test_a_follower_gets_what_is_left(three_brokers):
     log.close()
 
 
-def test_what_an_unclean_election_cuts_off_no_pass_has_been_over(three_brokers):
+def test_an_unclean_election_forgets_the_passes_over_truncated_records(three_brokers):
     cluster = three_brokers
     log = Log(cluster)
     configs = {"cleanup_policy": "compact", "delete_retention_ms": "0", "inline_max_bytes": "0"}
@@ -177,7 +177,7 @@ def test_what_an_unclean_election_cuts_off_no_pass_has_been_over(three_brokers):
     log.close()
 
 
-def test_a_pass_gives_way_to_a_change_of_the_isr(three_brokers, monkeypatch):
+def test_a_pass_ends_when_the_isr_changes(three_brokers, monkeypatch):
     cluster = three_brokers
     log = Log(cluster)
     topic = topic_on(cluster, "t", [[1, 2]], cleanup_policy="compact", **FILES)
@@ -201,7 +201,7 @@ def test_a_pass_gives_way_to_a_change_of_the_isr(three_brokers, monkeypatch):
 
 
 @pytest.mark.parametrize("point", ["compact.file-written", "compact.swapped:2", "compact.before-noted"])
-def test_killed_at(cluster, cluster_address, log, point):
+def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster_address, log, point):
     """Nothing is lost, nothing comes back, no pass is noted; the next one goes on where it was."""
     topic = make(cluster, "t", cleanup_policy="compact", delete_retention_ms="0", **FILES)
     append(log, topic, "a1 b1", "a2 -b", "c1")
@@ -222,7 +222,7 @@ def test_killed_at(cluster, cluster_address, log, point):
 
 
 @also_on_s3
-def test_a_retried_append_is_known_though_its_records_are_gone(cluster, produce, log):
+def test_a_retried_append_is_a_duplicate_although_its_records_were_compacted_away(cluster, produce, log):
 
     topic = make(cluster, "t", cleanup_policy="compact")
     producer_id = cluster.store.transact(
@@ -241,7 +241,7 @@ def test_a_retried_append_is_known_though_its_records_are_gone(cluster, produce,
     assert read(log, topic) == "2:a2 3:b2 4:a3"
 
 
-def test_what_is_too_young_stays_and_its_tail_is_not_sealed(local, local_log):
+def test_records_within_min_compaction_lag_stay_and_their_tail_is_not_sealed(local, local_log):
     topic = make(local, "t", cleanup_policy="compact", min_compaction_lag_ms="600000")
     now_ms = local.store.now().wall_ms
     append(local_log, topic, "a1 a2 b1", timestamp_ms=now_ms - 700_000)
@@ -256,7 +256,7 @@ def test_what_is_too_young_stays_and_its_tail_is_not_sealed(local, local_log):
     assert read(local_log, topic) == "4:b3 5:a3"
 
 
-def test_it_is_done_when_it_is_due(local, local_log):
+def test_a_pass_runs_when_it_is_due(local, local_log):
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 a2")
     [report] = compact(local, force=False)
@@ -273,7 +273,7 @@ def test_it_is_done_when_it_is_due(local, local_log):
     assert read(local_log, topic) == "1:a2 3:c1 4:d1 5:e1 6:f1 7:g1 8:h1 9:i1 10:b2"
 
 
-def test_what_is_large_is_left_to_spark(local, local_log):
+def test_a_large_partition_is_left_to_spark(local, local_log):
     topic = make(local, "t", 2, cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 a2")
     [report] = compact(local, log_cleaner_local_bytes_max=10)
@@ -282,7 +282,7 @@ def test_what_is_large_is_left_to_spark(local, local_log):
     assert (report.partitions, read(local_log, topic), passes(local, topic)) == (0, "0:a1 1:a2", [])
 
 
-def test_keys_that_do_not_fit_into_memory_are_gone_over_in_buckets(local, local_log, monkeypatch):
+def test_keys_that_do_not_fit_into_memory_are_processed_in_buckets(local, local_log, monkeypatch):
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, *[" ".join(f"{chr(97 + (n * 8 + m) * 7 % 26)}{n}" for m in range(8)) for n in range(12)])
     monkeypatch.setattr(last_offsets, "_BUCKET_RECORDS", 16)
@@ -305,7 +305,7 @@ def test_keys_that_do_not_fit_into_memory_are_gone_over_in_buckets(local, local_
     assert max(keys for _, _, keys in buckets) < len(expected) / 2, "keys of one partition fall into all buckets"
 
 
-def test_a_log_that_begins_in_the_middle_of_a_segment(local, local_log):
+def test_records_below_the_log_start_are_removed_and_replace_no_other(local, local_log):
     """What nobody can read goes with the next pass over it, and decides nothing."""
     topic = make(local, "t", cleanup_policy="compact,delete", inline_max_bytes="0")
     append(local_log, topic, "a1 b1 c1 d1", "a2 e1")
@@ -316,7 +316,7 @@ def test_a_log_that_begins_in_the_middle_of_a_segment(local, local_log):
     assert (file.base_offset, file.end_offset, file.record_count) == (0, 6, 4)
 
 
-def test_no_file_reaches_over_what_a_delta_table_has_shown(local, local_log):
+def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
     """It would be old data and new data at once to a stream of that table."""
     topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
     append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
@@ -328,7 +328,7 @@ def test_no_file_reaches_over_what_a_delta_table_has_shown(local, local_log):
     assert read(local_log, topic) == "1:b1 4:a3 5:c2"
 
 
-def test_compact_and_delete(local, local_log):
+def test_compaction_and_retention_of_one_topic(local, local_log):
     day_ms = 24 * 60 * 60 * 1000
     topic = make(local, "t", cleanup_policy="compact,delete", retention_ms=str(day_ms), **FILES)
     now_ms = local.store.now().wall_ms
@@ -340,7 +340,7 @@ def test_compact_and_delete(local, local_log):
     assert local_log.positions(topic)[OurPartition("t", 0)].log_start_offset == 2
 
 
-def test_two_passes_at_once_leave_what_one_does(local, local_log):
+def test_two_concurrent_passes_have_the_result_of_one(local, local_log):
     """The second was planned before the first one's swaps, and gives way."""
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 b1", "a2 b2")

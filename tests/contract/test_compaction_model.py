@@ -35,7 +35,7 @@ def run(cluster, case):
 
 @settings(max_examples=20, suppress_health_check=QUIET)
 @given(cases)
-def test_a_reader_always_has_the_table_that_the_records_make(cluster, case):
+def test_a_reader_always_sees_the_last_value_of_each_key(cluster, case):
     run(cluster, case)
 
 
@@ -178,7 +178,7 @@ NOTICED_IN = [
 
 
 @pytest.mark.parametrize(("mutant", "case"), NOTICED_IN, ids=lambda it: getattr(it, "__name__", ""))
-def test_the_model_notices_that(cluster, monkeypatch, mutant, case):
+def test_the_model_detects_a_missing_rule(cluster, monkeypatch, mutant, case):
     run(cluster, case)
     mutant(monkeypatch.setattr)
     with pytest.raises(AssertionError):

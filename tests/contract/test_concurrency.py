@@ -118,7 +118,7 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
     assert max(longest for _, _, longest, _ in told) < 20
 
 
-def test_postgresql_crashes_under_load(own_postgres_server, tmp_path):
+def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, tmp_path):
     """Twice, and comes back: appends take longer, and that is all."""
     address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
@@ -135,7 +135,7 @@ def test_postgresql_crashes_under_load(own_postgres_server, tmp_path):
         check(cluster, told)
 
 
-def test_appends_and_the_deletion_of_their_topic(cluster, cluster_address):
+def test_appends_during_the_deletion_of_their_topic(cluster, cluster_address):
     """Whoever wins: an append is in the topic that was deleted, or refused; and no trace stays in the metadata."""
     log = Log(cluster)
     for _ in range(5):

@@ -207,7 +207,7 @@ def test_iteration_moves_the_position_record_by_record(cluster, log, consume):
     assert [record.offset for record in consumer] == [6, 7, 8, 9]
 
 
-def test_where_a_consumer_begins(cluster, log, consume):
+def test_the_first_position_of_a_consumer(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [5])
     latest = consume(auto_offset_reset="latest")
@@ -248,7 +248,7 @@ def test_out_of_range_positions_follow_the_policy(policy, first, cluster, log, c
     assert none.poll(0) == {}
 
 
-def test_questions_about_offsets(cluster, log, consume):
+def test_queries_about_offsets(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [5, 1])
     delete_records(cluster, {OurPartition("t", 0): 2})
@@ -312,7 +312,7 @@ def test_deserializers_and_records_that_they_refuse(cluster, log, consume):
     assert record.value == 4
 
 
-def test_a_segment_is_opened_once_and_polls_from_memory_ask_nobody(cluster, log, consume, monkeypatch):
+def test_a_segment_is_opened_once_and_polls_from_memory_need_no_store(cluster, log, consume, monkeypatch):
     topic = make(cluster, "t", 1)
     for begin in (0, 3_000):
         append(log, "t", *(f"0/{n}" for n in range(begin, begin + 3_000)))
@@ -328,7 +328,7 @@ def test_a_segment_is_opened_once_and_polls_from_memory_ask_nobody(cluster, log,
     assert len(counted.statements) - first <= 12
 
 
-def test_an_idle_consumer_leaves_the_store_alone(cluster, log, consume, monkeypatch):
+def test_an_idle_consumer_does_not_query_the_store(cluster, log, consume, monkeypatch):
     make(cluster, "t", 3)
     fill(log, "t", [1, 1, 1])
     consumer = consume("t", group_id="g", enable_auto_commit=False)
@@ -342,7 +342,7 @@ def test_an_idle_consumer_leaves_the_store_alone(cluster, log, consume, monkeypa
     assert len(begun) <= 20, counted.statements
 
 
-def test_a_waiting_consumer_has_a_record_at_once(cluster, log, consume):
+def test_a_waiting_consumer_gets_a_record_at_once(cluster, log, consume):
     make(cluster, "t", 1)
     consumer = consume("t", fetch_max_wait_ms=20_000)
     assert consumer.poll(300) == {}
@@ -386,7 +386,7 @@ def test_memory_is_bounded_over_partitions(cluster, log, consume):
     assert 1_000_000 < max(held) <= 2_500_000 + 1_200_000
 
 
-def test_a_long_partition_does_not_keep_others_waiting(cluster, log, consume):
+def test_a_long_partition_does_not_delay_the_others(cluster, log, consume):
     make(cluster, "t", 2)
     append(log, "t", *(f"0/{n}" for n in range(20_000)), partition=0)
     consumer = consume(max_poll_records=10)
@@ -397,7 +397,7 @@ def test_a_long_partition_does_not_keep_others_waiting(cluster, log, consume):
         assert consumer.position(P0) < 10_000
 
 
-def test_damage_is_an_error_that_names_the_segment_and_can_be_passed(cluster, log, consume, tmp_path):
+def test_damage_is_an_error_that_names_the_segment_and_can_be_skipped(cluster, log, consume, tmp_path):
     topic = make(cluster, "t", 2, inline_max_bytes="0")
     for _ in range(2):
         append(log, "t", *map(str, range(50)), partition=0)
@@ -423,7 +423,7 @@ def test_damage_is_an_error_that_names_the_segment_and_can_be_passed(cluster, lo
     assert len(read(consumer, 50)[0]) == 50
 
 
-def test_a_deleted_topic_ends_quietly_and_a_recreated_one_begins_anew(cluster, log, consume):
+def test_a_deleted_topic_is_no_error_and_a_recreated_one_is_read_from_its_start(cluster, log, consume):
     make(cluster, "t", 1)
     make(cluster, "u", 1)
     fill(log, "t", [3])
@@ -439,7 +439,7 @@ def test_a_deleted_topic_ends_quietly_and_a_recreated_one_begins_anew(cluster, l
     assert read(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
 
 
-def test_missing_topics_are_made_once(cluster, log, consume):
+def test_missing_topics_are_created_once(cluster, log, consume):
     consumer = consume("fresh")
     assert consumer.poll(100) == {}
     assert consumer.partitions_for_topic("fresh") == {0}
@@ -450,7 +450,7 @@ def test_missing_topics_are_made_once(cluster, log, consume):
     assert other.poll(100) == {} and other.topics() == set()
 
 
-def test_patterns_and_partitions_that_come_and_go(cluster, log, consume):
+def test_patterns_follow_topics_and_partitions_that_are_added_or_deleted(cluster, log, consume):
     make(cluster, "orders-a", 1)
     make(cluster, "other", 1)
     consumer = consume()

@@ -90,7 +90,7 @@ def test_point_to_point_and_publish_subscribe(cluster, log, consume):
     assert len(seen[0]) == len(seen[1]) == 6
 
 
-def test_only_what_moves_is_revoked_and_its_records_come_once(cluster, log, consume):
+def test_only_moved_partitions_are_revoked_and_each_record_is_read_once(cluster, log, consume):
     make(cluster, "t", 4)
     fill(log, "t", [5] * 4)
     told = Told()
@@ -118,7 +118,7 @@ def test_only_what_moves_is_revoked_and_its_records_come_once(cluster, log, cons
     assert told.events[-1] == ("assigned", moved)
 
 
-def test_a_listener_may_commit_what_is_being_revoked(cluster, log, consume):
+def test_a_listener_may_commit_partitions_that_are_being_revoked(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [2, 2])
     first = consume(enable_auto_commit=False)
@@ -129,7 +129,7 @@ def test_a_listener_may_commit_what_is_being_revoked(cluster, log, consume):
     assert committed(cluster) == {P0: 2, P1: 2}
 
 
-def test_a_listener_that_fails_is_reported_and_the_group_goes_on(cluster, log, consume):
+def test_a_failing_listener_is_reported_and_the_group_continues(cluster, log, consume):
     make(cluster, "t", 2)
 
     def fail(_):
@@ -165,7 +165,7 @@ def test_coroutines_as_listeners(cluster, consume):
     assert consumer.assignment() == set() and consumer.subscription() is None
 
 
-def test_commits_positions_and_where_the_next_one_begins(cluster, log, consume):
+def test_commits_positions_and_the_first_position_of_the_next_consumer(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [10])
     consumer = consume("t", enable_auto_commit=False, max_poll_records=4)
@@ -186,7 +186,7 @@ def test_commits_positions_and_where_the_next_one_begins(cluster, log, consume):
     assert first == "0/6"
 
 
-def test_callbacks_of_background_commits_come_inside_poll(cluster, log, consume):
+def test_callbacks_of_background_commits_run_inside_poll(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [2])
     consumer = consume("t", enable_auto_commit=False)
@@ -232,7 +232,7 @@ def test_an_error_in_the_with_block_commits_nothing(cluster, log, cluster_addres
     assert committed(cluster) == {}
 
 
-def test_offsets_of_partitions_that_were_assigned_by_hand(cluster, log, consume):
+def test_offsets_of_manually_assigned_partitions(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [5])
     consumer = consume(max_poll_records=2, enable_auto_commit=False)
@@ -248,7 +248,7 @@ def test_offsets_of_partitions_that_were_assigned_by_hand(cluster, log, consume)
         again.subscribe(["t"])
 
 
-def test_a_member_that_does_not_poll_leaves_and_comes_back(cluster, log, consume):
+def test_a_member_that_does_not_poll_leaves_and_rejoins(cluster, log, consume):
     make(cluster, "t", 2)
     told = Told()
     idle = consume(max_poll_interval_ms=300, heartbeat_interval_ms=50)
@@ -264,7 +264,7 @@ def test_a_member_that_does_not_poll_leaves_and_comes_back(cluster, log, consume
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_session_that_ended_loses_everything(commits, cluster, log, consume):
+def test_a_member_whose_session_ended_loses_all_partitions(commits, cluster, log, consume):
     make(cluster, "t", 1)
     told = Told()
     frozen = consume(enable_auto_commit=False)
@@ -284,7 +284,7 @@ def test_a_session_that_ended_loses_everything(commits, cluster, log, consume):
     assert frozen.assignment() | other.assignment() == {P0}
 
 
-def test_a_static_member_comes_back_to_its_partitions(cluster, log, consume):
+def test_a_static_member_gets_its_partitions_again(cluster, log, consume):
     make(cluster, "t", 2)
     told = Told()
     stays = consume()
@@ -313,7 +313,7 @@ def test_a_pattern_follows_topics_within_the_group(cluster, log, consume):
     settle(consumer, share=[2], until=lambda: consumer.subscription() == {"orders-b"})
 
 
-def test_members_beyond_the_partitions_are_idle_and_metadata_says_where_one_stands(cluster, consume):
+def test_members_beyond_the_partitions_are_idle_and_group_metadata_names_the_member(cluster, consume):
     make(cluster, "t", 1)
     members = [consume("t") for _ in range(3)]
     assert members[0].group_metadata().state == "<unjoined>"
@@ -335,7 +335,7 @@ def numbered_consumer(address, poll_records):
     )
 
 
-def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed(cluster, log, cluster_address):
+def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cluster, log, cluster_address):
     """Killed between processing and commit, again and again; what the next one repeats begins at the last commit."""
     make(cluster, "t", 2)
     fill(log, "t", [12, 12])
@@ -379,7 +379,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_what_was_not_committed
         assert sorted(set(offsets)) == list(range(12))
 
 
-def test_a_killed_member_gives_way_to_the_one_that_is_left(cluster, log, cluster_address, consume):
+def test_the_remaining_member_takes_over_from_a_killed_one(cluster, log, cluster_address, consume):
     make(cluster, "t", 2)
     stays = consume("t")
     with numbered_consumer(cluster_address, 1) as process:
@@ -412,7 +412,7 @@ def test_the_background_thread_ends_with_its_consumer(cluster, cluster_address):
     assert not thread.is_alive()
 
 
-def test_a_listener_may_seek_where_it_was_assigned(cluster, log, consume):
+def test_a_listener_may_seek_in_assigned_partitions(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [5])
 
@@ -427,7 +427,7 @@ def test_a_listener_may_seek_where_it_was_assigned(cluster, log, consume):
     assert seen == ["0/3", "0/4"]
 
 
-def test_a_consumer_of_the_parent_process_is_of_no_use_in_a_fork(tmp_path):
+def test_a_consumer_of_the_parent_process_is_refused_in_a_fork(tmp_path):
     program = """
 import os, sys
 from kafka.errors import IllegalStateError

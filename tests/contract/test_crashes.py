@@ -59,7 +59,7 @@ FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
 
 
 @pytest.mark.parametrize("failpoint", [*(f"{point}:2" for point in WRITE_POINTS), *FIRST_TIMES])
-def test_a_writer_killed_at(failpoint, tmp_path):
+def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
     address = str(tmp_path / "cluster")
     with Cluster.init(address) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
@@ -91,7 +91,7 @@ def test_a_writer_killed_at(failpoint, tmp_path):
 
 
 @pytest.mark.parametrize("point", ["file.temporary-written", "append.decided", "append.committed"])
-def test_a_writer_killed_on_postgresql_at(point, postgres_url, tmp_path):
+def test_a_writer_killed_on_postgresql_loses_nothing(point, postgres_url, tmp_path):
     """There the transaction ends with the connection, not with the process's file locks."""
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
@@ -108,7 +108,7 @@ def test_a_writer_killed_on_postgresql_at(point, postgres_url, tmp_path):
 
 
 @pytest.mark.parametrize("point", ["file.temporary-written", "file.renamed"])
-def test_an_init_that_was_killed_is_done_again(point, tmp_path):
+def test_a_killed_init_can_be_repeated(point, tmp_path):
     address = str(tmp_path / "cluster")
     program = "import sys; from spark_log.cluster.cluster import Cluster; Cluster.init(sys.argv[1])"
     killed_at(point, "-c", program, address)

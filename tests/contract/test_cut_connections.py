@@ -98,7 +98,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Calls) if not name.startswith("_")])
-def test_whichever_transaction_loses_its_connection(postgres_server, postgres_url, tmp_path, name):
+def test_a_call_succeeds_whichever_transaction_loses_its_connection(postgres_server, postgres_url, tmp_path, name):
     with (
         Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as direct,
         PostgresProxy(postgres_server.port) as proxy,

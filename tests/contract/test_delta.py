@@ -108,7 +108,7 @@ def test_a_tail_is_published_when_it_is_sealed(tmp_path):
     assert topic.delta_records() == topic.records()[:2]
 
 
-def test_nothing_new_is_no_commit(topic):
+def test_publication_without_changes_makes_no_commit(topic):
     version = topic.delta.version()
     for _ in range(3):
         topic.publish()
@@ -116,7 +116,7 @@ def test_nothing_new_is_no_commit(topic):
     assert topic.delta.version() == version
 
 
-def test_data_changes_where_data_came_and_nowhere_else(topic):
+def test_only_new_records_are_a_data_change(topic):
     adds = [action["add"] for commit in topic.commits() for action in commit if "add" in action]
     assert [add["dataChange"] for add in adds] == [True] * 3
     assert [json.loads(add["stats"])["numRecords"] for add in adds] == [2, 1, 1]
@@ -183,7 +183,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("meddle", FOREIGN)
-def test_what_others_do_to_the_table_heals(topic, meddle):
+def test_changes_of_the_table_by_others_are_undone(topic, meddle):
     meddle(topic)
     topic.append("later")
     topic.is_whole()
@@ -192,7 +192,7 @@ def test_what_others_do_to_the_table_heals(topic, meddle):
     assert topic.records() == [(0, 0, "a"), (0, 1, "b"), (0, 2, "c"), (0, 3, "later"), (1, 0, "x")]
 
 
-def test_vacuum_takes_no_file_that_is_not_published_yet(topic):
+def test_vacuum_deletes_no_unpublished_file(topic):
     topic.log.append(topic.topic, [Records(0, table("unpublished"))])
     orphan = Path(topic.location, "_segments", "0", "0123-0.parquet")
     orphan.write_bytes(b"a file whose append is under way")
@@ -201,7 +201,7 @@ def test_vacuum_takes_no_file_that_is_not_published_yet(topic):
     topic.is_whole()
 
 
-def test_a_table_that_was_lost_is_made_again(topic):
+def test_a_lost_table_is_created_again(topic):
     shutil.rmtree(Path(topic.location, "_delta_log"))
     topic.publish()
     topic.is_whole()
@@ -221,7 +221,7 @@ def nothing(_):
 
 @pytest.mark.parametrize("tear", [cut_off, zeros, nothing])
 @pytest.mark.parametrize("file", ["last commit", "first commit", "foreign commit", "checkpoint", "_last_checkpoint"])
-def test_what_a_power_loss_tears_in_the_delta_log_heals(topic, file, tear, monkeypatch):
+def test_a_delta_log_torn_by_a_power_loss_is_repaired(topic, file, tear, monkeypatch):
     names = {"first commit": f"{0:020d}.json", "_last_checkpoint": "_last_checkpoint"}
     if file == "foreign commit":
         names[file] = f"{topic.delta.version() + 1:020d}.json"
@@ -244,7 +244,7 @@ def test_what_a_power_loss_tears_in_the_delta_log_heals(topic, file, tear, monke
     topic.is_whole()
 
 
-def test_a_deleted_topic_is_published_no_more(topic):
+def test_a_deleted_topic_is_not_published(topic):
     version = topic.delta.version()
     delete_topic(topic.cluster, "t")
     create_topic(topic.cluster, "t")
@@ -260,7 +260,7 @@ def keep_publishing(address, start, done):
             publish(cluster, found)
 
 
-def test_two_publishers_and_a_meddler_beside_appends(tmp_path):
+def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
     """None of them is told an error, no file is listed twice, none is missing in the end."""
     topic = Topic(tmp_path / "cluster")
     address = str(topic.cluster.store.address)
@@ -293,7 +293,7 @@ VACUUM_SETTINGS = {
 }
 
 
-def test_spark_reads_what_the_log_reads(topic, spark):
+def test_spark_reads_the_same_records_as_the_log(topic, spark):
     rows = spark.read.format("delta").load(topic.location).orderBy("partition", "base_offset", "offset_delta").collect()
     found = [(r["partition"], r["base_offset"] + r["offset_delta"], bytes(r["value"]).decode()) for r in rows]
     assert found == topic.records()
@@ -303,7 +303,7 @@ def test_spark_reads_what_the_log_reads(topic, spark):
     assert spark.read.format("delta").load(topic.location).where("partition = 0").count() == 3
 
 
-def test_what_spark_does_to_the_table_heals(topic, spark):
+def test_changes_of_the_table_by_spark_are_undone(topic, spark):
     """INSERT, OPTIMIZE, ZORDER and VACUUM in every way; a stream that reads the table does not notice."""
     checkpoint = str(Path(topic.location).parent.parent / "checkpoint")
     output = str(Path(topic.location).parent.parent / "output")

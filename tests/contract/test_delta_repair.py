@@ -30,7 +30,7 @@ def without_older_commits(topic):
     return Path(topic.location, "_delta_log", f"{version:020d}.checkpoint.parquet")
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_a_torn_one():
+def test_an_unreadable_checkpoint_is_not_treated_as_torn():
     nobody = 65534
     with tempfile.TemporaryDirectory() as folder:
         topic = Topic(Path(folder, "cluster"))
@@ -103,7 +103,7 @@ def torn_checkpoint_and_last_commit(topic):
 @pytest.mark.parametrize(
     "tear", [torn_first_commit, torn_checkpoint, torn_checkpoint_without_older_commits, torn_checkpoint_and_last_commit]
 )
-def test_a_repair_that_is_killed_at_any_step_is_done_by_the_next_publication(tmp_path, tear):
+def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp_path, tear):
     for step in range(100):
         topic = three_segments(tmp_path / str(step))
         tear(topic)

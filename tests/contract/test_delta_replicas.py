@@ -104,7 +104,7 @@ def tables(cluster, log, tmp_path):
     return Tables(cluster, log, tmp_path)
 
 
-def test_all_in_sync_all_tables_are_the_same(tables):
+def test_the_tables_of_replicas_in_sync_are_equal(tables):
     tables.append("a", "b")
     tables.append("c")
     assert {tables.values(broker) for broker in (1, 2, 3)} == {"abc"}
@@ -113,7 +113,7 @@ def test_all_in_sync_all_tables_are_the_same(tables):
     tables.is_the_log()
 
 
-def test_a_table_shows_what_its_replica_has_below_the_high_watermark(tables):
+def test_a_table_lists_the_segments_of_its_replica_below_the_high_watermark(tables):
     tables.append("a")
     tables.append("b", acks=1)
     assert [tables.values(broker) for broker in (1, 2, 3)] == ["a"] * 3, "b may still be lost"
@@ -130,7 +130,7 @@ def test_a_table_shows_what_its_replica_has_below_the_high_watermark(tables):
     tables.is_the_log()
 
 
-def test_a_replica_that_advances_is_published_though_the_high_watermark_stays(tables, monkeypatch):
+def test_a_replica_that_advances_is_published_although_the_high_watermark_stays(tables, monkeypatch):
     tables.leave(3)
     for value in "abc":
         tables.append(value)
@@ -146,7 +146,7 @@ def test_a_replica_that_advances_is_published_though_the_high_watermark_stays(ta
     assert tables.changes(3) == [(0, True), (1, True)]
 
 
-def test_one_that_fails_keeps_no_other_from_being_published(tables, caplog):
+def test_a_failing_log_dir_does_not_stop_the_publication_of_others(tables, caplog):
     tables.append("a")
     home = tables.folder / "broker-2"
     away = home.rename(tables.folder / "away")
@@ -174,7 +174,7 @@ def test_one_that_fails_keeps_no_other_from_being_published(tables, caplog):
     tables.is_the_log()
 
 
-def test_a_replica_whose_leo_falls_loses_just_the_files_above_and_gets_them_back_quietly(tables):
+def test_a_lowered_leo_removes_only_the_files_above_it_and_they_return_without_data_change(tables):
     for value in "abcd":
         tables.append(value)
     version = tables.delta(3).version()
@@ -191,7 +191,7 @@ def test_a_replica_whose_leo_falls_loses_just_the_files_above_and_gets_them_back
     tables.is_the_log()
 
 
-def test_it_falls_and_comes_back_between_two_publications(tables):
+def test_a_leo_that_falls_and_recovers_between_publications_changes_nothing(tables):
     for value in "abc":
         tables.append(value)
     version = tables.delta(3).version()
@@ -202,7 +202,7 @@ def test_it_falls_and_comes_back_between_two_publications(tables):
     tables.is_the_log()
 
 
-def test_what_was_sealed_while_a_replica_lagged_is_new_to_its_table(cluster, log, tmp_path):
+def test_segments_sealed_while_a_replica_lagged_are_new_data_in_its_table(cluster, log, tmp_path):
     """The blobs lay below its LEO, but not in its table: a stream that reads it has not seen them."""
     tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500"})
     large = "x" + os.urandom(2_000).hex()
@@ -223,7 +223,7 @@ def test_what_was_sealed_while_a_replica_lagged_is_new_to_its_table(cluster, log
     tables.is_the_log(twice=[3])
 
 
-def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were_not(tables):
+def test_a_merged_file_is_a_data_change_only_in_tables_that_lacked_its_records(tables):
     """No merge yet: a row for a file of the same records takes the place of two, as one will."""
     tables.append("a")
     tables.leave(3)
@@ -262,7 +262,7 @@ def test_merged_files_are_quiet_where_their_records_were_and_new_where_they_were
     tables.is_the_log(twice=[0])
 
 
-def test_after_a_cut_the_table_has_no_record_that_is_lost(tables):
+def test_after_a_truncation_the_table_has_no_lost_record(tables):
     tables.append("a")
     tables.append("b", acks=1)
     tables.leave(2, 3)
@@ -285,7 +285,7 @@ def test_after_a_cut_the_table_has_no_record_that_is_lost(tables):
     tables.is_the_log()
 
 
-def test_a_replica_that_went_elsewhere_leaves_the_table(cluster, log, tmp_path):
+def test_a_replica_that_moved_away_leaves_the_table(cluster, log, tmp_path):
     tables = Tables(cluster, log, tmp_path, partitions=2)
     for partition in (0, 1):
         tables.append("a", partition=partition)
@@ -310,7 +310,7 @@ def test_a_replica_that_went_elsewhere_leaves_the_table(cluster, log, tmp_path):
     assert not tables.location(3).exists(), "it is not made again for nothing"
 
 
-def test_a_replica_that_comes_back_to_a_log_dir_is_quiet_about_what_was_there(cluster, log, tmp_path):
+def test_a_replica_that_returns_to_a_log_dir_makes_no_data_change_of_known_records(cluster, log, tmp_path):
     tables = Tables(cluster, log, tmp_path)
     tables.append("a")
     [info] = [info for info in cluster.log_dirs().values() if info.broker_id == 3]
@@ -327,7 +327,7 @@ def test_a_replica_that_comes_back_to_a_log_dir_is_quiet_about_what_was_there(cl
     tables.is_the_log()
 
 
-def test_what_is_noted_of_a_log_dir_during_a_publication_stays(tables):
+def test_a_full_comparison_requested_during_a_publication_is_kept(tables):
     """The controller has found files missing while the table was compared: the next publication compares all of it."""
     tables.append("a")
     info = next(iter(tables.cluster.log_dirs().values()))
@@ -346,7 +346,7 @@ def test_what_is_noted_of_a_log_dir_during_a_publication_stays(tables):
         assert publication_state.recorded(connection, tables.topic, info) == before
 
 
-def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):
+def test_a_log_dir_that_returns_empty_gets_a_new_table(tables):
     tables.append("a")
     tables.append("b")
     home = tables.folder / "broker-2"
@@ -366,7 +366,7 @@ def test_a_log_dir_that_comes_back_empty_gets_a_new_table(tables):
     assert away.exists()
 
 
-def test_a_log_dir_that_comes_back_without_some_files_goes_on_with_its_table(tables):
+def test_a_log_dir_that_returns_without_some_files_keeps_its_table(tables):
     for value in "abc":
         tables.append(value)
     version = tables.delta(2).version()

@@ -97,7 +97,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("phase", MOMENTS)
-def test_in_the_body_and_in_the_commit(postgres, phase):
+def test_errors_in_the_body_and_in_the_commit(postgres, phase):
     arm = raise_once(postgres, MOMENTS[phase])
     for case, state in RETRIED.items():
         arm(state)
@@ -120,7 +120,7 @@ def test_in_the_body_and_in_the_commit(postgres, phase):
     assert sorted(write_ids(postgres)) == sorted(RETRIED)
 
 
-def test_in_a_read(postgres):
+def test_errors_in_a_read(postgres):
     def read(state, timeout_ms=10_000):
         tries = []
 
@@ -142,7 +142,7 @@ def test_in_a_read(postgres):
         assert type(raised.value) is error, case
 
 
-def test_in_the_question_whether_a_lost_commit_was_one(postgres, postgres_server):
+def test_errors_in_the_query_for_the_outcome_of_a_lost_commit(postgres, postgres_server):
     """While that is not known nothing else is told, and nothing is done again."""
     arm = raise_once(postgres, "TRIGGER failing BEFORE INSERT ON commit_token FOR EACH ROW WHEN (NOT NEW.committed)")
     retried = {**RETRIED, "disk full": "53100", "I/O error": "58030"}
@@ -161,7 +161,7 @@ def test_in_the_question_whether_a_lost_commit_was_one(postgres, postgres_server
     assert sorted(write_ids(postgres)) == sorted(retried)
 
 
-def test_when_connecting(postgres, postgres_server):
+def test_errors_of_a_new_connection(postgres, postgres_server):
     with PostgresProxy(postgres_server.port) as proxy:
         for state in [*RETRIED.values(), *(state for state, _ in RAISED.values()), "28P01", "3D000"]:
             proxy.refuse(1, state)
@@ -175,7 +175,7 @@ def test_when_connecting(postgres, postgres_server):
                     cluster.store.transact(lambda *_: None, timeout_ms=0)
 
 
-def test_a_pool_without_a_free_connection(postgres):
+def test_a_pool_without_a_free_connection_is_a_retriable_error(postgres):
     postgres.engine.pool._timeout = 0.01
     held = [postgres.engine.connect() for _ in range(15)]
     try:
@@ -188,7 +188,7 @@ def test_a_pool_without_a_free_connection(postgres):
             connection.close()
 
 
-def test_a_server_that_has_become_read_only_is_connected_to_anew(postgres):
+def test_connections_are_renewed_when_the_server_has_become_read_only(postgres):
     """As behind a proxy that sends new connections to the new primary."""
     postgres.transact(lambda connection, _: add_write_id(connection, "before"))
     with postgres.engine.connect() as connection:

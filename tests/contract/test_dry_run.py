@@ -99,7 +99,7 @@ def due_work(cluster, log, produce):
     cluster.store.transact(age)
 
 
-def test_it_tells_what_a_run_does_and_changes_nothing(cluster, log, produce):
+def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, produce):
     due_work(cluster, log, produce)
     before = everything(cluster)
     planned = list(run_tasks(cluster, dry_run=True))

@@ -56,7 +56,7 @@ def fill(log, topic, partition=0):
     append_keyed(log, topic, (GONE, b"x"), (ALSO_GONE, b"y"), headers=[("h", PRIVATE)], partition=partition)
 
 
-def test_records_of_keys_go_and_all_others_stay_where_they_are(cluster, log, cluster_address, tmp_path):
+def test_records_of_the_keys_are_erased_and_others_keep_their_offsets(cluster, log, cluster_address, tmp_path):
     topic = create_topic(cluster, "t", 3, configs=READABLE)
     for partition in (0, 1):
         fill(log, topic, partition)
@@ -99,7 +99,7 @@ def test_records_of_keys_go_and_all_others_stay_where_they_are(cluster, log, clu
 
 
 @also_on_s3
-def test_up_to_an_end_and_only_what_it_may(cluster, log):
+def test_an_erase_ends_at_the_given_offsets_and_refuses_invalid_arguments(cluster, log):
     topic = create_topic(cluster, "t", 2, configs=FILES)
     for partition in (0, 1):
         append_keyed(log, topic, (GONE, b"0"), (GONE, b"1"), (STAYS, b"2"), partition=partition)
@@ -118,7 +118,7 @@ def test_up_to_an_end_and_only_what_it_may(cluster, log):
         erase(cluster, "__consumer_offsets", [GONE])
 
 
-def test_nothing_is_purged_under_a_store_that_was_restored(postgres_url, tmp_path):
+def test_a_restored_store_purges_nothing(postgres_url, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "d")) as cluster:
         topic, log = create_topic(cluster, "t", configs=FILES), Log(cluster)
         append_keyed(log, topic, (GONE, PRIVATE))
@@ -132,7 +132,7 @@ def test_nothing_is_purged_under_a_store_that_was_restored(postgres_url, tmp_pat
         log.close()
 
 
-def test_every_replica_and_one_that_is_away(three_brokers, log_of, tmp_path):
+def test_every_replica_is_erased_and_an_offline_one_later(three_brokers, log_of, tmp_path):
     cluster, log = three_brokers, log_of(three_brokers)
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"a"))
@@ -194,7 +194,7 @@ def run_erase(address, keys, failpoint=None):
     return run_process(*command, failpoint=failpoint, given=b"\n".join(keys).decode())
 
 
-def test_killed_anywhere_it_may_be_run_again(cluster, log, cluster_address, tmp_path):
+def test_a_killed_erase_can_be_repeated(cluster, log, cluster_address, tmp_path):
     topic = create_topic(cluster, "t", 2, configs=READABLE)
     stays = []
     for point in [point for point in POINTS if point.startswith("erase.")]:
@@ -218,7 +218,7 @@ def test_killed_anywhere_it_may_be_run_again(cluster, log, cluster_address, tmp_
     assert_delta_is_the_log(cluster)
 
 
-def test_a_consumer_reads_on(cluster, log, cluster_address):
+def test_a_consumer_continues_over_erased_files(cluster, log, cluster_address):
     """Over files that are replaced, and over files that are purged, before it comes to them."""
     topic = create_topic(cluster, "t", configs=FILES)
     for number in range(20):
@@ -264,7 +264,7 @@ def small_cluster(tmp_path_factory):
 
 @given(BATCHES, st.sets(st.integers(0, 3)), BATCHES, st.lists(ERASES, min_size=1, max_size=2))
 @settings(max_examples=12)
-def test_what_stays_is_what_a_list_would_keep(small_cluster, batches, seals, more, erases):
+def test_the_remaining_records_are_those_of_a_list_model(small_cluster, batches, seals, more, erases):
     """Against a plain list: batches, some sealed, erases up to some offset, more batches in between."""
     topic = create_topic(small_cluster, f"t{uuid.uuid4().hex}")
     log = Log(small_cluster)

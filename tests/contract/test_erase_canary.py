@@ -181,7 +181,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(12, 24))
-def test_wherever_the_canary_is_a_note_names_the_place(seed, tmp_path, monkeypatch):
+def test_a_note_names_each_place_that_holds_the_canary(seed, tmp_path, monkeypatch):
     monkeypatch.setattr(scrub, "WAIT_MS", 20)
     history = History(tmp_path, random.Random(seed))
     try:

@@ -83,7 +83,7 @@ def test_a_database_that_cannot_be_rewritten_is_named_and_the_erase_is_done(sqli
     assert sqlite_cluster.store.scrub() is None
 
 
-def test_what_postgresql_keeps_goes_with_vacuum_full(postgres_url, postgres_server, tmp_path):
+def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postgres_server, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as cluster:
         log, topic = Log(cluster), create_topic(cluster, "t", configs=READABLE)
         append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
@@ -100,7 +100,7 @@ def test_what_postgresql_keeps_goes_with_vacuum_full(postgres_url, postgres_serv
         log.close()
 
 
-def test_files_on_a_log_dir_that_was_away_go_although_their_producer_lives(three_brokers, tmp_path):
+def test_files_on_a_log_dir_that_was_offline_are_deleted_although_their_producer_is_open(three_brokers, tmp_path):
     cluster, log = three_brokers, Log(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
@@ -117,7 +117,7 @@ def test_files_on_a_log_dir_that_was_away_go_although_their_producer_lives(three
     log.close()
 
 
-def test_clean_up_alone_deletes_what_was_retired_while_a_log_dir_was_away(three_brokers, tmp_path):
+def test_clean_up_deletes_files_that_were_retired_while_a_log_dir_was_offline(three_brokers, tmp_path):
     cluster, log = three_brokers, Log(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
@@ -189,7 +189,7 @@ def test_an_open_transaction_of_a_deleted_topic_is_named(cluster, cluster_addres
     producer.close()
 
 
-def test_files_of_a_deleted_topic_of_the_same_name_go_too(three_brokers, tmp_path):
+def test_files_of_a_deleted_topic_of_the_same_name_are_deleted_too(three_brokers, tmp_path):
     cluster, log = three_brokers, Log(three_brokers)
     old = create_topic(cluster, "t", 1, 3, FILES)
     other = create_topic(cluster, "t-00000000", 1, 3, FILES)

@@ -50,5 +50,5 @@ began.wait()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_under_way_when_a_program_ends_is_finished(tmp_path, name):
+def test_work_in_progress_is_finished_when_a_program_ends(tmp_path, name):
     assert run_python(PROGRAMS[name], str(tmp_path / "cluster")) == "sealed\n"

@@ -75,7 +75,7 @@ def test_a_producer_warns_once_a_topic(cluster, produce, warnings):
     assert [going(cluster, name) for name in ("sent", "tables", "transacted")] == [3, 4, 2], "as was said"
 
 
-def test_it_counts_what_retention_deletes(cluster, log):
+def test_the_warning_counts_the_records_that_retention_deletes(cluster, log):
     topic = create_topic(cluster, "t", 3)
     now_ms = clock.wall_ms()
     mixed = table("old", "young").set_column(
@@ -92,7 +92,7 @@ def test_it_counts_what_retention_deletes(cluster, log):
     assert going(cluster, "t") == 0
 
 
-def test_of_micro_batches_the_first_with_such_records_warns(cluster, log, warnings):
+def test_the_first_micro_batch_with_expired_records_warns(cluster, log, warnings):
     topic = create_topic(cluster, "t")
 
     def commit(timestamp_ms, micro_batch=True):

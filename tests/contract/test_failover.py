@@ -72,7 +72,7 @@ def test_acks_all_puts_a_file_in_every_log_dir_and_moves_every_replica(cluster, 
 
 
 @pytest.mark.parametrize("broker", [1, 2, 3])
-def test_a_writer_outlives_a_lost_log_dir_without_any_process(cluster, log, tmp_path, broker):
+def test_a_writer_survives_the_loss_of_a_log_dir_without_a_coordinator(cluster, log, tmp_path, broker):
     topic = create_topic(cluster, "t", 3, replication_factor=3, configs=FILES)
     append(log, topic, "a")
     lose(cluster, broker, tmp_path)
@@ -114,7 +114,7 @@ def test_with_min_insync_replicas_2_writers_are_refused_until_a_second_replica_i
     assert first.exists()
 
 
-def test_a_log_dir_that_comes_back_as_it_was_catches_up_and_joins(cluster, log, tmp_path):
+def test_a_log_dir_that_returns_unchanged_catches_up_and_joins(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a")
     away = lose(cluster, 2, tmp_path)
@@ -127,7 +127,7 @@ def test_a_log_dir_that_comes_back_as_it_was_catches_up_and_joins(cluster, log, 
     assert set(partition(cluster, topic).isr) == {1, 2, 3}
 
 
-def test_a_log_dir_that_comes_back_empty_is_not_trusted(cluster, log, tmp_path):
+def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a", "b")
     append(log, topic, "c")
@@ -147,7 +147,7 @@ def test_a_log_dir_that_comes_back_empty_is_not_trusted(cluster, log, tmp_path):
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
 
 
-def test_a_log_dir_that_comes_back_in_an_older_state_is_listed(cluster, log, tmp_path):
+def test_a_log_dir_that_returns_in_an_older_state_is_listed(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a")
     shutil.copytree(tmp_path / "d2", tmp_path / "snapshot")
@@ -169,7 +169,7 @@ def test_a_log_dir_that_comes_back_in_an_older_state_is_listed(cluster, log, tmp
     assert counters[2] > counters[1]
 
 
-def test_a_log_dir_that_comes_back_with_half_a_file_lacks_it(cluster, log, tmp_path):
+def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     for value in "abc":
         append(log, topic, value)
@@ -185,7 +185,7 @@ def test_a_log_dir_that_comes_back_with_half_a_file_lacks_it(cluster, log, tmp_p
     assert catch_up(cluster, topic, 0, 2).segments_copied == 1, "the third is there, and is only verified"
 
 
-def test_the_old_disk_may_take_the_place_of_the_new_one_again(cluster, log, tmp_path):
+def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a")
     old = lose(cluster, 2, tmp_path)
@@ -203,7 +203,7 @@ def test_the_old_disk_may_take_the_place_of_the_new_one_again(cluster, log, tmp_
     every_replica_is_whole(cluster)
 
 
-def test_a_log_dir_swapped_for_another_ones_is_not_taken_back(cluster, log, tmp_path):
+def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     append(log, topic, "a")
     lose(cluster, 2, tmp_path)
@@ -235,7 +235,7 @@ def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, log,
 
 
 @needs_root
-def test_a_log_dir_without_room_leaves_the_isr_and_comes_back_when_there_is_room(cluster_address, tmp_path):
+def test_a_full_disk_leaves_the_isr_and_returns_when_there_is_room(cluster_address, tmp_path):
     (tmp_path / "d2").mkdir()
     with mounted(tmp_path / "d2", "3m"), Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
         (tmp_path / "d2" / "log").mkdir()
@@ -261,7 +261,7 @@ def test_a_log_dir_without_room_leaves_the_isr_and_comes_back_when_there_is_room
         log.close()
 
 
-def test_only_the_replicas_of_the_failed_log_dir_of_a_broker_go(cluster_address, tmp_path):
+def test_only_the_replicas_of_the_failed_log_dir_leave_the_isr(cluster_address, tmp_path):
     with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as cluster:
         add_broker(cluster, 2, [str(tmp_path / "d2"), str(tmp_path / "d3")])
         log = Log(cluster)
@@ -334,7 +334,7 @@ def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tm
         assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
 
 
-def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log):
+def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):
     topic = create_topic(cluster, "t", 6, replication_factor=3, configs=FILES)
     session = BrokerSession(cluster.store, 2, 3_600_000)
     session.register()
@@ -346,7 +346,7 @@ def test_a_served_broker_counts_as_dead_when_its_lease_has_run_out(cluster, log)
     assert isinstance(append(log, topic, "a"), Appended)
 
 
-def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_go_on(cluster, cluster_address, tmp_path):
+def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluster, cluster_address, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "retention.ms": "-1"})
     for broker in (1, 2, 3):  # alive, and nobody copies
         BrokerSession(cluster.store, broker, 3_600_000).register()

@@ -107,7 +107,7 @@ def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"once"
 
 
-def test_a_child_appends_although_it_cannot_publish(cluster, cluster_address, log):
+def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_address, log):
     """deltalake does not work in a child of a process that has used it: what the child appends, others publish."""
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
     log.append(topic, [Records(0, table("a"))])

@@ -70,7 +70,7 @@ def test_a_producer_that_stays_open_and_idle_keeps_the_lag(cluster, produce):
     assert_delta_is_the_log(cluster)
 
 
-def test_the_next_client_seals_what_a_killed_one_left(cluster, cluster_address, produce):
+def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address, produce):
     topic = make(cluster, "t")
     program = (
         "import os, signal, sys; from spark_log import Producer; producer = Producer(cluster=sys.argv[1])\n"
@@ -84,7 +84,7 @@ def test_the_next_client_seals_what_a_killed_one_left(cluster, cluster_address, 
     until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"], cluster.store)
 
 
-def test_an_append_seals_a_tail_whose_lag_is_over(cluster, log):
+def test_an_append_seals_a_tail_that_has_reached_its_lag(cluster, log):
     """A process without a sealing thread that appends for long, as a mirror does."""
     topic = make(cluster, "t", **SOON)
     append(log, topic, "first")
@@ -105,7 +105,7 @@ def test_a_coordinator_keeps_the_lag(cluster):
     assert_delta_is_the_log(cluster)
 
 
-def test_a_coordinator_publishes_what_an_append_could_not(cluster, log, monkeypatch):
+def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluster, log, monkeypatch):
     topic = make(cluster, "t", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="1000")
     monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)  # a writer killed before its publication
     append(log, topic, "a")
@@ -126,7 +126,7 @@ def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):
     assert DeltaTable(location).version() == 1
 
 
-def test_of_many_micro_batches_in_a_row_the_first_is_sealed_and_the_others_share_a_file(cluster):
+def test_the_first_of_many_micro_batches_is_sealed_and_the_others_share_a_file(cluster):
     topic = make(cluster, "t", retention_ms="-1")
 
     def micro_batch(value):

@@ -156,7 +156,7 @@ def check_history(cluster, processes):
         )
 
 
-def test_members_that_are_killed(cluster, cluster_address, started):
+def test_other_members_take_over_from_killed_ones(cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     processes = members(started, cluster_address, 3)
     share_everything(processes)
@@ -203,7 +203,7 @@ def everywhere_on_sqlite(points):
 
 
 @everywhere_on_sqlite(MEMBER_POINTS)
-def test_a_member_killed_in_the_midst_of_a_rebalance(point, cluster, cluster_address, started):
+def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     a, b = settle(Reader(cluster), Reader(cluster))
     third = started("tests.support.group_process", cluster_address, "g", SESSION_MS, failpoint=point)
@@ -232,7 +232,7 @@ def settle_once(*readers):
 
 
 @everywhere_on_sqlite(COORDINATOR_POINTS)
-def test_a_coordinator_killed_in_the_midst_of_its_work(point, cluster, cluster_address, started):
+def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     a, b = settle(Reader(cluster), Reader(cluster, session_ms=SESSION_MS))
     victim = started("tests.support.coordinator_process", cluster_address, LEASE_MS, failpoint=point)
@@ -285,7 +285,7 @@ def test_exactly_one_coordinator_acts(cluster):
     assert coordinator_status(cluster).holder is None
 
 
-def test_whose_term_is_over_changes_nothing(cluster):
+def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     create_topic(cluster, "t", 2)
     (a,) = settle(Reader(cluster))
     old = Lease(cluster.store, "coordinator", 1)

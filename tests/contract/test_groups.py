@@ -85,7 +85,7 @@ def test_members_share_and_take_over(cluster):
     assert a.member.member_id == "" and a.member.generation == -1
 
 
-def test_a_partition_waits_until_its_owner_has_let_go(cluster):
+def test_a_partition_is_assigned_after_its_owner_has_revoked_it(cluster):
     create_topic(cluster, "t", 2)
     a, b = settle(Reader(cluster))[0], Reader(cluster)
     assert b.beat().partitions == frozenset()
@@ -133,7 +133,7 @@ def test_every_assignor_of_kafka_python(cluster, assignor):
         assert before <= readers[1].held, "what it had stays"
 
 
-def test_topics_that_come_grow_and_go(cluster):
+def test_created_enlarged_and_deleted_topics_are_reassigned(cluster):
     create_topic(cluster, "t", 1)
     a, b = settle(Reader(cluster, ["t", "u"]), Reader(cluster, ["t", "u"]))
     create_topic(cluster, "u", 2)
@@ -148,7 +148,7 @@ def test_topics_that_come_grow_and_go(cluster):
     assert sorted(a.held | b.held) == [tp(n) for n in range(4)]
 
 
-def test_another_subscription(cluster):
+def test_a_changed_subscription_is_reassigned(cluster):
     create_topic(cluster, "t", 2)
     create_topic(cluster, "u", 2)
     a, b = settle(Reader(cluster), Reader(cluster))
@@ -160,7 +160,7 @@ def test_another_subscription(cluster):
     assert a.held == frozenset()
 
 
-def test_members_at_work_at_once(cluster):
+def test_concurrent_members(cluster):
     create_topic(cluster, "t", 8)
     readers = [Reader(cluster, assignors=["cooperative-sticky"]) for _ in range(5)]
     failures = []
@@ -216,7 +216,7 @@ def test_a_silent_member_is_replaced_and_may_not_commit(cluster):
     assert len(a.numbers) == len(b.numbers) == 2
 
 
-def test_a_session_that_has_ended_is_over_although_nobody_has_noticed(cluster):
+def test_an_expired_session_is_refused_before_the_member_is_removed(cluster):
     create_topic(cluster, "t", 2)
     (a,) = settle(Reader(cluster))
     silence(cluster, a)
@@ -231,7 +231,7 @@ def test_a_session_that_has_ended_is_over_although_nobody_has_noticed(cluster):
     settle(a)
 
 
-def test_a_heartbeat_that_says_nothing_new_writes_once_in_a_third_of_the_session(cluster):
+def test_an_unchanged_heartbeat_is_written_once_in_a_third_of_the_session(cluster):
     create_topic(cluster, "t", 4)
     session_ms = 3_000
     (a,) = settle(Reader(cluster, session_ms=session_ms))
@@ -253,7 +253,7 @@ def test_a_heartbeat_that_says_nothing_new_writes_once_in_a_third_of_the_session
 # Static members
 
 
-def test_a_static_member_comes_back_to_what_it_had(cluster):
+def test_a_static_member_gets_its_former_partitions(cluster):
     create_topic(cluster, "t", 4)
     old, other = settle(Reader(cluster, instance="one"), Reader(cluster))
     held, generation, old_id = old.held, old.answer.generation, old.member.member_id
@@ -266,7 +266,7 @@ def test_a_static_member_comes_back_to_what_it_had(cluster):
     assert new.member.member_id != old_id
 
 
-def test_the_one_that_was_replaced_is_fenced_for_good(cluster):
+def test_a_replaced_static_member_stays_fenced(cluster):
     create_topic(cluster, "t", 2)
     (old,) = settle(Reader(cluster, instance="one"))
     (new,) = settle(Reader(cluster, instance="one"))
@@ -283,7 +283,7 @@ def test_the_one_that_was_replaced_is_fenced_for_good(cluster):
 # Commits
 
 
-def test_commits_and_what_is_read_of_them(cluster):
+def test_commits_are_read_back(cluster):
     create_topic(cluster, "t", 3)
     (a,) = settle(Reader(cluster))
     a.member.commit({tp(0): at(5, "five", 2), tp(1): at(6)})
@@ -304,7 +304,7 @@ def test_commits_and_what_is_read_of_them(cluster):
     assert committed_offsets(cluster.store, "g") == {tp(0): 5, tp(1): 7, tp(2): 1}, "nothing of these"
 
 
-def test_who_has_no_members_commits_freely(cluster):
+def test_an_empty_group_accepts_commits_without_a_member(cluster):
     create_topic(cluster, "t", 2)
     assert commit_offsets(cluster.store, "g", {tp(0): 4, tp(1): at(5, "m", 1), tp(0, "gone"): 1}) == [tp(0, "gone")]
     assert committed(cluster.store, "g") == {tp(0): at(4), tp(1): at(5, "m", 1)}
@@ -332,7 +332,7 @@ class Moody(RangePartitionAssignor):
         return super().assign(cluster, members)
 
 
-def test_a_custom_assignor_that_fails_does_not_wedge_its_group(cluster, monkeypatch):
+def test_a_failing_custom_assignor_does_not_block_its_group(cluster, monkeypatch):
     create_topic(cluster, "t", 4)
     (a,) = settle(Reader(cluster, assignors=[Moody]))
     monkeypatch.setattr(Moody, "works", False)
@@ -392,7 +392,7 @@ def test_members_without_a_common_assignor(cluster):
     assert len(described(cluster).members) == 2
 
 
-def test_what_is_no_member(cluster):
+def test_an_invalid_member_is_refused(cluster):
     with pytest.raises(InvalidGroupIdError):
         Reader(cluster, group="")
     with pytest.raises(InvalidSessionTimeoutError):
@@ -496,7 +496,7 @@ def test_members_are_removed(cluster):
             gone.beat()
 
 
-def test_offsets_expire_once_their_group_is_empty_for_long(cluster):
+def test_offsets_expire_once_their_group_has_been_empty_for_long(cluster):
     create_topic(cluster, "t", 2)
     for group in ("old", "new", "at-work"):
         commit_offsets(cluster.store, group, {tp(0): 1, tp(1): 1})
@@ -516,7 +516,7 @@ def test_offsets_expire_once_their_group_is_empty_for_long(cluster):
     assert len(committed_offsets(cluster.store, "at-work")) == 2
 
 
-def test_silent_producers_are_forgotten(cluster):
+def test_idle_producers_expire(cluster):
     now_ms = cluster.store.now().wall_ms
     old_ms = now_ms - 2 * 86_400_000
     producers = {

@@ -87,14 +87,14 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         delete_retired_replicas(cluster, unfenced)
 
 
-def test_another_server_is_told_from_another_timeline(postgres_url, tmp_path):
+def test_another_server_is_distinguished_from_another_timeline(postgres_url, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
         with pytest.raises(StoreChangedError, match="is another server: it was system 17, timeline 1, and is system"):
             cluster.store.read(identity.check_identity)
 
 
-def test_a_server_that_does_not_tell_is_used_with_a_warning(postgres_server, tmp_path, caplog):
+def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server, tmp_path, caplog):
     url = postgres_server.create_database()
     database = url.rpartition("/")[2]
     postgres_server.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public", database)
@@ -113,7 +113,7 @@ def test_a_server_that_does_not_tell_is_used_with_a_warning(postgres_server, tmp
     assert caplog.text.count("GRANT EXECUTE ON FUNCTION pg_control_system()") == 1
 
 
-def test_an_older_copy_of_the_store_takes_nothing_out(tmp_path):
+def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
     """On SQLite, where nothing but the log dirs can tell; a PostgreSQL of the same timeline is met the same way."""
     address, backup = tmp_path / "cluster", tmp_path / "backup.sqlite"
     with Cluster.init(str(address)) as cluster:

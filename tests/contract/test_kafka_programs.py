@@ -49,7 +49,7 @@ HONOURED = {
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_everything_that_is_refused_is_in_one_error(client, address):
+def test_one_error_names_all_refused_settings(client, address):
     refused = {"security_protocol": "SASL_SSL", "sasl_plain_password": "hidden", "socks5_proxy": "socks5://me:hidden@x"}
     with pytest.raises(KafkaConfigurationError) as caught:
         client(bootstrap_servers=["a:9092", "b:9092"], api_version=(2, 0), **refused)

@@ -48,7 +48,7 @@ def truncated(tagged):
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
-def test_consumer_with_a_reset_policy_goes_back_to_where_the_lineages_part(tagged, consume, policy):
+def test_consumer_with_a_reset_policy_returns_to_the_offset_where_the_lineages_diverge(tagged, consume, policy):
     truncated(tagged)
     consumer = consume(auto_offset_reset=policy)
     consumer.seek(P0, 0)
@@ -58,7 +58,7 @@ def test_consumer_with_a_reset_policy_goes_back_to_where_the_lineages_part(tagge
     assert tags(consumer, timeout_ms=1000) == tagged.records[2:]
 
 
-def test_consumer_without_a_reset_policy_gets_an_error_that_says_where_the_lineages_part(tagged, consume):
+def test_consumer_without_a_reset_policy_gets_an_error_that_names_the_offset_of_divergence(tagged, consume):
     truncated(tagged)
     consumer = consume(auto_offset_reset="none")
     consumer.seek(P0, 0)
@@ -75,7 +75,7 @@ def test_consumer_without_a_reset_policy_gets_an_error_that_says_where_the_linea
     assert tags(consumer, timeout_ms=1000) == tagged.records[2:]
 
 
-def test_committed_offset_is_of_a_lineage_too(tagged, consume, cluster):
+def test_a_committed_offset_belongs_to_a_lineage(tagged, consume, cluster):
     truncated(tagged)
     first = consume()
     tags(first, timeout_ms=1000)
@@ -94,7 +94,7 @@ def test_committed_offset_is_of_a_lineage_too(tagged, consume, cluster):
         strict.poll(0)
 
 
-def test_records_and_commits_say_their_leader_epoch(tagged, consume):
+def test_records_and_commits_have_a_leader_epoch(tagged, consume):
     tagged.append(2)
     tagged.fork()
     tagged.cut()

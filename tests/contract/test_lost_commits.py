@@ -26,7 +26,7 @@ def proxied(postgres_server, postgres_url, tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-def test_a_connection_lost_in_a_commit_is_neither_a_loss_nor_a_repetition(proxied, postgres_url, moment):
+def test_a_connection_lost_in_a_commit_neither_loses_nor_repeats_records(proxied, postgres_url, moment):
     """Meanwhile another process seals the tail, so that the names of the appended blobs say nothing any more."""
     cluster, proxy = proxied
     log, topic = Log(cluster), create_topic(cluster, "t")
@@ -51,7 +51,7 @@ def test_a_connection_lost_in_a_commit_is_neither_a_loss_nor_a_repetition(proxie
     assert renew(cluster.store, write_id, 1_000)
 
 
-def test_a_commit_that_reaches_the_server_after_the_question_is_refused(proxied):
+def test_a_commit_that_reaches_the_server_after_the_query_is_refused(proxied):
     """The client asked, was told that it was not committed, and did all of it again."""
     cluster, proxy = proxied
     holders = iter(["first", "second"])
@@ -72,7 +72,7 @@ def test_a_commit_that_reaches_the_server_after_the_question_is_refused(proxied)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_the_question_waits_for_a_server_process_that_is_still_at_the_transaction(proxied, end):
+def test_the_query_waits_for_a_server_process_that_still_runs_the_transaction(proxied, end):
     cluster, _ = proxied
     token = commit_tokens.new_token()
     answers = []
@@ -90,7 +90,7 @@ def test_the_question_waits_for_a_server_process_that_is_still_at_the_transactio
     assert commit_tokens.was_committed(cluster.store.engine, token) == (end == "commit"), "asked again: the same"
 
 
-def test_tokens_do_not_gather(proxied):
+def test_commit_tokens_do_not_accumulate(proxied):
     """A few rows for each connection, none for what only reads, and none that is too old to be asked about."""
     cluster, _ = proxied
     store = cluster.store

@@ -114,7 +114,7 @@ ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
     [*((point, "sqlite") for point in OURS), *((point, "postgres") for point in ON_POSTGRESQL)],
     indirect=["cluster_address"],
 )
-def test_maintenance_killed_at(point, scene, cluster_address):
+def test_killed_maintenance_loses_nothing(point, scene, cluster_address):
     killed_at(point, "-c", PROGRAM, cluster_address, "retention", "files")
     before = point == "retention.decided"
     assert len(scene.records()) == (6 if before else 2), "all of the transaction, or nothing"
@@ -124,7 +124,7 @@ def test_maintenance_killed_at(point, scene, cluster_address):
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("point", ["retention.decided", "retention.committed"])
-def test_delete_records_killed_at(point, scene, cluster_address):
+def test_a_killed_delete_records_loses_nothing(point, scene, cluster_address):
     killed_at(point, "-c", PROGRAM, cluster_address, "delete_records")
     assert len(scene.records()) == (6 if point == "retention.decided" else 2)
     wanted = {TopicPartition("t", 0): 2, TopicPartition("t", 1): 2}

@@ -76,7 +76,7 @@ def data_changes(cluster, topic, kind):
 
 
 @also_on_s3
-def test_merged_segments_hold_what_their_inputs_held(cluster, log):
+def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
     topic = make(cluster, "t", 3, **FILES)
     append_files(log, topic, *range(12))
     append_files(log, topic, 0, 1, partition=2)
@@ -106,7 +106,7 @@ def test_merged_segments_hold_what_their_inputs_held(cluster, log):
 
 
 @also_on_s3
-def test_no_file_reaches_over_what_a_delta_table_has_shown(cluster, log):
+def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
     """It would be old data and new data at once to a stream of that table."""
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, *range(6))
@@ -181,7 +181,7 @@ KILL = "import sys; from spark_log.maintenance import run_tasks; list(run_tasks(
 
 
 @pytest.mark.parametrize("point", ["merge.file-written", "merge.committed"])
-def test_a_merge_that_is_killed(cluster, cluster_address, log, point):
+def test_a_killed_merge_loses_nothing(cluster, cluster_address, log, point):
     topic = make(cluster, "t", 2, **FILES)
     append_files(log, topic, *range(4))
     append_files(log, topic, *range(4), partition=1)
@@ -229,7 +229,7 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
     log.close()
 
 
-def test_tails_are_sealed_by_age_and_those_that_were_left_over(cluster, log):
+def test_tails_are_sealed_by_age_and_overlong_tails_at_once(cluster, log):
     old = make(cluster, "old", segment_ms="60000")
     young = make(cluster, "young", segment_ms="60000")
     left = make(cluster, "left", segment_ms="600000", delta_max_lag_ms="-1")
@@ -314,7 +314,7 @@ def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster
     assert_delta_is_the_log(cluster)
 
 
-def test_the_coordinator_does_it_on_its_schedule(cluster, log):
+def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
     """Beside a run of the same tasks by hand: swaps decide."""
     topic = make(cluster, "t", segment_ms="1", inline_tail_bytes="100000", retention_ms="-1")
     for number in range(10):

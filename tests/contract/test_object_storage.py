@@ -71,7 +71,7 @@ def everything_is_right(cluster, log, topic, values):
     assert_replicas_are_whole(cluster)
 
 
-def test_one_bad_answer_is_made_good(cluster, log, proxy):
+def test_one_bad_response_is_retried(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs=FILES)
     faults = [
         ("refuse", "PUT", "_segments"),
@@ -92,7 +92,7 @@ def test_one_bad_answer_is_made_good(cluster, log, proxy):
     assert len(segment_files(cluster, topic)) == len(faults)
 
 
-def test_an_object_store_that_refuses_is_away_and_not_damaged(cluster, log, proxy):
+def test_an_object_store_that_refuses_requests_is_unavailable_and_not_damaged(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs=FILES)
     appended(log, topic, "a")
     proxy.always("refuse", "PUT", "_segments")
@@ -107,7 +107,7 @@ def test_an_object_store_that_refuses_is_away_and_not_damaged(cluster, log, prox
     assert len(segment_files(cluster, topic)) == 2
 
 
-def test_whatever_goes_wrong_beside_maintenance_each_record_is_there_once(cluster, log, proxy):
+def test_each_record_is_stored_once_after_any_fault_during_maintenance(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "300", "retention.ms": "-1", "segment.ms": "1"})
     dice = random.Random(7)
     proxy.rule = lambda method, _path: dice.choices(

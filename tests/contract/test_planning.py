@@ -54,7 +54,7 @@ def explain(cluster, ranges):
         return "\n".join(str(row) for row in connection.execute(sa.text(prefix + statement), parameters))
 
 
-def test_ten_segments_of_many_thousand(cluster, long_topic, log):
+def test_a_plan_reads_ten_of_many_thousand_segments(cluster, long_topic, log):
     plan = log.plan({TopicPartition("t", 0): OffsetRange(123_455, 123_545)})
     assert [(piece.base_offset, piece.start, piece.end) for piece in plan.slices] == [
         (base, max(base, 123_455), min(base + 10, 123_545)) for base in range(123_450, 123_550, 10)
@@ -76,7 +76,7 @@ def test_the_database_looks_them_up_by_the_primary_key(cluster, long_topic):
         assert "Rows Removed by Filter" not in found
 
 
-def test_the_first_and_the_last_and_none(cluster, long_topic, log):
+def test_plans_of_the_first_segment_the_last_segment_and_no_segment(cluster, long_topic, log):
     def bases(start, end):
         return [piece.base_offset for piece in log.plan({TopicPartition("t", 1): OffsetRange(start, end)}).slices]
 

@@ -131,7 +131,7 @@ BAD_RECORDS = [
 ]  # fmt: skip
 
 
-def test_bad_records_are_refused_and_the_next_goes_through(produce, cluster, log):
+def test_bad_records_are_refused_and_the_next_is_appended(produce, cluster, log):
     create_topic(cluster, "t", 2)
     producer = produce()
     for number, (record, error, text) in enumerate(BAD_RECORDS):
@@ -167,7 +167,7 @@ def test_topics_that_cannot_be_written(produce, cluster):
         producer.send("a_b", b"v")
 
 
-def test_missing_topics_are_made_or_waited_for(produce, cluster):
+def test_missing_topics_are_created_or_awaited(produce, cluster):
     assert produce().partitions_for("made") == {0}
     strict = produce(allow_auto_create_topics=False, max_block_ms=50)
     for error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.KafkaTimeoutError):
@@ -194,7 +194,7 @@ def test_new_partitions_are_found(produce, cluster):
 # -- one bad record among good ones ---------------------------------------------------------------------------
 
 
-def test_what_the_topic_finds_bad_fails_alone(produce, cluster, log):
+def test_records_that_the_topic_refuses_fail_alone(produce, cluster, log):
     configs = {"max.message.bytes": "1000", "cleanup.policy": "compact", "message.timestamp.after.max.ms": "1000"}
     create_topic(cluster, "t", 2, configs=configs)
     create_topic(cluster, "other")
@@ -225,7 +225,7 @@ def test_what_the_topic_finds_bad_fails_alone(produce, cluster, log):
 # -- partitions -----------------------------------------------------------------------------------------------
 
 
-def test_keys_go_where_kafkas_clients_send_them(produce, cluster):
+def test_keys_map_to_the_same_partitions_as_in_kafka_clients(produce, cluster):
     create_topic(cluster, "t", 5)
     keys = [b"", b"a", *(b"key-%d" % n for n in range(100))]
     for partitioner in (None, DefaultPartitioner(), StickyPartitioner(), RoundRobinPartitioner()):
@@ -235,7 +235,7 @@ def test_keys_go_where_kafkas_clients_send_them(produce, cluster):
         assert [future.get().partition for future in futures] == [partition_of_key(key, 5) for key in keys]
 
 
-def test_the_producers_codec_is_for_topics_that_have_none_of_their_own(produce, cluster):
+def test_the_codec_of_the_producer_applies_to_topics_without_their_own(produce, cluster):
     create_topic(cluster, "free", 1)
     create_topic(cluster, "fixed", 1, configs={"compression.type": "snappy"})
     producer = produce(compression_type="gzip", linger_ms=1000)
@@ -249,7 +249,7 @@ def test_the_producers_codec_is_for_topics_that_have_none_of_their_own(produce, 
     assert codecs == {("free", "gzip"), ("fixed", "snappy")}
 
 
-def test_null_keys_stick_for_a_batch_and_move_on(produce, cluster):
+def test_null_keys_use_one_partition_per_batch(produce, cluster):
     create_topic(cluster, "t", 3)
     producer = produce(linger_ms=60_000)
     batches = []
@@ -291,7 +291,7 @@ def test_custom_partitioners(produce, cluster):
     assert old.send("t", b"v", b"k").get(timeout=30).partition == 1
 
 
-def test_a_partitioner_that_misses(produce, cluster):
+def test_an_invalid_result_of_a_partitioner_is_an_error(produce, cluster):
     create_topic(cluster, "t", 4)
     misses = [
         (4, ValueError, "Unrecognized partition 4"),

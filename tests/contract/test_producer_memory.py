@@ -53,7 +53,7 @@ def producer_of(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_acknowledged_tables_are_freed_though_their_futures_are_kept(cluster, producer_of, partitions):
+def test_acknowledged_tables_are_freed_although_their_futures_are_kept(cluster, producer_of, partitions):
     create_topic(cluster, "t", partitions)
     producer, kept = producer_of(), []
     with arrow_memory(SLACK):
@@ -63,7 +63,7 @@ def test_acknowledged_tables_are_freed_though_their_futures_are_kept(cluster, pr
     assert sum(end - base for future in kept for _, base, end in future.get()) == 20_000
 
 
-def test_tables_that_are_registered_in_a_transaction_are_freed_before_its_end(cluster, producer_of):
+def test_tables_registered_in_a_transaction_are_freed_before_its_end(cluster, producer_of):
     create_topic(cluster, "t", 2)
     producer, kept = producer_of(transactional_id="t1"), []
     producer.init_transactions()
@@ -78,7 +78,7 @@ def test_tables_that_are_registered_in_a_transaction_are_freed_before_its_end(cl
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_of_a_table_larger_than_the_buffer_no_more_is_held_than_the_buffer(cluster, producer_of, partitions):
+def test_a_table_larger_than_the_buffer_occupies_no_more_than_the_buffer(cluster, producer_of, partitions):
     create_topic(cluster, "t", partitions, 2, {"min.insync.replicas": "2"})
     take_away(cluster, 2)  # so nothing can be appended
     producer = producer_of(buffer_memory=8 * MB, max_block_ms=200, retry_backoff_ms=2_000, delivery_timeout_ms=60_000)
@@ -99,7 +99,7 @@ def test_a_few_rows_do_not_keep_the_table_that_they_are_a_slice_of(cluster, prod
     producer.close(timeout=0)
 
 
-def test_given_up_tables_are_freed(cluster, producer_of):
+def test_tables_that_could_not_be_appended_are_freed(cluster, producer_of):
     create_topic(cluster, "t", 1, 2, {"min.insync.replicas": "2"})
     take_away(cluster, 2)
     producer = producer_of(retry_backoff_ms=50, delivery_timeout_ms=300, request_timeout_ms=200, linger_ms=0)
@@ -120,7 +120,7 @@ def test_headers_are_not_kept_with_the_futures(cluster, producer_of):
     assert not future._topic_batch.headers
 
 
-def test_a_partition_that_must_wait_does_not_keep_the_records_of_the_others(cluster, producer_of, tmp_path):
+def test_a_waiting_partition_does_not_keep_the_records_of_the_others_in_memory(cluster, producer_of, tmp_path):
     topic = create_topic(cluster, "t", 4, configs={"inline.max.bytes": "0"})
     for log_dir in ("d1", "d2"):
         folder = tmp_path / log_dir / topic.folder / "_segments"

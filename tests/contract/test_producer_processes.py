@@ -84,7 +84,7 @@ POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "ap
     [*(("sqlite", point) for point in POINTS), *(("postgres", point) for point in POINTS[2:])],
     indirect=["cluster_address"],
 )
-def test_a_producer_killed_at(cluster, cluster_address, log, tmp_path, point):
+def test_a_killed_producer_loses_no_acknowledged_record(cluster, cluster_address, log, tmp_path, point):
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
     code, acked = Process(tmp_path, cluster_address, "w", 2_000, failpoint=point).finish()
     assert code == -signal.SIGKILL, "it never came to the point"
@@ -115,7 +115,7 @@ def test_postgresql_crashes_under_idempotent_producers(own_postgres_server, tmp_
         log.close()
 
 
-def test_a_forked_child_is_told_to_make_its_own(cluster, cluster_address, log, capfd):
+def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_address, log, capfd):
     producer = Producer(cluster=cluster_address, linger_ms=60_000)
     pending = producer.send("t", b"the parent's")
     child = os.fork()
@@ -143,7 +143,7 @@ def test_a_forked_child_is_told_to_make_its_own(cluster, cluster_address, log, c
     assert stored(log, "t") == {0: [b"the child's", b"the parent's"]}
 
 
-def test_a_producer_that_nobody_holds_any_more_sends_what_it_has(cluster, cluster_address, log):
+def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_address, log):
     producer = Producer(cluster=cluster_address, linger_ms=60_000)
     future, sender = producer.send("t", b"v"), producer._sender
     del producer

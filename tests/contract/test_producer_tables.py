@@ -46,7 +46,7 @@ def log_headers():
     return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def test_large_tables_go_in_order_through_files(produce, cluster, log, monkeypatch):
+def test_large_tables_are_written_to_files_in_order(produce, cluster, log, monkeypatch):
     monkeypatch.setattr("spark_log.produce.table_batches.SLICE_BYTES_MAX", 400_000)
     create_topic(cluster, "t", 2, configs={"inline.max.bytes": "10000"})
     producer = produce(buffer_memory=500_000)
@@ -72,7 +72,7 @@ BAD_TABLES = [
 ]  # fmt: skip
 
 
-def test_bad_tables_are_refused_whole(produce, cluster, log):
+def test_a_bad_table_is_refused_as_a_whole(produce, cluster, log):
     create_topic(cluster, "t", 3, configs={"max.message.bytes": "1000"})
     producer = produce()
     for columns, text in BAD_TABLES:

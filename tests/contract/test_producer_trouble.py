@@ -31,7 +31,7 @@ def bring_online(cluster):
     change(cluster, t.partition.update().values(leader=1))
 
 
-def test_a_partition_in_trouble_holds_back_itself_only(produce, cluster, log):
+def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     create_topic(cluster, "t", 2)
     take_offline(cluster, 0)
     producer = produce(retry_backoff_ms=500)
@@ -75,7 +75,7 @@ def test_retries_are_counted(produce, cluster):
 
 
 @pytest.mark.parametrize("forgotten", [(t.producer,), (t.producer_batch,), (t.producer, t.producer_batch)], ids=len)
-def test_a_producer_that_the_store_has_forgotten_goes_on(produce, cluster, log, forgotten):
+def test_a_producer_whose_id_has_expired_continues(produce, cluster, log, forgotten):
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=1)
     for number in range(6):
@@ -98,7 +98,7 @@ def test_an_expired_write_id_is_replaced(produce, cluster, log):
     assert stored(log, "t") == {0: values}
 
 
-def test_a_topic_that_is_deleted_and_made_again(produce, cluster, log):
+def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=5)
     producer.send("t", b"old", partition=1).get(timeout=30)
@@ -109,7 +109,7 @@ def test_a_topic_that_is_deleted_and_made_again(produce, cluster, log):
     assert stored(log, "t") == {1: [b"new", b"newer"]}
 
 
-def test_the_answer_of_an_append_is_lost(produce, cluster, log, monkeypatch):
+def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
     """Appended, but the producer is told that the store went away: its sequence makes the retry a duplicate."""
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=1)
@@ -129,7 +129,7 @@ def test_the_answer_of_an_append_is_lost(produce, cluster, log, monkeypatch):
     assert stored(log, "t") == {p: [b"%d" % n for n in range(4)] for p in range(2)}
 
 
-def test_given_up_in_doubt_the_next_records_are_not_taken_for_it(produce, cluster, log, monkeypatch):
+def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(produce, cluster, log, monkeypatch):
     create_topic(cluster, "t")
     producer = produce(retries=1, retry_backoff_ms=1, enable_idempotence=True)
     appended = producer._sender._log.append_prepared
@@ -184,7 +184,7 @@ def test_close_sends_what_is_left(produce, log):
     assert stored(log, "t") == {0: [b"v"]}
 
 
-def test_close_gives_up_in_time(produce, cluster, log):
+def test_close_returns_within_its_timeout(produce, cluster, log):
     create_topic(cluster, "t")
     take_offline(cluster)
     producer = produce(retry_backoff_ms=5)
@@ -236,7 +236,7 @@ def test_the_rest_of_the_interface(produce, tmp_path):
     assert isinstance(raised.value, spark_log.errors.ClusterNotFoundError)
 
 
-def test_all_ready_partitions_of_all_topics_go_in_one_append(produce, cluster):
+def test_all_ready_partitions_of_all_topics_are_in_one_append(produce, cluster):
     for name in ("a", "b"):
         create_topic(cluster, name, 3)
     producer = produce(linger_ms=60_000)

@@ -131,7 +131,7 @@ class TableOf:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_sees_one_lineage_or_reports_where_it_ends(tmp_path, caplog, seed):
+def test_each_reader_sees_one_lineage_or_reports_its_end(tmp_path, caplog, seed):
     caplog.set_level(logging.WARNING, "spark_log.datasource.read.read_planner")
     chance = random.Random(seed)
     with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:

@@ -95,7 +95,7 @@ def test_a_partition_moves(brokers, log, tmp_path):
     assert len(files(tmp_path, 3)) == 3
 
 
-def test_another_factor_is_the_topics_factor(brokers, log):
+def test_the_replication_factor_follows_partition_0(brokers, log):
     topic = topic_on(brokers, "t", [[1], [2]], **FILES)
     for partition, target in ((1, [2, 3]), (0, [1, 3])):
         begin_reassignments(brokers, {TopicPartition("t", partition): target})
@@ -105,14 +105,14 @@ def test_another_factor_is_the_topics_factor(brokers, log):
         assert factor == (1 if partition else 2), "it follows partition 0"
 
 
-def test_another_order_makes_another_preferred_leader(brokers):
+def test_a_new_order_of_replicas_changes_the_preferred_leader(brokers):
     topic_on(brokers, "t", [[1, 2]])
     begin_reassignments(brokers, {T0: [2, 1]})
     finish(brokers)
     assert (assigned(brokers, "t"), partition_of(brokers).leader) == ([[2, 1]], 1)
 
 
-def test_cancelled_half_way(brokers, log, tmp_path):
+def test_a_reassignment_is_cancelled_half_way(brokers, log, tmp_path):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
     write(log, topic, "a")
     begin_reassignments(brokers, {T0: [3, 4]})
@@ -131,7 +131,7 @@ def log_dirs_of(cluster, *broker_ids):
     return {info.log_dir_id for info in cluster.log_dirs().values() if info.broker_id in broker_ids}
 
 
-def test_another_target_replaces_the_one_under_way(brokers, log):
+def test_a_new_target_replaces_the_current_one(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
     write(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
@@ -173,7 +173,7 @@ def test_a_refused_reassignment_changes_nothing(brokers, log):
     assert (rows(brokers, t.replica), rows(brokers, t.partition), rows(brokers, t.retired_replica)) == before
 
 
-def test_a_replica_goes_to_the_log_dir_with_the_fewest(brokers, tmp_path):
+def test_a_replica_is_placed_in_the_log_dir_with_the_fewest_replicas(brokers, tmp_path):
     first = log_dirs_of(brokers, 3)
     brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
     second = log_dirs_of(brokers, 3) - first
@@ -187,7 +187,7 @@ def test_a_replica_goes_to_the_log_dir_with_the_fewest(brokers, tmp_path):
     assert counts == [2, 2]
 
 
-def test_a_broker_that_dies_in_the_midst(brokers, log):
+def test_a_broker_fails_during_a_reassignment(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
     write(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
@@ -205,7 +205,7 @@ def test_a_broker_that_dies_in_the_midst(brokers, log):
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
 
 
-def test_the_leader_that_leaves_dies_in_the_midst(brokers, log):
+def test_the_leaving_leader_fails_during_a_reassignment(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
     write(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
@@ -250,7 +250,7 @@ def moved(brokers, log):
     return topic
 
 
-def test_files_stay_for_readers_and_are_deleted_later(brokers, moved, tmp_path):
+def test_files_are_kept_for_readers_and_deleted_later(brokers, moved, tmp_path):
     assert len(files(tmp_path, 3)) == 2
     assert delete_retired_replicas(brokers, unfenced) == 0
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
@@ -277,7 +277,7 @@ def test_the_delta_table_drops_a_replica_that_left(brokers, log):
     assert_delta_is_the_log(brokers)
 
 
-def test_a_replica_that_comes_back_takes_its_files_over(brokers, moved, log, tmp_path):
+def test_a_replica_that_returns_reuses_its_files(brokers, moved, log, tmp_path):
     begin_reassignments(brokers, {T0: [3]})
     assert rows(brokers, t.retired_replica) == []
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
@@ -289,7 +289,7 @@ def test_a_replica_that_comes_back_takes_its_files_over(brokers, moved, log, tmp
     assert sorted(value for _, _, value in read_all(log, moved)) == ["a", "stays"]
 
 
-def test_none_is_placed_where_files_are_being_deleted(brokers, moved, tmp_path):
+def test_no_replica_is_placed_in_a_log_dir_that_is_deleting_its_files(brokers, moved, tmp_path):
     change(brokers, t.retired_replica.update().values(deleting=True))
     with pytest.raises(InvalidReplicationAssignmentError, match="broker 3 is deleting"):
         begin_reassignments(brokers, {T0: [3]})
@@ -300,7 +300,7 @@ def test_none_is_placed_where_files_are_being_deleted(brokers, moved, tmp_path):
     assert len(files(tmp_path, 3)) == 1
 
 
-def test_a_log_dir_that_is_away_keeps_no_other_from_being_cleaned(brokers, moved, log, tmp_path, caplog):
+def test_an_offline_log_dir_does_not_stop_the_cleaning_of_others(brokers, moved, log, tmp_path, caplog):
     begin_reassignments(brokers, {TopicPartition("t", 1): [4], T0: [1]})
     copy(brokers, moved, 4, partition=1)
     copy(brokers, moved, 1)
@@ -325,7 +325,7 @@ def test_a_topic_deleted_during_its_reassignment_stays_deleted(brokers, log, mov
         begin_reassignments(brokers, {T0: None})
 
 
-def test_a_thousand_partitions(brokers):
+def test_a_thousand_partitions_are_reassigned(brokers):
     create_topic(brokers, "t", 1_000)
     targets = {TopicPartition("t", number): [1 + number % 4] for number in range(1_000)}
     begin_reassignments(brokers, targets)

@@ -117,7 +117,7 @@ def everything_arrived_once_and_in_order(traffic):
     assert all(found == list(range(len(found))) for found in offsets.values())
 
 
-def test_producer_and_consumer_do_not_notice(brokers, cluster_address, log):
+def test_producer_and_consumer_continue_during_a_reassignment(brokers, cluster_address, log):
     topic = topic_on(brokers, "t", [[1, 2], [2, 1]], **SMALL_TAILS)
     both = [TopicPartition("t", 0), TopicPartition("t", 1)]
     with Traffic(cluster_address, "t") as traffic:
@@ -140,7 +140,7 @@ def test_producer_and_consumer_do_not_notice(brokers, cluster_address, log):
     assert_replicas_are_whole(brokers)
 
 
-def test_where_there_is_a_controller_it_copies_and_switches(brokers, cluster_address, log, monkeypatch):
+def test_the_controller_copies_and_switches_replicas(brokers, cluster_address, log, monkeypatch):
     class Idle(followers.Followers):
         def wake(self):
             raise AssertionError("whoever asked for it has only to watch")
@@ -164,7 +164,7 @@ def test_where_there_is_a_controller_it_copies_and_switches(brokers, cluster_add
     assert_replicas_are_whole(brokers)
 
 
-def test_a_throttle_is_kept_for_all_copies_together(brokers, log, monkeypatch):
+def test_a_throttle_limits_all_copies_together(brokers, log, monkeypatch):
     taken = defaultdict(int)
 
     class Counting(Throttle):

@@ -108,7 +108,7 @@ def test_position_in_the_old_topic_is_not_committed_when_its_partition_is_revoke
     assert committed_offsets(cluster.store, "g") == {}
 
 
-def test_commit_found_before_a_recreation_is_not_the_position_in_the_new_topic(
+def test_a_commit_read_before_a_recreation_is_not_the_position_in_the_new_topic(
     cluster, log, consume, recreate, monkeypatch
 ):
     fill(log, make(cluster, "t"), [5])

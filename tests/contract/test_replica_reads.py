@@ -139,7 +139,7 @@ def contents(replicas):
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_two_damaged_replicas_are_passed_over_and_repaired(stored, kind):
+def test_two_damaged_replicas_are_skipped_and_repaired(stored, kind):
     replicas = stored.replicas()
     whole = contents(replicas)
     assert all(files == [files[0]] * 3 for files in whole), "replicas are equal to the byte"
@@ -154,7 +154,7 @@ def test_two_damaged_replicas_are_passed_over_and_repaired(stored, kind):
 
 @on_both_stores
 @pytest.mark.parametrize("kind", ["missing", "zeroed", "bit in the footer"])
-def test_looking_for_a_time_passes_over_and_repairs_too(stored, kind):
+def test_a_search_by_timestamp_skips_and_repairs_damaged_replicas(stored, kind):
     replicas = stored.replicas()
     whole = contents(replicas)
     for files in replicas:
@@ -165,7 +165,7 @@ def test_looking_for_a_time_passes_over_and_repairs_too(stored, kind):
     assert contents(replicas) == whole
 
 
-def test_a_replica_that_turns_bad_in_the_middle(cluster_address, folders):
+def test_a_replica_is_damaged_in_the_middle_of_a_read(cluster_address, folders):
     """What the first row groups gave is not given again, and nothing is left out."""
     stored = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
     values = [f"{number}" for number in range(200_000)]  # four row groups
@@ -209,7 +209,7 @@ def test_a_segment_without_a_good_replica_is_an_error_that_names_it(stored, kind
         stored.consume()
 
 
-def test_a_source_that_is_damaged_elsewhere_repairs_nothing(stored, caplog):
+def test_a_source_with_other_damage_repairs_nothing(stored, caplog):
     """The second replica reads well, but not all of it was read: its bytes are not those of the checksum."""
     first, second, third = stored.replicas()[0]
     first.damage("missing")
@@ -282,7 +282,7 @@ def test_many_readers_repair_at_once(stored):
 
 
 @pytest.mark.parametrize("point", ["file.temporary-written", "file.renamed"])
-def test_a_reader_killed_in_a_repair(local, point):
+def test_a_reader_killed_during_a_repair(local, point):
     replicas = local.replicas()
     whole = contents(replicas)
     replicas[0][0].damage("truncated")
@@ -325,7 +325,7 @@ def read_only(folder):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_log_dir_that_is_not_there(local, folders):
+def test_a_missing_log_dir_is_skipped(local, folders):
     """Moved away, and an empty folder in its place: it is passed over, and nothing is put there."""
     for broker_id in (1, 2):
         folders[broker_id].rename(folders[broker_id].with_name(f"away-{broker_id}"))
@@ -354,7 +354,7 @@ def test_swapped_log_dirs_are_not_written_to(local, folders):
     local.assert_whole()
 
 
-def test_log_dirs_swapped_under_a_reader_that_has_them_open(local, folders):
+def test_swapped_log_dirs_of_an_open_reader_are_not_written_to(local, folders):
     """What it finds missing then is not put into the wrong one."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
     fetcher = Fetcher(plan.log_dirs)
@@ -371,7 +371,7 @@ def test_log_dirs_swapped_under_a_reader_that_has_them_open(local, folders):
 
 
 @on_both_stores
-def test_a_log_dir_that_becomes_another_one_under_a_reader_gets_nothing(stored):
+def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
     """The same place shows another id after the reader has looked at it: what is missing there is nobody's business."""
     plan = stored.log.plan(ranges_of(stored.log, stored.topic))
     fetcher = Fetcher(plan.log_dirs)
@@ -388,7 +388,7 @@ def test_a_log_dir_that_becomes_another_one_under_a_reader_gets_nothing(stored):
     assert fetcher.repaired == 0
 
 
-def test_a_log_dir_that_was_away_is_tried_again(local, folders, monkeypatch):
+def test_an_unavailable_log_dir_is_tried_again_later(local, folders, monkeypatch):
     """First only after all others, so that its absence costs little; once it may be back, as before."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
     fetcher = Fetcher(plan.log_dirs)
@@ -417,7 +417,7 @@ def test_a_log_dir_that_was_away_is_tried_again(local, folders, monkeypatch):
     local.assert_whole()
 
 
-def test_a_fetcher_is_renewed_for_log_dirs_that_are_new(local):
+def test_a_fetcher_is_renewed_for_new_log_dirs(local):
     plan = local.log.plan(ranges_of(local.log, local.topic))
     two = {number: info for number, info in plan.log_dirs.items() if number != 2}
     fetcher = Fetcher(two)
@@ -428,14 +428,14 @@ def test_a_fetcher_is_renewed_for_log_dirs_that_are_new(local):
     assert not fetcher.renewal_due(plan.slices)
 
 
-def test_every_log_dir_away_is_an_error_that_names_the_segment(local, folders):
+def test_an_error_names_the_segment_if_no_log_dir_is_available(local, folders):
     for folder in folders.values():
         folder.rename(folder.with_name(f"{folder.name}-away"))
     with pytest.raises(CorruptRecordError, match=r"t-0: no replica has segment .*not mounted"):
         local.read()
 
 
-def test_object_storage_that_is_away(tmp_path, folders, s3_server):
+def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server):
     """A log dir there is passed over, once for all segments; an error that may pass if no other has them."""
     uris = {1: str(folders[1]), 2: str(folders[2]), 3: s3_server.uri(uuid4().hex)}
     mixed = Replicated(str(tmp_path / "cluster"), uris)
@@ -460,7 +460,7 @@ def test_object_storage_that_is_away(tmp_path, folders, s3_server):
 
 
 @needs_root
-def test_a_read_only_log_dir(local, folders, caplog):
+def test_a_read_only_log_dir_is_not_repaired(local, folders, caplog):
     local.put_last(3)
     for file in local.files(1, 2):
         file.damage("bit in a page")
@@ -479,7 +479,7 @@ def test_a_read_only_log_dir(local, folders, caplog):
     local.assert_whole()
 
 
-def test_no_room_for_a_repair(cluster_address, folders, caplog):
+def test_reads_succeed_without_room_for_a_repair(cluster_address, folders, caplog):
     """The kernel refuses what is written, as a full disk does: reading goes on, and nothing half-written stays."""
     local = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
     values = [os.urandom(50_000).hex() for _ in range(20)]
@@ -507,7 +507,7 @@ def test_no_room_for_a_repair(cluster_address, folders, caplog):
     local.close()
 
 
-def test_a_symbolic_link_is_not_followed_into_or_out_of_a_log_dir(local, tmp_path):
+def test_symbolic_links_into_or_out_of_a_log_dir_are_not_followed(local, tmp_path):
     """Its replica is passed over; what it points to is neither read nor written."""
     first = local.replicas()[0][0]
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"not ours")
@@ -561,7 +561,7 @@ def test_readers_without_a_rack_spread_over_the_log_dirs(local):
 
 
 @on_both_stores
-def test_a_log_dir_that_has_been_declared_failed_is_the_last_resort(local):
+def test_a_failed_log_dir_is_read_last(local):
     change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=False))
     gone = local.files(2)
     for file in gone:
@@ -580,7 +580,7 @@ def test_a_log_dir_that_has_been_declared_failed_is_the_last_resort(local):
 
 
 @on_both_stores
-def test_a_replica_outside_the_isr_comes_after_those_inside_and_a_shorter_one_not_at_all(local):
+def test_replicas_outside_the_isr_are_read_last_and_shorter_ones_never(local):
     local.put_last(1)
     assert {files[2].broker_id for files in local.replicas()} == {1}
     assert {files[0].broker_id for files in local.replicas("near")} == {2}

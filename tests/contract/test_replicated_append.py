@@ -73,7 +73,7 @@ def values(log, topic):
     return [value for _, _, value in read_all(log, topic)]
 
 
-def test_the_leader_is_lost_in_between(cluster, cluster_address, log, tmp_path):
+def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     write = Write(cluster_address, "a", "b")
     before = partition(cluster)
@@ -86,7 +86,7 @@ def test_the_leader_is_lost_in_between(cluster, cluster_address, log, tmp_path):
     every_replica_is_whole(cluster)
 
 
-def test_a_lost_log_dir_that_was_not_detected_yet(cluster, cluster_address, log, tmp_path):
+def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 1)
     lose(tmp_path, 3)
@@ -96,7 +96,7 @@ def test_a_lost_log_dir_that_was_not_detected_yet(cluster, cluster_address, log,
     assert partition(cluster).isr == (2,)
 
 
-def test_a_replica_joins_the_isr_in_between(cluster, cluster_address, log, tmp_path):
+def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 2)
     look(cluster)
@@ -112,7 +112,7 @@ def test_a_replica_joins_the_isr_in_between(cluster, cluster_address, log, tmp_p
 
 
 @pytest.mark.parametrize("before", [(), ("a",)], ids=["nothing was there", "something was there"])
-def test_a_log_dir_is_replaced_by_an_empty_one_in_between(cluster, cluster_address, log, tmp_path, before):
+def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluster_address, log, tmp_path, before):
     """The file that was written is gone with the old disk: it must not count as if it were on the new one."""
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     for text in before:
@@ -141,7 +141,7 @@ def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tm
     every_replica_is_whole(cluster)
 
 
-def test_too_few_are_left_in_between_and_nothing_is_appended(cluster, cluster_address, log, tmp_path):
+def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "min.insync.replicas": "2"})
     write = Write(cluster_address, "a")
     lose(tmp_path, 1)
@@ -155,7 +155,7 @@ def test_too_few_are_left_in_between_and_nothing_is_appended(cluster, cluster_ad
         assert connection.execute(sa.select(t.segment)).all() == []
 
 
-def test_a_failed_log_dir_of_the_tail_is_not_waited_for_when_it_is_sealed(cluster, log, tmp_path):
+def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs={"inline.tail.bytes": "2000"})
     lose(tmp_path, 2)
     texts = [f"{number}-{'x' * 500}" for number in range(12)]
@@ -172,7 +172,7 @@ def test_a_failed_log_dir_of_the_tail_is_not_waited_for_when_it_is_sealed(cluste
     every_replica_is_whole(cluster)
 
 
-def test_two_logs_of_one_process_do_not_meet(cluster, cluster_address, tmp_path):
+def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_path):
     """A second Log has its own memory of what it saw: it learns of the election when its append is refused."""
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     with Cluster.open(cluster_address) as other:

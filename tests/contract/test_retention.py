@@ -78,7 +78,7 @@ def incremental(monkeypatch):
 
 
 @also_on_s3
-def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, log, incremental):
+def test_old_segments_are_dropped_up_to_the_first_young_one(cluster, log, incremental):
     now_ms = clock.wall_ms()
     topic = create_topic(cluster, "t", 2, configs=FILES)
     for number, timestamp_ms in enumerate([OLD_MS, OLD_MS, now_ms, OLD_MS]):
@@ -109,7 +109,7 @@ def test_old_segments_go_from_the_start_up_to_the_first_that_is_young(cluster, l
 
 
 @also_on_s3
-def test_a_tail_whose_records_have_all_expired_goes_and_appends_go_on(cluster, log):
+def test_an_expired_tail_is_dropped_and_appends_continue(cluster, log):
     topic = create_topic(cluster, "t")
     append(log, topic, "a", "b")
     append(log, topic, "c")
@@ -131,7 +131,7 @@ def test_a_tail_whose_records_have_all_expired_goes_and_appends_go_on(cluster, l
     everything_fits(cluster)
 
 
-def test_by_size_the_oldest_go_while_there_is_still_enough_without_them(cluster, log, incremental):
+def test_retention_by_size_keeps_at_least_retention_bytes(cluster, log, incremental):
     topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
     for number in range(6):
         append(log, topic, f"{number}")
@@ -150,7 +150,7 @@ def test_by_size_the_oldest_go_while_there_is_still_enough_without_them(cluster,
     everything_fits(cluster)
 
 
-def test_what_is_kept_for_ever_or_by_compaction_or_by_the_time_of_its_append(cluster, log):
+def test_topics_whose_policy_or_timestamps_exempt_them_from_retention(cluster, log):
     kept = {
         "for-ever": {"retention.ms": "-1"},
         "compacted": {"cleanup.policy": "compact", "retention.bytes": "0"},
@@ -170,7 +170,7 @@ def test_what_is_kept_for_ever_or_by_compaction_or_by_the_time_of_its_append(clu
         assert values(log, log.find_topic(name)) == ["first", "second"], name
 
 
-def test_a_config_that_was_altered_a_moment_ago_counts(cluster, log):
+def test_a_config_applies_as_soon_as_it_is_altered(cluster, log):
     topic = create_topic(cluster, "t")
     append(log, topic, "a")
     alter_configs(cluster, "t", {"retention.ms": "-1"})
@@ -178,7 +178,7 @@ def test_a_config_that_was_altered_a_moment_ago_counts(cluster, log):
     assert values(log, topic) == ["a"]
 
 
-def test_a_segment_that_compaction_has_emptied(cluster, log):
+def test_a_segment_emptied_by_compaction_expires_by_its_append_time(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     for number in range(3):
         append(log, topic, f"{number}", timestamp_ms=clock.wall_ms())
@@ -197,7 +197,7 @@ def test_a_segment_that_compaction_has_emptied(cluster, log):
 
 
 @pytest.mark.parametrize("partitions", [1, 250])
-def test_many_segments_go_in_short_transactions(cluster, log, partitions):
+def test_many_segments_are_dropped_in_short_transactions(cluster, log, partitions):
     """Rows only: nothing opens the files of what is dropped."""
     topic = create_topic(cluster, "t", partitions)
     each = (2 * SEGMENTS_MAX + 500) // partitions
@@ -226,7 +226,7 @@ def test_many_segments_go_in_short_transactions(cluster, log, partitions):
     assert {row.log_start_offset for row in rows_of(cluster, t.partition)} == {each - 1}
 
 
-def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
+def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log):
     topic = create_topic(cluster, "t", 3, configs=FILES)
     for number in range(3):
         append(log, topic, "a", partition=number)
@@ -241,7 +241,7 @@ def test_a_partition_that_cannot_be_kept_keeps_no_other_from_it(cluster, log):
 
 
 @also_on_s3
-def test_delete_records_drops_whole_segments_and_keeps_the_one_that_it_cuts(cluster, log, incremental):
+def test_delete_records_drops_whole_segments_and_keeps_the_one_that_contains_the_offset(cluster, log, incremental):
     topic = create_topic(cluster, "t", 2, configs={**FILES, "retention.ms": "-1"})
     for first in (0, 3, 6):
         append(log, topic, f"{first}", f"{first + 1}", f"{first + 2}")
@@ -265,7 +265,7 @@ def test_delete_records_drops_whole_segments_and_keeps_the_one_that_it_cuts(clus
         delete_records(cluster, {TopicPartition("compacted", 0): 0})
 
 
-def test_rows_that_an_older_version_left_below_the_log_start(cluster, log):
+def test_segments_of_older_versions_below_the_log_start_are_dropped(cluster, log):
     topic = create_topic(cluster, "t", 2, configs={**FILES, "cleanup.policy": "compact"})
     for number in range(4):
         log.append(topic, [Records(0, table(f"{number}", key=b"k")), Records(1, table("x", key=b"k"))])
@@ -275,7 +275,7 @@ def test_rows_that_an_older_version_left_below_the_log_start(cluster, log):
     everything_fits(cluster)
 
 
-def test_a_replica_that_was_away_catches_up_over_what_is_gone(three_brokers, incremental):
+def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, incremental):
     cluster = three_brokers
     log = Log(cluster)
     topic = create_topic(cluster, "t", 1, 3, FILES)
@@ -297,7 +297,7 @@ def test_a_replica_that_was_away_catches_up_over_what_is_gone(three_brokers, inc
     log.close()
 
 
-def test_a_leader_that_lacks_what_is_gone_begins_at_the_log_start(three_brokers):
+def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_brokers):
     """By unclean election: it has nothing, and offsets are not used twice."""
     cluster = three_brokers
     log = Log(cluster)
@@ -325,7 +325,7 @@ def test_a_leader_that_lacks_what_is_gone_begins_at_the_log_start(three_brokers)
     log.close()
 
 
-def test_appends_and_reads_beside_it(cluster, log):
+def test_appends_and_reads_during_retention(cluster, log):
     """Two writers, a reader and retention by size: offsets are dense, and what is read is what was written."""
     topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "4000"})
     here = [TopicPartition("t", 0), TopicPartition("t", 1)]

@@ -61,7 +61,7 @@ def case(three_brokers):
 
 
 @also_on_s3
-def test_one_file_for_three_in_every_replica(case):
+def test_one_file_replaces_three_in_every_replica(case):
     case.write()
     assert case.swap()
     assert read_all(case.log, case.topic) == [(0, i, value) for i, value in enumerate("abcdef")]
@@ -74,7 +74,7 @@ def test_one_file_for_three_in_every_replica(case):
 
 
 @also_on_s3
-def test_what_stays_keeps_its_offset(case):
+def test_remaining_records_keep_their_offsets(case):
     case.write(keep=lambda offsets, _records: pc.is_in(offsets, pa.array([1, 2, 5])))
     assert case.swap()
     expected = [(0, 1, "b"), (0, 2, "c"), (0, 5, "f")]
@@ -85,7 +85,7 @@ def test_what_stays_keeps_its_offset(case):
     assert_delta_is_the_log(case.cluster)
 
 
-def test_nothing_may_stay_and_the_offsets_are_not_used_again(case):
+def test_offsets_of_an_empty_rewritten_segment_are_not_used_again(case):
     case.write(keep=lambda offsets, _records: pc.less(offsets, 0))
     assert case.swap()
     assert read_all(case.log, case.topic) == []
@@ -111,7 +111,7 @@ def rewrite_first(case):
         pytest.param(lambda case: release(case.cluster.store, case.write_id), id="the write id is gone"),
     ],
 )
-def test_a_swap_that_comes_too_late_changes_nothing_and_leaves_no_file(case, meanwhile):
+def test_a_late_swap_changes_nothing_and_leaves_no_file(case, meanwhile):
     case.write()
     meanwhile(case)
     before = case.rows()
@@ -121,14 +121,14 @@ def test_a_swap_that_comes_too_late_changes_nothing_and_leaves_no_file(case, mea
     assert read_all(case.log, case.topic) == [(0, i, value) for i, value in enumerate("abcdef")]
 
 
-def test_a_topic_that_is_gone(case):
+def test_a_swap_in_a_deleted_topic_leaves_no_file(case):
     case.write()
     delete_topic(case.cluster, "t")
     assert not case.swap()
     assert case.files() == []
 
 
-def test_a_guard_that_forbids(case):
+def test_a_fence_prevents_the_swap(case):
     def gone(_connection):
         raise NotCoordinatorError("the term has ended")
 
@@ -139,7 +139,7 @@ def test_a_guard_that_forbids(case):
     assert case.rows() == before
 
 
-def test_what_is_not_the_log_is_not_planned(case):
+def test_segments_that_are_no_longer_in_the_log_are_not_planned(case):
     case.write()
     assert case.swap()
     assert case.cluster.store.read(lambda c: plan_rewriting(c, case.topic, 0, case.inputs)) is None

@@ -46,7 +46,7 @@ def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
 
 
 @sqlite_only
-def test_an_append_during_a_look_at_the_tails_is_seen_by_the_next(cluster, busy_log, monkeypatch):
+def test_an_append_during_a_check_of_the_tails_is_seen_by_the_next_check(cluster, busy_log, monkeypatch):
     topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
     ask, come = sealer_module.lease_status, iter(["during the look"])
 
@@ -66,7 +66,7 @@ def _end(cluster):
 
 
 @sqlite_only
-def test_full_tails_are_sealed_beside_the_appends_although_there_is_a_coordinator(cluster, busy_log):
+def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(cluster, busy_log):
     topic = make(cluster, "t", inline_tail_bytes="2000")
     with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=3_600_000)) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
@@ -76,7 +76,7 @@ def test_full_tails_are_sealed_beside_the_appends_although_there_is_a_coordinato
 
 
 @sqlite_only
-def test_what_could_not_be_sealed_is_tried_again_within_the_lag(cluster, busy_log):
+def test_a_failed_seal_is_retried_within_the_lag(cluster, busy_log):
     """A tenth of it, 2 s, after the failure; not after another 18 s."""
     topic = make(cluster, "t", delta_max_lag_ms="20000", retention_ms="-1")
     [info] = cluster.log_dirs().values()
@@ -115,7 +115,7 @@ def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster)
 
 
 @sqlite_only
-def test_closing_begins_nothing_after_its_time(cluster, log):
+def test_close_starts_no_seal_after_its_timeout(cluster, log):
     topic = make(cluster, "t", 8)
     for partition in range(8):
         append(log, topic, "a", partition=partition)
@@ -133,7 +133,7 @@ def test_closing_begins_nothing_after_its_time(cluster, log):
 
 
 @sqlite_only
-def test_a_producer_whose_records_are_stored_says_no_other_when_its_time_for_closing_is_over(cluster, produce, caplog):
+def test_close_with_an_expired_timeout_logs_no_warning_if_all_records_are_stored(cluster, produce, caplog):
     make(cluster, "t")
     producer = produce()
     producer.send("t", b"v").get(timeout=30)

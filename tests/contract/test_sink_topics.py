@@ -69,7 +69,7 @@ def test_an_empty_micro_batch_begins_a_recreated_topic(cluster):
 
 
 @pytest.mark.parametrize("value", ["small", LARGE])
-def test_rows_that_name_their_topics_are_written_into_the_recreated_one_alone(cluster, log, tmp_path, value):
+def test_rows_with_topic_names_are_written_again_into_the_recreated_topic_only(cluster, log, tmp_path, value):
     rows = [("a", f"{value} of a"), ("b", f"{value} of b")]
     later = [("b", f"{value} later")]
 

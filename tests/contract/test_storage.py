@@ -79,7 +79,7 @@ def test_append_seal_read_and_publish(stored):
     log.close()
 
 
-def test_a_file_is_there_whole_or_not_at_all(stored):
+def test_a_file_is_complete_or_absent(stored):
     (info,) = stored.log_dirs().values()
     directory = stored.log_dir(info)
     path = segment_path("t-12345678", 3, "w-0.parquet")
@@ -122,7 +122,7 @@ def test_a_log_dir_that_shows_another_id_is_not_read_or_written(stored):
     log.close()
 
 
-def test_object_storage_that_is_away_is_a_retriable_error(s3_server, tmp_path):
+def test_unavailable_object_storage_is_a_retriable_error(s3_server, tmp_path):
     uri = s3_server.uri("x").replace(s3_server.host.replace(":", "%3A"), "127.0.0.1%3A1")
     with pytest.raises(StorageUnavailableError) as raised:
         Cluster.init(str(tmp_path / "cluster"), log_dir=uri)
@@ -132,7 +132,7 @@ def test_object_storage_that_is_away_is_a_retriable_error(s3_server, tmp_path):
 # Which log dir is which
 
 
-def test_a_log_dir_that_comes_back_empty_or_not_at_all(local):
+def test_a_log_dir_that_is_empty_or_missing_gets_no_writes(local):
     """Unmounted while the process that has checked it goes on: nothing is written beside it, nothing acknowledged."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
@@ -158,7 +158,7 @@ def test_a_log_dir_that_comes_back_empty_or_not_at_all(local):
 
 
 @needs_root
-def test_an_empty_folder_over_the_log_dir(local):
+def test_an_empty_mount_over_the_log_dir_gets_no_writes(local):
     """The same with a real mount over it, as root."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
@@ -219,7 +219,7 @@ def test_buckets_overlap(one, other, overlap):
 
 
 @pytest.mark.parametrize("location", ["", " ", "nosuch://x/y", "file.txt"])
-def test_what_is_no_folder_is_no_log_dir(location, tmp_path):
+def test_a_location_that_is_no_folder_is_refused_as_a_log_dir(location, tmp_path):
     (tmp_path / "file.txt").write_text("x")
     place = str(tmp_path / location) if location == "file.txt" else location
     with pytest.raises((InvalidConfigurationError, StorageUnavailableError), match="log dir"):
@@ -246,7 +246,7 @@ def test_folders_with_odd_names(name, tmp_path):
         log.close()
 
 
-def test_a_folder_that_deltalake_cannot_name(tmp_path):
+def test_a_folder_that_deltalake_cannot_name_is_refused(tmp_path):
     with pytest.raises(InvalidConfigurationError, match="%"):
         Cluster.init(str(tmp_path / "per%20cent"))
     with Cluster.init(str(tmp_path / "per%20cent"), log_dir=str(tmp_path / "per cent")) as cluster:
@@ -284,7 +284,7 @@ def test_paths_that_leave_the_log_dir_are_refused(local, path):
         ("", "w-0.parquet"),
     ],
 )
-def test_names_in_the_metadata_that_make_no_segment_path(folder, name):
+def test_invalid_segment_names_in_the_metadata_are_refused(folder, name):
     with pytest.raises(UnsafePathError, match="segment path"):
         segment_path(folder, 0, name)
 
@@ -356,7 +356,7 @@ def test_a_damaged_segment_is_never_read_as_other_data(local):
     log.close()
 
 
-def test_a_segment_of_another_place_is_not_taken_for_this_one(local):
+def test_a_file_with_the_content_of_another_segment_is_refused(local):
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
@@ -549,7 +549,7 @@ def test_a_delta_commit_is_forced_to_disk_too(local, monkeypatch):
     log.close()
 
 
-def test_the_marker_is_not_read_from_what_is_not_json(local):
+def test_an_invalid_marker_is_an_error(local):
     cluster, folder = local
     for content in (b"", b"{", b"[]", b'{"uuid": "x"}', b"\xff"):
         (folder / MARKER).write_bytes(content)

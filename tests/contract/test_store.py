@@ -90,7 +90,7 @@ def cluster_address(request, tmp_path):
     return str(tmp_path / "cluster") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
-def test_a_cluster_is_made_once_and_opened_by_its_address(cluster, cluster_address, tmp_path):
+def test_a_cluster_is_created_once_and_opened_by_its_address(cluster, cluster_address, tmp_path):
     with Cluster.open(cluster_address) as again:
         assert again.cluster_id == cluster.cluster_id
         (info,) = again.log_dirs().values()
@@ -109,7 +109,7 @@ def find(cluster, name):
     return cluster.store.read(lambda connection: find_topic(connection, name))
 
 
-def test_two_who_make_the_same_cluster_at_once_get_one(cluster_address, tmp_path):
+def test_two_concurrent_inits_create_one_cluster(cluster_address, tmp_path):
     start, outcomes = threading.Barrier(2), []
 
     def init(number):
@@ -134,7 +134,7 @@ def test_two_who_make_the_same_cluster_at_once_get_one(cluster_address, tmp_path
         assert cluster.log_dir(info).read_marker().cluster_id == made, "the loser's marker is not in the winner's place"
 
 
-def test_where_there_is_no_cluster(cluster_address, tmp_path):
+def test_a_missing_cluster_is_an_error(cluster_address, tmp_path):
     with pytest.raises(ClusterNotFoundError, match="spark-log init"):
         Cluster.open(cluster_address)
     assert list(tmp_path.iterdir()) == [], "looking for a cluster makes nothing"
@@ -227,7 +227,7 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     old.close()
 
 
-def test_a_log_dir_is_given_to_a_broker_that_there_is(cluster, tmp_path):
+def test_a_log_dir_of_an_unknown_broker_is_refused(cluster, tmp_path):
     before = rows_of(cluster)
     with pytest.raises(InvalidConfigurationError, match="no broker 7"):
         cluster.add_log_dir(BrokerId(7), str(tmp_path / "more"))
@@ -275,7 +275,7 @@ def test_bad_topics_are_refused_by_name_and_nothing_is_written(cluster):
 
 
 @pytest.mark.parametrize("name", ["no-such", "", "a\0b", "\ud800", "x" * 300, None, 5])
-def test_a_topic_that_cannot_be_is_an_unknown_topic(cluster, name):
+def test_an_impossible_topic_name_is_an_unknown_topic(cluster, name):
     with pytest.raises(UnknownTopicOrPartitionError):
         find(cluster, name)
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -315,7 +315,7 @@ def test_the_life_of_a_topic(cluster):
     assert create_topic(cluster, "t").topic_id != made.topic_id, "a recreated topic is another one"
 
 
-def test_a_deleted_topic_leaves_nothing_but_a_folder_to_clean(cluster, log):
+def test_a_deleted_topic_leaves_only_a_folder_for_clean_up(cluster, log):
     empty = rows_of(cluster)
     topic = create_topic(cluster, "t", 2, configs=SMALL_BLOBS)
     log.append(topic, [Records(0, table("a")), Records(1, table(LARGE))])
@@ -328,7 +328,7 @@ def test_a_deleted_topic_leaves_nothing_but_a_folder_to_clean(cluster, log):
     assert after == empty
 
 
-def test_an_append_to_a_topic_that_was_deleted_and_made_again_is_refused(cluster, log):
+def test_an_append_to_a_topic_that_was_deleted_and_created_again_is_refused(cluster, log):
     old = create_topic(cluster, "t", configs=SMALL_BLOBS)
     delete_topic(cluster, "t")
     new = create_topic(cluster, "t")
@@ -407,7 +407,7 @@ def producer(cluster, epoch=0):
     return cluster.store.transact(lambda connection, _: connection.execute(insert).scalar_one())
 
 
-def test_what_is_appended_is_read_in_order_with_dense_offsets(cluster, log):
+def test_appended_records_are_read_in_order_with_dense_offsets(cluster, log):
     topic = create_topic(cluster, "t", 2, configs=SMALL_BLOBS)
     assert log.append(topic, [Records(0, table("a", "b")), Records(1, table("x")), Records(0, table("c"))]) == [
         Appended(0, 2),
@@ -424,7 +424,7 @@ def test_what_is_appended_is_read_in_order_with_dense_offsets(cluster, log):
     assert log.seal(topic, [0, 1]) == 0
 
 
-def test_everything_about_a_record_comes_back(cluster, log):
+def test_all_fields_of_a_record_are_read_back(cluster, log):
     topic = create_topic(cluster, "t")
     headers = [("h", b"1"), ("h", None), ("", b"")]
     sent = table("v", key=b"k\0", headers=headers, timestamp_ms=1_234_567_890_123)
@@ -440,7 +440,7 @@ def test_everything_about_a_record_comes_back(cluster, log):
         assert (row["timestamp"].timestamp(), row["timestampType"]) == (1_234_567_890.123, 0)
 
 
-def test_no_records_and_unknown_partitions_are_refused_and_harm_nobody(cluster, log):
+def test_empty_batches_and_unknown_partitions_are_refused_without_side_effects(cluster, log):
     topic = create_topic(cluster, "t", configs=SMALL_BLOBS)
     (refused,) = log.append(topic, [Records(0, table())])
     assert isinstance(refused, Rejected)
@@ -454,7 +454,7 @@ def test_no_records_and_unknown_partitions_are_refused_and_harm_nobody(cluster, 
     assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
 
 
-def test_a_producer_that_repeats_itself_is_told_the_first_offsets(cluster, log):
+def test_a_repeated_producer_batch_returns_the_first_offsets(cluster, log):
     topic = create_topic(cluster, "t", 2)
     who = producer(cluster)
 
@@ -494,7 +494,7 @@ def test_several_batches_of_a_producer_in_one_flush(cluster, log):
         assert len(connection.execute(sa.select(t.producer_batch)).all()) == 5
 
 
-def test_each_partition_has_its_own_outcome_unless_all_or_nothing_is_asked_for(cluster, log):
+def test_each_partition_has_its_own_outcome_unless_the_request_is_atomic(cluster, log):
     topic = create_topic(cluster, "t", 2)
     encoding = Encoding.of(topic.config)
     blob = encode_inline(table("x"), encoding)
@@ -516,7 +516,7 @@ def test_each_partition_has_its_own_outcome_unless_all_or_nothing_is_asked_for(c
     assert read_all(log, topic) == [(0, 0, "x"), (1, 0, "x")]
 
 
-def test_a_file_whose_write_id_has_been_taken_away_is_not_appended(cluster, log):
+def test_a_file_whose_write_id_was_removed_is_not_appended(cluster, log):
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
     log.append(topic, [Records(0, table("a"))])
     cluster.store.transact(lambda connection, _: connection.execute(t.write_id.delete()))
@@ -528,7 +528,7 @@ def test_a_file_whose_write_id_has_been_taken_away_is_not_appended(cluster, log)
     another.close()
 
 
-def test_a_write_id_is_registered_renewed_and_given_back(cluster):
+def test_a_write_id_is_registered_renewed_and_released(cluster):
     write_id = register(cluster.store, "a test", 1_000)
     assert renew(cluster.store, write_id, 60_000)
     release(cluster.store, write_id)
@@ -587,7 +587,7 @@ def recovery_point(cluster):
     return cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.recovery_point)).scalar_one())
 
 
-def test_flush_messages_says_how_much_may_be_lost(cluster, log):
+def test_flush_messages_limits_the_unforced_records(cluster, log):
     topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
     unforced = []
 
@@ -622,7 +622,7 @@ def postgres_cluster(postgres_url, tmp_path):
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57P01"])
-def test_what_a_database_may_ask_to_repeat_is_repeated(postgres_cluster, state):
+def test_transactions_that_the_database_asks_to_repeat_are_repeated(postgres_cluster, state):
     tries = []
 
     def body(connection, attempt):
@@ -664,7 +664,7 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
     assert changes == [2, 2]
 
 
-def test_postgresql_knows_at_once_how_large_a_new_topic_is(postgres_cluster):
+def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster):
     """With statistics of the small cluster that it was, publication of the large topic takes seconds an append."""
     create_topic(postgres_cluster, "small")
     postgres_cluster.store.transact(lambda connection, _: connection.execute(sa.text("ANALYZE")))
@@ -673,7 +673,7 @@ def test_postgresql_knows_at_once_how_large_a_new_topic_is(postgres_cluster):
     assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
 
 
-def test_a_process_stopped_inside_a_transaction_does_not_hold_its_locks_for_ever(postgres_cluster):
+def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster):
     """The server ends its transaction; here after 50 ms rather than after the 10 s of every connection of ours."""
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
@@ -696,7 +696,7 @@ def test_a_process_stopped_inside_a_transaction_does_not_hold_its_locks_for_ever
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
-def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(cluster, cluster_address):
+def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address):
     """It may be stopped; they are told whom to ask, and what they have given up keeps nobody from the lock later."""
     there, go_on = threading.Event(), threading.Event()
     name = sa.text("UPDATE cluster SET cluster_id = :name")
@@ -729,14 +729,14 @@ def test_a_writer_that_does_not_let_go_holds_others_up_for_as_long_as_they_have(
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "virtiofs", "vboxsf", "fuse.juicefs", "fuse.gcsfuse"])
-def test_sqlite_is_refused_on_a_file_system_that_several_machines_share(kind, tmp_path):
+def test_sqlite_is_refused_on_a_network_file_system(kind, tmp_path):
     mounts = f"/dev/root / ext4 rw 0 0\nshare {tmp_path} {kind} rw 0 0\n"
     with pytest.raises(UnsupportedStoreError, match=f"network file system .{kind} at"):
         refuse_network_file_system(tmp_path / "cluster", mounts)
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
-def test_readers_that_overlap_do_not_keep_the_write_ahead_log_growing(cluster, cluster_address, monkeypatch):
+def test_overlapping_readers_do_not_let_the_write_ahead_log_grow_for_ever(cluster, cluster_address, monkeypatch):
     monkeypatch.setattr(write_ahead_log, "BYTES_MAX", 500_000)
     log, done = Path(f"{cluster_address}/metadata.sqlite-wal"), threading.Event()
     cluster.store.transact(lambda c, _: c.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(50000) AS data"))
@@ -780,7 +780,7 @@ with Cluster.open(sys.argv[1]) as cluster:
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
-def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(cluster, cluster_address):
+def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(cluster, cluster_address):
     process = PythonProcess("-c", FORK_IN_THE_MIDST, cluster_address, stdout=subprocess.PIPE)
     with process:
         child = int(process.stdout.readline())
@@ -825,13 +825,13 @@ print(*[use(number) for number in range(6)])
 """
 
 
-def test_what_is_closed_leaves_no_file_open(cluster_address, tmp_path):
+def test_closed_objects_leave_no_file_open(cluster_address, tmp_path):
     """A program may open as many clusters, producers and consumers as it likes, one after the other."""
     counts = run_python(OPEN_AND_CLOSE, cluster_address, str(tmp_path)).split()
     assert len(set(counts[2:])) == 1, "what libraries open once, they have opened by then"
 
 
-def test_a_body_that_fails_leaves_nothing(cluster):
+def test_a_failed_transaction_body_writes_nothing(cluster):
     before = rows_of(cluster)
 
     def body(connection, _attempt):
@@ -893,7 +893,7 @@ def test_the_address_of_a_kafka_broker_is_recognised(text, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("servers", ["b1:9092", ["b1:9092"], ["b1:9092", "b2:9092"], ("b1:9092", "b2:9092")])
-def test_a_client_given_brokers_says_so(servers, tmp_path, monkeypatch):
+def test_a_client_with_broker_addresses_gets_a_clear_error(servers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for make in (Producer, Consumer, Admin):
         with pytest.raises(InvalidConfigurationError, match=r"'b1:9092(,b2:9092)?' is the address of a Kafka broker"):
@@ -915,14 +915,14 @@ def test_an_address_without_its_password_can_be_repeated():
     assert Address.parse("/a:***@b").without_password == "/a:***@b"
 
 
-def test_redact_leaves_the_rest():
+def test_redact_changes_only_passwords():
     assert redact("see postgresql://me:x@h/db and s3://k:y@b/z?region=r") == (
         "see postgresql://me:***@h/db and s3://k:***@b/z?region=r"
     )
     assert redact("file:///a b/c:d and http://h:80/x?a=b") == "file:///a b/c:d and http://h:80/x?a=b"
 
 
-def test_a_log_dir_of_another_cluster_is_not_taken(cluster, postgres_server, tmp_path):
+def test_a_log_dir_of_another_cluster_is_refused(cluster, postgres_server, tmp_path):
     (info,) = cluster.log_dirs().values()
     marker = cluster.log_dir(info).read_marker()
     for take in (
@@ -934,7 +934,7 @@ def test_a_log_dir_of_another_cluster_is_not_taken(cluster, postgres_server, tmp
     assert cluster.log_dir(info).read_marker() == marker
 
 
-def test_the_stores_time_is_its_own_and_goes_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_the_store_is_its_own_and_continues(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host whose wall clock is a day off stamps records with PostgreSQL's time all the same."""
     store = cluster.store
     in_transaction = store.transact(lambda connection, _attempt: store.clock(connection)).wall_ms
@@ -945,7 +945,7 @@ def test_the_stores_time_is_its_own_and_goes_on(cluster: Cluster, monkeypatch: p
     assert first <= store.now().wall_ms <= first + 60_000
 
 
-def test_the_stores_time_counts_on_while_the_store_is_away(own_postgres_server, tmp_path):
+def test_the_time_of_the_store_continues_while_the_store_is_down(own_postgres_server, tmp_path):
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         before = cluster.store.now()
         own_postgres_server.kill()

@@ -76,7 +76,7 @@ AT_RANDOM = ["kill"] * 3
 COUNT = 30
 
 
-def test_tellers_that_are_killed_everywhere(cluster, cluster_address, tellers):
+def test_transfers_are_atomic_when_tellers_are_killed_at_any_point(cluster, cluster_address, tellers):
     """The first time that they come to a point, later, in the midst of everything, and at any moment."""
     open_bank(cluster, cluster_address)
     first = ON_POSTGRESQL if "://" in cluster_address else HERE
@@ -105,7 +105,7 @@ def state_of(cluster, teller):
 FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort", "begin", "send")]
 
 
-def test_tellers_that_are_stopped_with_a_transaction_open(cluster, cluster_address, tellers):
+def test_transfers_are_atomic_when_tellers_are_stopped_with_an_open_transaction(cluster, cluster_address, tellers):
     """One is aborted since its time is over, one is fenced, and one is both; another goes on where they were."""
     open_bank(cluster, cluster_address)
     with (
@@ -170,7 +170,7 @@ def in_sync(cluster, count):
     return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
 
 
-def test_tellers_whose_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
+def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
     """While transactions are open, whose files were written to log dirs that are gone, or are others, at the commit."""
     monkeypatch.setattr(coordinator, "_INSPECT_S", 0.2)
     cluster, address = three_brokers, tellers.address
@@ -217,7 +217,7 @@ def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
     until(lambda: in_sync(cluster, 3), cluster.store)
 
 
-def test_tellers_whose_postgresql_crashes(own_postgres_server, tmp_path):
+def test_transfers_are_atomic_when_postgresql_crashes(own_postgres_server, tmp_path):
     """Registering is not forced to disk: of what a crash takes away the rest may not be committed."""
     server = own_postgres_server
     address = server.create_database()

@@ -70,7 +70,7 @@ COPYING = [point for point in POINTS if point.startswith(("transaction.", "appen
 LATER = ["append.decided:3", "append.committed:3", "transaction.registered:5"]
 
 
-def test_a_copier_that_is_killed_at_every_step(cluster, log, fill, copiers):
+def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluster, log, fill, copiers):
     """A static member, whose partitions wait for it, so that each life goes on at once."""
     lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
     fill(30)
@@ -83,7 +83,7 @@ def test_a_copier_that_is_killed_at_every_step(cluster, log, fill, copiers):
     assert len(copied) == len(set(copied)), "nor has it processed one twice that it said was done"
 
 
-def test_a_copier_that_was_stopped_past_its_session(cluster, log, fill, copiers):
+def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(cluster, log, fill, copiers):
     """Another has its partition meanwhile, and has copied what it had copied and not committed."""
     one, two = (copiers(name, session_ms=SHORT_MS) for name in ("one", "two"))
     until(lambda: settled(cluster), cluster.store)

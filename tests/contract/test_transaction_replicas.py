@@ -63,7 +63,7 @@ def isr(cluster):
     return sorted(describe_topics(cluster, [FILE])[0].partitions[0].isr)
 
 
-def test_replicas_come_and_go_in_between(cluster, log, producer, tmp_path):
+def test_replicas_leave_and_return_before_the_commit(cluster, log, producer, tmp_path):
     send(producer, 1)
     take_away(cluster, 1)
     assert isr(cluster) == [2, 3], "another one leads"
@@ -92,7 +92,7 @@ def test_replicas_come_and_go_in_between(cluster, log, producer, tmp_path):
     committed_up_to(cluster, log, 4)
 
 
-def test_a_partition_is_reassigned_in_between(cluster, log, producer, tmp_path):
+def test_a_partition_is_reassigned_before_the_commit(cluster, log, producer, tmp_path):
     add_brokers(cluster, tmp_path, 4)
     send(producer, 1)
     producer.commit_transaction()
@@ -113,7 +113,7 @@ def assigned_to(cluster, name):
 
 
 @pytest.mark.parametrize("lost", [(1, 2), (1, 2, 3)], ids=["too few are left", "nobody is left"])
-def test_what_cannot_be_committed_now_can_be_later(cluster, log, producer, lost):
+def test_a_commit_that_fails_without_replicas_can_be_retried(cluster, log, producer, lost):
     for number in (1, 2):
         send(producer, number)
         for broker in lost:

@@ -71,7 +71,7 @@ def _follower(connection):
     return connection.execute(query).scalar_one()
 
 
-def test_of_an_append_that_is_refused_in_part_only_that_file_goes(three_brokers):
+def test_a_partly_refused_append_deletes_only_the_refused_file(three_brokers):
     cluster, log = three_brokers, Log(three_brokers)
     good, bad = create_topic(cluster, "good", 1, 3, FILES), create_topic(cluster, "bad", 1, 3, FILES)
     cluster.store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
@@ -95,7 +95,7 @@ def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log)
     assert [value for _, _, value in read_all(log, topic)] == ["b"]
 
 
-def test_while_the_store_takes_nothing_at_all_no_further_file_is_written(cluster, log):
+def test_no_further_file_is_written_while_the_store_accepts_nothing(cluster, log):
     """The leftover files cannot be deleted either."""
     topic = create_topic(cluster, "t", configs=FILES)
     log.append(topic, [Records(0, table("a"))])  # its write id is registered
@@ -152,7 +152,7 @@ def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
     assert_only_named_files(cluster)
 
 
-def test_where_one_partition_takes_no_file_the_others_files_go(cluster, log, tmp_path):
+def test_a_failed_file_of_one_partition_deletes_the_files_of_the_others(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", 2, configs=FILES)
     log.append(topic, [Records(0, table("a"))])
     log_dir = next(path for path in tmp_path.rglob(topic.folder))

@@ -103,7 +103,7 @@ def poisoned(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_write_read_copy_and_a_worker_that_dies(postgres_url: str, tmp_path: Path) -> None:
+def test_write_read_copy_and_the_loss_of_a_worker(postgres_url: str, tmp_path: Path) -> None:
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         for name in ("batch", "stream", "survived"):
             make(cluster, name, 3, inline_max_bytes="4000")

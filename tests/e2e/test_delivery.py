@@ -110,7 +110,7 @@ def check_what_is_left(address):
 
 
 @needs_a_disk
-def test_a_power_cut_takes_what_was_not_forced_from_sqlite(tmp_path):
+def test_a_power_cut_loses_unforced_appends_on_sqlite(tmp_path):
     disk = Disk.make(tmp_path / "disk", tmp_path / "mounted")
     with disk.mounted() as folder:
         with Cluster.init(str(folder / "log")) as cluster:
@@ -123,7 +123,7 @@ def test_a_power_cut_takes_what_was_not_forced_from_sqlite(tmp_path):
         check_what_is_left(str(folder / "log"))
 
 
-def test_a_power_cut_takes_what_was_not_forced_from_postgresql(own_postgres_server, tmp_path):  # noqa: F811
+def test_a_power_cut_loses_unforced_appends_on_postgresql(own_postgres_server, tmp_path):  # noqa: F811
     url = own_postgres_server.create_database()
     with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
         make_both(cluster)
@@ -135,7 +135,7 @@ def test_a_power_cut_takes_what_was_not_forced_from_postgresql(own_postgres_serv
         check_what_is_left(url)
 
 
-def test_a_power_cut_takes_no_segment_that_a_delta_table_lists(own_postgres_server, tmp_path):  # noqa: F811
+def test_a_power_cut_loses_no_segment_that_a_delta_table_lists(own_postgres_server, tmp_path):  # noqa: F811
     """Although its append was not forced to disk: publication forces it before its Delta commit."""
     url = own_postgres_server.create_database()
     with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:

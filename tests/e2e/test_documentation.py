@@ -46,7 +46,7 @@ def test_block_without_a_statement_is_refused() -> None:
         blocks("```sh\ntrue\n")
 
 
-def test_comment_holds_for_the_next_block_only() -> None:
+def test_a_comment_applies_to_the_next_block_only() -> None:
     kinds = [block.kind for block in blocks("<!-- not run: a form -->\n```sh\nx\n```\n\n```sh\ntrue\n```\n")]
     assert kinds == ["not run", "sh"]
 

@@ -66,7 +66,9 @@ def cluster(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_file_in_by_batch_and_out_by_a_stream_that_ends(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+def test_a_file_is_copied_into_a_topic_by_batch_and_out_by_a_bounded_stream(
+    spark: SparkSession, cluster: Path, tmp_path: Path
+) -> None:
     lines = [
         f"{number},{'' if number % 10 == 0 else f'k{number % 7}'},2013-01-01T{number % 24:02d}:00:00Z"
         for number in range(500)
@@ -163,7 +165,7 @@ def test_sigterm_lets_the_batch_finish(spark: SparkSession, cluster: Path, tmp_p
     assert described.partitions[0].high_watermark == summary["records"]
 
 
-def test_erase_keys_that_are_in_parquet(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+def test_erase_reads_its_keys_from_parquet(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         topic, log = create_topic(opened, "t", 2), Log(opened)
         for partition in (0, 1):

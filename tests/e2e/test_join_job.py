@@ -35,7 +35,7 @@ def joined(cluster: Cluster) -> dict[int, tuple[float | None, int | None]]:
     return found
 
 
-def test_it_ends_at_sigterm_and_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_join_job_ends_at_sigterm_and_continues_at_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     with Cluster.init(str(folder)) as cluster:
         log = Log(cluster)

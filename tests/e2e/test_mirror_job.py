@@ -14,7 +14,7 @@ from tests.support.records import table
 from tests.support.replicas import every_replica_is_whole
 
 
-def test_it_goes_on_until_it_is_told_to_end_and_then_has_everything(spark, tmp_path, postgres_url, capsys):
+def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_path, postgres_url, capsys):
     with (
         Cluster.init(str(tmp_path / "source")) as source,
         Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as target,

@@ -62,7 +62,7 @@ def delays(log: Log) -> list[tuple[str, str, int, float]]:
     return sorted((row["window_start"][11:16], row["origin"], row["flights"], row["mean_delay"]) for row in rows)
 
 
-def test_windows_end_on_sigterm_and_go_on(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     """First spark-submit with the settings of conf/, then in this process."""
     folder = tmp_path / "cluster"
     (tmp_path / "job.toml").write_text(CONFIG)
@@ -107,7 +107,7 @@ def test_running_totals(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     assert "aggregate: 3 records" in said
 
 
-def test_what_is_not_there_is_said_before_spark_starts(
+def test_missing_clusters_and_topics_are_named_before_spark_starts(
     log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_LOG_CLUSTER", raising=False)

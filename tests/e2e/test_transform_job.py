@@ -64,7 +64,7 @@ def finish(process, exit_code=0):
     return [json.loads(line) for line in out.splitlines()], err
 
 
-def test_a_function_is_killed_between_all_steps_and_bills_each_order_once(cluster):
+def test_each_order_is_billed_once_when_the_job_is_killed_between_all_steps(cluster):
     log = Log(cluster)
     bills = {0: ["paid 0/0", "paid 0/1"], 1: ["paid 1/0", "paid 1/1"]}
     finish(start(cluster, *BILL, failpoint="transaction.initialized"), -signal.SIGKILL)
@@ -84,7 +84,7 @@ def test_a_function_is_killed_between_all_steps_and_bills_each_order_once(cluste
 
 
 @pytest.mark.parametrize("started_by", ["python", "spark-submit"])
-def test_sigterm_ends_it_and_it_leaves_its_group(cluster, started_by):
+def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
     """Under spark-submit, which needs a JVM for nothing here, too: the process does not outlive the JVM."""
     make(cluster, "copy", 2, cleanup_policy="delete")
     copy = ["--subscribe-pattern", "^ord", "--to-topic", "copy", "--group-id", "copies", "--json"]
@@ -109,7 +109,7 @@ def test_sigterm_ends_it_and_it_leaves_its_group(cluster, started_by):
     assert all_stored(cluster, "copy") == ["0/0", "0/1", "1/0", "1/1"]
 
 
-def test_what_is_wrong_is_said_in_one_line(cluster):
+def test_errors_are_one_line(cluster):
     for arguments, said in (
         (["--subscribe", "nowhere", *BILL[2:]], "transform: topic 'nowhere': unknown topic or partition"),
         ([*BILL[:2], "--function", "billing:pay", *BILL[4:]], "transform: --function 'billing:pay': billing has no"),

@@ -31,7 +31,7 @@ def test_classes_named_are_in_spark_itself_without_delta(spark: SparkSession) ->
             assert Path(jar).name.startswith("spark-"), f"{value} is in {jar}"
 
 
-def test_delta_settings_are_there_to_uncomment() -> None:
+def test_delta_settings_are_present_as_comments() -> None:
     lines = (CONF / "spark-defaults.conf").read_text().splitlines()
     commented = [line.removeprefix("# ").split() for line in lines if line.startswith("# spark.")]
     assert [tuple(setting) for setting in commented] == list(delta_jars.SETTINGS.items())

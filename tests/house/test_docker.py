@@ -47,7 +47,7 @@ def test_the_schema_refuses_what_is_not_compose(validator: Validator, compose: d
     assert not validator.is_valid(compose)
 
 
-def test_what_a_service_waits_for_has_a_health_check(compose: dict[str, Any]) -> None:
+def test_each_awaited_service_has_a_health_check(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for name, service in services.items():
         for needed, how in service.get("depends_on", {}).items():
@@ -62,7 +62,7 @@ def test_only_drivers_and_the_coordinator_get_the_address_and_password_of_the_st
     assert knowing == {"postgres", "coordinator", "driver"}
 
 
-def test_every_service_that_runs_on_has_a_health_check_of_its_own(compose: dict[str, Any]) -> None:
+def test_every_long_running_service_has_its_own_health_check(compose: dict[str, Any]) -> None:
     running = [service for service in compose["services"].values() if "profiles" not in service]
     assert len(running) == 4
     checks = [tuple(service["healthcheck"]["test"]) for service in running]
@@ -70,7 +70,7 @@ def test_every_service_that_runs_on_has_a_health_check_of_its_own(compose: dict[
     assert "HEALTHCHECK" not in DOCKERFILE.read_text(), "one image, several kinds of service"
 
 
-def test_commands_of_the_documentation_name_what_is_there(compose: dict[str, Any]) -> None:
+def test_commands_in_the_documentation_name_existing_services_and_programs(compose: dict[str, Any]) -> None:
     told = [line for line in GUIDE.read_text().splitlines() if line.startswith("docker compose ")]
     told += re.findall(r"^#   (docker compose .*)$", COMPOSE.read_text(), re.MULTILINE)
     assert {"up", "run", "exec"} <= {shlex.split(line)[6] for line in told}
@@ -94,7 +94,7 @@ def test_dockerfile_passes_hadolint() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_dockerfile_copies_only_what_the_build_context_holds() -> None:
+def test_dockerfile_copies_only_files_of_the_build_context() -> None:
     allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {
         source

@@ -32,7 +32,7 @@ def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) ->
     assert postgres_server.create_database() != postgres_server.create_database()
 
 
-def test_postgres_keeps_what_was_committed_over_a_crash() -> None:
+def test_committed_rows_survive_a_crash_of_postgres() -> None:
     server = PostgresServer()
     try:
         server.start()

@@ -35,7 +35,7 @@ def test_each_command_has_a_section() -> None:
     assert sorted(sections) == sorted(expected)
 
 
-def test_pages_ask_for_each_generated_part_and_for_no_other() -> None:
+def test_pages_include_each_generated_part_and_no_other() -> None:
     from docs_hooks import GENERATED
 
     pages = "".join(path.read_text() for path in (REPOSITORY / "docs").rglob("*.md"))

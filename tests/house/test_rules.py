@@ -45,7 +45,7 @@ def found(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def test_the_patterns_find_what_they_are_for() -> None:
+def test_the_patterns_find_their_targets() -> None:
     assert MACHINE_PATHS.search("/work" + "/main/x")
     assert MACHINE_PATHS.search("/home" + "/ada/x")
     for host in ("pypi" + ".org", "repo1.maven" + ".org", "repo.maven" + ".apache.org", "registry.npmjs" + ".org"):

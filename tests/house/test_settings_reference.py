@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "settings_reference.py"
 
 
-def test_the_reference_is_what_the_code_defines() -> None:
+def test_the_reference_matches_the_code() -> None:
     spec = importlib.util.spec_from_file_location("settings_reference", SCRIPT)
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -46,7 +46,7 @@ def t(cluster: Cluster, log: Log) -> None:
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-def test_found_without_registration_with_the_columns_of_kafkas_source(
+def test_the_format_needs_no_registration_and_has_the_columns_of_the_kafka_source(
     spark: SparkSession, cluster: Cluster, log: Log, t: None
 ) -> None:
     frame = read(spark, cluster, subscribe="t")
@@ -68,7 +68,7 @@ def test_headers(spark: SparkSession, cluster: Cluster, log: Log) -> None:
     assert second.headers is None
 
 
-def test_columns_cut_what_is_read(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
+def test_only_selected_columns_are_read(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
     frame = read(spark, cluster, subscribe="t", columns="OFFSET, partition,headers")
     assert frame.dtypes == [("offset", "bigint"), ("partition", "int"), HEADERS]
     assert sorted((r.partition, r.offset) for r in frame.collect()) == [(0, n) for n in range(5)] + [
@@ -167,7 +167,7 @@ def test_a_user_schema_is_refused(spark: SparkSession, cluster: Cluster, t: None
         ({"subscribe": "t", "kafka.bootstrap.servers": "elsewhere"}, "they are aliases, set one of them"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_options_are_named(
     spark: SparkSession, cluster: Cluster, t: None, options: dict[str, str], message: str
 ) -> None:
     with fails(message):
@@ -175,9 +175,7 @@ def test_what_is_wrong_is_said(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_options_that_no_query_can_have_are_refused_at_load(
-    spark: SparkSession, cluster: Cluster, t: None, streaming: bool
-) -> None:
+def test_invalid_options_are_refused_at_load(spark: SparkSession, cluster: Cluster, t: None, streaming: bool) -> None:
     reader = (spark.readStream if streaming else spark.read).format("spark_log")
     reader = reader.option("cluster", str(cluster.store.address))
     with fails("One of the following options must be specified for spark_log source"):
@@ -191,7 +189,7 @@ def test_options_that_no_query_can_have_are_refused_at_load(
         reader.option("subscribe", "t").option("startingOffsets", "earliest").options(**secure).load()
 
 
-def test_no_cluster(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_cluster_is_named(spark: SparkSession, tmp_path: Path) -> None:
     with fails("Option 'cluster' must be specified"):
         spark.read.format("spark_log").option("subscribe", "t").load().collect()
     with fails("spark-log init"):
@@ -308,7 +306,7 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
         ({"endingTimestamp": NOON_MS + 1000, "endingOffsets": "latest"}, {0: (0, 1), 1: (0, 1)}),
     ],
 )
-def test_ranges(
+def test_start_and_end_options_select_ranges(
     spark: SparkSession, cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
 ) -> None:
     if counts is None:  # the timestamp goes first, whatever the offsets say
@@ -417,7 +415,7 @@ def check_equal(spark: SparkSession, cluster: Cluster, topic: str = "t") -> None
     assert_df_equality(native.orderBy(order), ours.orderBy(order), ignore_nullable=True)
 
 
-def test_read_topic_of_nothing(spark: SparkSession, cluster: Cluster) -> None:
+def test_read_topic_of_an_empty_topic(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "t", 2)
     check_equal(spark, cluster)
     assert read_topic(spark, cluster, "t").dtypes == COLUMNS
@@ -474,7 +472,7 @@ def test_read_topic_over_several_log_dirs(spark: SparkSession, cluster: Cluster,
 
 
 @pytest.mark.parametrize("damage", ["empty", "another segment", "missing"])
-def test_a_segment_that_is_not_what_the_metadata_says_is_an_error(
+def test_a_segment_that_differs_from_its_metadata_is_an_error(
     spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, damage: str
 ) -> None:
     topic = make(cluster, "t", 1, inline_max_bytes="0")
@@ -511,13 +509,13 @@ def test_a_flipped_bit_is_an_error_in_both_paths(
     check_equal(spark, cluster)
 
 
-def test_a_batch_starts_where_a_group_has_got_to(spark: SparkSession, cluster: Cluster, t: None) -> None:
+def test_a_batch_starts_at_the_committed_offsets_of_a_group(spark: SparkSession, cluster: Cluster, t: None) -> None:
     commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 3})
     frame = read(spark, cluster, subscribe="t", startingOffsets="committed", **{"group.id": "loaders"})
     assert values(frame) == {0: ["0/3", "0/4"], 1: ["1/0", "1/1", "1/2"]}
 
 
-def test_committed_offsets_are_a_topic(spark: SparkSession, cluster: Cluster, t: None) -> None:
+def test_committed_offsets_are_readable_as_a_topic(spark: SparkSession, cluster: Cluster, t: None) -> None:
     commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1})
     commit_offsets(cluster.store, "others", {TopicPartition("t", 0): 1}, "by hand")
     commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 5})

@@ -110,7 +110,7 @@ def pending(cluster: Cluster) -> int:
     return len(cluster.store.read(lambda c: c.execute(t.transaction_segment.select()).all()))
 
 
-def test_topics_and_offsets_are_there_at_once_and_once(
+def test_topics_and_offsets_become_visible_at_once_and_once(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     dones, inside = list[bool](), list[tuple[Seen, int]]()
@@ -136,7 +136,7 @@ def test_topics_and_offsets_are_there_at_once_and_once(
     assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
 
 
-def test_a_batch_that_comes_again_is_written_into_the_recreated_topic_alone(
+def test_a_repeated_batch_is_written_into_the_recreated_topic_only(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     process = in_a_transaction(str(cluster.store.address), both)
@@ -151,7 +151,7 @@ def test_a_batch_that_comes_again_is_written_into_the_recreated_topic_alone(
         uncommit(checkpoint, 0)
 
 
-def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
+def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
@@ -208,7 +208,7 @@ def test_what_fails_is_aborted_and_what_is_fenced_stays_out(
     assert look(cluster) == (4, 4, 4)
 
 
-def test_copied_checkpoints_and_sources_of_others(
+def test_copied_checkpoints_and_foreign_sources_are_refused(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     """The twin of a checkpoint goes on with other batches under the same ids: an error, as it is for the sink."""
@@ -276,7 +276,7 @@ def test_the_sink_commits_offsets_with_its_rows(
     assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4"]}
 
 
-def test_the_sink_commits_the_offsets_of_every_source_of_ours(
+def test_the_sink_commits_the_offsets_of_every_spark_log_source(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     make(cluster, "too", 2)

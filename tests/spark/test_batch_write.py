@@ -67,7 +67,7 @@ def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
         ),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
+def test_invalid_writes_are_named_and_nothing_is_written(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, columns: str, options: dict[str, str], message: str
 ) -> None:
     make(cluster, "t", 2, max_message_bytes="2000")
@@ -93,9 +93,7 @@ def test_save_modes(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> No
     assert left_behind(cluster, tmp_path) == (0, 0)
 
 
-def test_compression_of_a_write_holds_for_topics_that_have_not_set_their_own(
-    spark: SparkSession, cluster: Cluster
-) -> None:
+def test_compression_of_a_write_applies_to_topics_without_their_own(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "default", inline_max_bytes="0")
     make(cluster, "set", inline_max_bytes="0", compression_type="snappy")
     frame = spark.sql("SELECT 'v' AS value, topic FROM VALUES ('default'), ('set') AS topics(topic)")
@@ -107,7 +105,7 @@ def test_compression_of_a_write_holds_for_topics_that_have_not_set_their_own(
     assert sorted(map(tuple, rows)) == [("default", "gzip"), ("set", "snappy")]
 
 
-def test_columns_of_every_kind_come_back(spark: SparkSession, cluster: Cluster) -> None:
+def test_columns_of_every_kind_are_read_back(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "t", 2)
     frame = spark.createDataFrame(
         [
@@ -128,7 +126,7 @@ def test_columns_of_every_kind_come_back(spark: SparkSession, cluster: Cluster) 
     assert rows[0].timestamp == rows[2].timestamp  # the time of the write
 
 
-def test_binary_columns_and_what_a_read_gives_can_be_written(spark: SparkSession, cluster: Cluster) -> None:
+def test_binary_columns_and_the_rows_of_a_read_can_be_written(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "a")
     make(cluster, "b")
     frame = spark.createDataFrame([(b"\xff\x00", b"\x80")], "value binary, key binary")
@@ -163,7 +161,7 @@ def test_column_and_option_topic(spark: SparkSession, cluster: Cluster) -> None:
     assert stored(cluster, "b") == {0: ["2", "1", "2", "3"]}
 
 
-def test_keys_go_where_kafka_python_sends_them(spark: SparkSession, cluster: Cluster) -> None:
+def test_keys_map_to_the_same_partitions_as_in_kafka_python(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "t", 7)
     keys = [f"{'kéy'[: n % 4]}{n}" for n in range(300)]
     write(spark.createDataFrame([(key, key) for key in keys], "key string, value string"), cluster, topic="t")
@@ -193,7 +191,7 @@ def test_an_empty_frame_writes_nothing(spark: SparkSession, cluster: Cluster, tm
 
 
 @pytest.mark.parametrize("inline", ["65536", "0"])
-def test_one_failing_task_fails_the_write_whole(
+def test_one_failing_task_fails_the_whole_write(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, inline: str
 ) -> None:
     make(cluster, "t", 2, inline_max_bytes=inline)
@@ -212,7 +210,7 @@ def test_one_failing_task_fails_the_write_whole(
     assert write_ids == 0
 
 
-def test_one_bad_row_fails_the_write_whole(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+def test_one_bad_row_fails_the_whole_write(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     make(cluster, "t", 1, inline_max_bytes="0")
     frame = spark.range(0, 100, 1, 4).selectExpr("CAST(id AS string) AS value", "int(id) div 99 AS partition")
     frame = frame.withColumn("partition", F.col("partition").cast("int"))
@@ -221,7 +219,7 @@ def test_one_bad_row_fails_the_write_whole(spark: SparkSession, cluster: Cluster
     assert stored(cluster, "t") == {} and left_behind(cluster, tmp_path) == (0, 0)
 
 
-def test_no_address_stays_behind(spark: SparkSession, cluster: Cluster) -> None:
+def test_no_address_hand_off_file_is_left(spark: SparkSession, cluster: Cluster) -> None:
     before = set(address_handoff._folder().glob("*"))
     make(cluster, "t")
     write(spark.sql("SELECT 'v' AS value"), cluster, topic="t")
@@ -230,7 +228,7 @@ def test_no_address_stays_behind(spark: SparkSession, cluster: Cluster) -> None:
     assert set(address_handoff._folder().glob("*")) == before
 
 
-def test_a_write_of_what_it_reads(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_write_into_the_topic_that_it_reads(spark: SparkSession, cluster: Cluster, log: Log) -> None:
     """The plan of the read is a snapshot: the rows that the write appends are not among them."""
     make(cluster, "t")
     append(log, "t", "a", "b")

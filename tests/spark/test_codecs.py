@@ -90,7 +90,7 @@ def test_json(spark):
     assert found == JSON_CASES
 
 
-def test_json_that_lacks_what_may_not_be_null(spark):
+def test_json_without_a_required_field(spark):
     schema = (
         "id INT NOT NULL, at STRUCT<day: INT NOT NULL, hour: INT>, stops ARRAY<STRUCT<name: STRING NOT NULL>>,"
         " fares MAP<STRING, INT>"
@@ -128,7 +128,7 @@ def test_avro(spark):
     assert decoded(spark, Avro(AVRO_FLIGHT), values) == expected
 
 
-def test_avro_as_confluents_serializers_frame_it(spark):
+def test_avro_with_the_framing_of_confluent_serializers(spark):
     framed = [None if value is None else b"\0\0\0\0\x07" + value for value, _ in AVRO_CASES]
     expected = [result for _, result in AVRO_CASES]
     assert decoded(spark, Avro(AVRO_FLIGHT, Confluent()), framed) == expected
@@ -153,7 +153,7 @@ def test_avro_as_confluents_serializers_frame_it(spark):
         Protobuf("Flight", FLIGHT_DESCRIPTOR_SET, Confluent(7)),
     ],
 )
-def test_what_is_encoded_is_decoded(spark, codec):
+def test_encoded_values_are_decoded(spark, codec):
     rows = spark.createDataFrame([("UA", 3), (None, 4), ("B6", None), (None, None)], FLIGHT)
     assert_df_equality(
         valid(decode(encode(rows, codec), codec)).select("value.*"), rows, ignore_row_order=True, ignore_nullable=True
@@ -171,7 +171,7 @@ def test_what_is_encoded_is_decoded(spark, codec):
     assert only is None or valid(decode(only, codec)).where("value.carrier IS NOT NULL").isEmpty()
 
 
-def test_what_cannot_be_decoded_is_said_by_name(spark):
+def test_values_that_cannot_be_decoded_are_named(spark):
     frame = spark.createDataFrame([(b"", "", 1)], "value BINARY, raw STRING, n INT")
     with pytest.raises(InvalidOptionError, match="column 'raw': decode adds a column of this name"):
         decode(frame, Json(FLIGHT))
@@ -201,7 +201,7 @@ def test_what_cannot_be_decoded_is_said_by_name(spark):
     [Json(FLIGHT), Avro(AVRO_FLIGHT), Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)],
     ids=["json", "avro", "protobuf"],
 )
-def test_a_stream_parts_the_good_from_the_dead_letters(spark, cluster, log, tmp_path, codec):
+def test_a_stream_separates_decoded_rows_from_dead_letters(spark, cluster, log, tmp_path, codec):
     json_ = b'{"carrier":"UA","delay":3}'
     good, bad, reason = json_, b"{", b"not one JSON object"
     if isinstance(codec, Avro):

@@ -146,7 +146,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
     assert found_in(log, topic) == latest
 
 
-def test_what_goes_besides_older_values_and_what_stays_as_it_was(
+def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
     spark: SparkSession, cluster: Cluster, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
     latest: Latest = {}
@@ -171,7 +171,7 @@ def test_what_goes_besides_older_values_and_what_stays_as_it_was(
     assert compact_on_spark(spark, cluster) == []
 
 
-def test_bad_replicas(spark: SparkSession, tmp_path) -> None:
+def test_damaged_replicas_are_repaired_or_delay_their_partition_only(spark: SparkSession, tmp_path) -> None:
     """A segment that Spark cannot read is repaired from another replica; without one, its partition alone waits."""
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         add_brokers(cluster, tmp_path, 2)
@@ -187,7 +187,7 @@ def test_bad_replicas(spark: SparkSession, tmp_path) -> None:
         log.close()
 
 
-def test_what_cannot_be_compacted_is_told_before_anything_is_done(spark: SparkSession, cluster: Cluster) -> None:
+def test_topics_that_cannot_be_compacted_are_refused_before_any_work(spark: SparkSession, cluster: Cluster) -> None:
     make(cluster, "plain", 1)
     with pytest.raises(
         InvalidConfigurationError, match=r"topic 'plain': cleanup.policy is 'delete', expected 'compact'"

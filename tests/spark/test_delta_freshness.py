@@ -12,7 +12,9 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import make, read_stream, write
 
 
-def test_small_writes_of_a_batch_and_of_a_stream(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+def test_small_writes_of_a_batch_and_of_a_stream_are_published(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
     first, second = make(cluster, "first", 2), make(cluster, "second", 2)
     write(spark.range(10).selectExpr("string(id) AS key", "string(id) AS value"), cluster, topic="first")
     assert _values(cluster, first) == [str(number) for number in range(10)]

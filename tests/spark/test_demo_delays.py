@@ -54,7 +54,7 @@ def send_flights(delays: Any, address: str, flights: pd.DataFrame) -> None:
         producer.send_table("flights", table)
 
 
-def test_the_delays_of_every_hour_are_what_pandas_computes(
+def test_the_delays_of_every_hour_equal_those_of_pandas(
     spark: SparkSession, cluster: Cluster, delays: Any, source: Any, tmp_path: Path
 ) -> None:
     address = str(tmp_path / "cluster")

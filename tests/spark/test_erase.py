@@ -15,7 +15,7 @@ from tests.support.topics import read_stream
 GONE, STAYS = b"key-of-somebody-7f3a", b"key-that-stays"
 
 
-def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_go_on(spark, cluster, log, tmp_path):
+def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(spark, cluster, log, tmp_path):
     topic = create_topic(cluster, "t", 3, configs={"compression.type": "none", "inline.max.bytes": "0"})
 
     def fill(values):
@@ -60,7 +60,7 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_go_on(spark
     assert_delta_is_the_log(cluster)
 
 
-def test_the_keys_are_broadcast_and_nothing_of_the_store_travels(spark, cluster):
+def test_the_keys_are_broadcast_without_the_store(spark, cluster):
     workers = OnSpark(spark, KeySet(pa.array([b"k"], pa.binary())))
     keys = pa.array([b"k", b"other", None], pa.binary())
     found = workers.run(lambda item, erased: (item, erased.contains(keys).to_pylist()), range(9))

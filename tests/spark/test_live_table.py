@@ -67,7 +67,7 @@ def run(spark: SparkSession, cluster: Cluster, checkpoint: Path, to: str = "firs
         query.awaitTermination()
 
 
-def test_the_join_sees_what_changes_while_the_query_runs(
+def test_the_join_sees_changes_during_the_query(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
 ) -> None:
     address = str(cluster.store.address)
@@ -101,7 +101,7 @@ def test_the_join_sees_what_changes_while_the_query_runs(
         )
 
 
-def test_a_batch_frame_and_both_kinds(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+def test_inner_and_left_joins_of_a_batch_frame(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
     frame = spark.createDataFrame([("a", 1), ("a", 2), ("x", 3), (None, 4)], "tail string, n int")
     with Table(spark, str(cluster.store.address), "planes") as planes:
         seats = sf.col("plane.value").cast("string").alias("seats")
@@ -119,7 +119,7 @@ def test_a_batch_frame_and_both_kinds(spark: SparkSession, cluster: Cluster, log
             )
 
 
-def test_a_truncated_log_is_read_anew(
+def test_a_truncated_log_is_read_again(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(log, a=2)
@@ -147,7 +147,7 @@ def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) 
             append_keyed(log, topic, (b"later", b"nonsense"))
 
 
-def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
+def test_invalid_joins_are_refused(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
     address = str(cluster.store.address)
     with pytest.raises(PolicyViolationError, match="'flights' is not compacted"):
         Table(spark, address, "flights")
@@ -182,7 +182,7 @@ def dies_at(point: str, count: int) -> Callable[[str], None]:
     ("point", "count"),
     [("stream.table-noted", 1), ("stream.output-written", 1), ("stream.output-written", 2)],
 )
-def test_a_batch_that_comes_again_sees_the_table_as_before(
+def test_a_repeated_batch_sees_the_same_table(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path, point: str, count: int
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -198,7 +198,7 @@ def test_a_batch_that_comes_again_sees_the_table_as_before(
     assert all_stored(cluster, "first") == all_stored(cluster, "second") == ["a:1", "a:2", "b:1", "z:-"]
 
 
-def test_a_batch_that_comes_again_after_a_compaction(
+def test_a_repeated_batch_after_a_compaction(
     spark: SparkSession,
     cluster: Cluster,
     log: Log,

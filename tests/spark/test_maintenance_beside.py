@@ -199,7 +199,7 @@ def in_order(seen: Seen) -> bool:
     return True
 
 
-def test_nobody_notices(
+def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     spark: SparkSession,
     cluster: Cluster,
     address: str,

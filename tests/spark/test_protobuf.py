@@ -59,7 +59,7 @@ def test_flights(spark):
     assert dict(zip(FLIGHTS, decoded(spark, FLIGHT, list(FLIGHTS)), strict=True)) == FLIGHTS
 
 
-def test_what_proto2_requires_and_numbers_that_its_enums_lack(spark):
+def test_required_fields_and_unknown_enum_numbers_of_proto2(spark):
     cases = {
         b"\x08\x01\x10\x01\x1a\x06" + UA: (1, "PAID", [("UA", 3)], {}),
         b"\x08\x01\x10\x07": (1, None, [], {}),
@@ -119,7 +119,7 @@ def full_bytes():
     return order.SerializeToString(deterministic=True)
 
 
-def test_every_type_there_and_back(spark):
+def test_values_of_every_type_are_encoded_and_decoded(spark):
     values = spark.createDataFrame([(1, full_bytes()), (2, b""), (3, None)], "n INT, value BINARY")
     both = decode(values, ORDER)
     expected = spark.createDataFrame([(1, FULL), (2, EMPTY), (3, None)], f"n INT, value STRUCT<{SCHEMA}>")
@@ -144,7 +144,7 @@ def test_some_columns_and_narrower_ones_make_a_message(spark):
     ]
 
 
-def test_times_that_are_none_and_text_that_is_none(spark):
+def test_invalid_times_and_invalid_text(spark):
     def order(**fields):
         return Order(**fields).SerializeToString()
 
@@ -165,7 +165,7 @@ def test_times_that_are_none_and_text_that_is_none(spark):
     ("message", "field", "indexes"),
     [("Flight", "carrier", b"\0"), ("shop.Order", "id", b"\x02\x02"), ("shop.Order.Line", "name", b"\x04\x02\0")],
 )
-def test_confluents_framing_says_which_message_of_the_file_it_is(spark, tmp_path, message, field, indexes):
+def test_confluent_framing_names_the_message_of_the_file(spark, tmp_path, message, field, indexes):
     path = tmp_path / "messages.desc"
     path.write_bytes(FLIGHT_DESCRIPTOR_SET if message == "Flight" else SHOP_DESCRIPTOR_SET)
     rows = spark.range(1).select(F.lit("x").alias(field))
@@ -186,7 +186,7 @@ def test_a_filter_parses_once(spark):
     assert plan.count("ArrowEvalPython") == 1
 
 
-def test_what_cannot_be_is_said_by_name(spark):
+def test_unsupported_messages_and_columns_are_named(spark):
     frame = spark.createDataFrame([(b"",)], "value BINARY")
     for codec, message in {
         Protobuf("Flight", "/nowhere"): "descriptor '/nowhere': cannot be read",
@@ -228,7 +228,7 @@ def test_a_value_that_no_message_can_hold_is_an_error_not_a_record(spark, codec,
         encode(spark.range(1).selectExpr(column), codec).collect()
 
 
-def test_without_the_package_it_is_said_how_to_get_it(spark, monkeypatch):
+def test_without_the_package_the_error_says_how_to_install_it(spark, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("spark_log.streams.protobuf_")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)

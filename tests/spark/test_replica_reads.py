@@ -116,7 +116,7 @@ def check_damaged_replicas_are_passed_over_and_repaired(stored: Replicated, kind
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damaged_replicas_are_passed_over_and_repaired(local: Replicated, kind: str, read_with: Read) -> None:
+def test_damaged_replicas_are_skipped_and_repaired(local: Replicated, kind: str, read_with: Read) -> None:
     check_damaged_replicas_are_passed_over_and_repaired(local, kind, read_with)
 
 
@@ -125,7 +125,7 @@ def test_damaged_replicas_in_object_storage(remote: Replicated, kind: str, read_
     check_damaged_replicas_are_passed_over_and_repaired(remote, kind, read_with)
 
 
-def test_log_dirs_that_are_away_or_swapped(local: Replicated, folders: dict[int, Path], read_with: Read) -> None:
+def test_missing_or_swapped_log_dirs(local: Replicated, folders: dict[int, Path], read_with: Read) -> None:
     folders[1].rename(folders[1].with_name("away"))
     assert read_with(local.cluster) == local.expected
     folders[2].rename(folders[1])  # the second in the place of the first, and nothing in its own
@@ -158,7 +158,7 @@ def test_tasks_read_in_their_rack(local: Replicated, read_with: Read) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "longer"])
-def test_read_topic_takes_no_file_of_another_size(spark: SparkSession, local: Replicated, kind: str) -> None:
+def test_read_topic_skips_a_file_of_another_size(spark: SparkSession, local: Replicated, kind: str) -> None:
     for files in local.replicas():
         files[0].damage(kind)
         files[1].damage(kind)
@@ -169,7 +169,7 @@ def test_read_topic_takes_no_file_of_another_size(spark: SparkSession, local: Re
         read_topic(spark, local.cluster, "t")
 
 
-def test_read_topic_takes_no_file_of_a_log_dir_that_is_not_the_one_that_is_meant(
+def test_read_topic_skips_a_log_dir_with_another_id(
     spark: SparkSession, local: Replicated, folders: dict[int, Path]
 ) -> None:
     """The file there has the right name and size, but whose it is nobody knows."""
@@ -180,9 +180,7 @@ def test_read_topic_takes_no_file_of_a_log_dir_that_is_not_the_one_that_is_meant
     assert values(read_topic(spark, local.cluster, "t")) == local.expected
 
 
-def test_read_topic_takes_files_of_its_rack_and_of_a_failed_log_dir_last(
-    spark: SparkSession, local: Replicated
-) -> None:
+def test_read_topic_prefers_its_rack_and_reads_failed_log_dirs_last(spark: SparkSession, local: Replicated) -> None:
     frame = read_topic(spark, local.cluster, "t", client_rack="far")
     assert {"/broker-3/" in file for file in frame.inputFiles()} == {True}
     change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))

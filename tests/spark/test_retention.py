@@ -8,7 +8,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import append, make, stored
 
 
-def test_a_delta_stream_that_lags_reads_on_through_retention(spark, cluster, log, tmp_path):
+def test_a_lagging_delta_stream_continues_through_retention(spark, cluster, log, tmp_path):
     """What leaves is no data change: the stream gets every record once, those that have left the log too."""
     topic = make(cluster, "t", inline_max_bytes="0")
     (location,) = delta_tables(cluster, topic).values()

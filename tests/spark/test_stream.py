@@ -90,7 +90,7 @@ def numbers(partition: int, *bounds: int) -> list[str]:
         ({"subscribe": "nowhere"}, "unknown topic or partition"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_options_are_named(
     spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path, options: dict[str, str], message: str
 ) -> None:
     with fails(message):
@@ -138,7 +138,7 @@ def test_starts(
     assert run.all == {p: numbers(p, *bounds) for p, bounds in expected.items()}
 
 
-def test_a_restart_goes_on_where_it_was_whatever_the_options_say(
+def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
     spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
 ) -> None:
     Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint).to_end()
@@ -232,13 +232,13 @@ def test_available_now_fixes_its_end(
     assert Run(read_stream(spark, cluster, **options), checkpoint).to_end().all == {0: late, 2: ["late"]}
 
 
-def test_once_ignores_limits(spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path) -> None:
+def test_trigger_once_ignores_limits(spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path) -> None:
     options = {"subscribe": "t", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}
     run = Run(read_stream(spark, cluster, **options), checkpoint).to_end(once=True)
     assert run.batches == [(0, {0: numbers(0, 3), 1: numbers(1, 1)})]
 
 
-def test_a_minimum_waits_but_not_for_ever(
+def test_a_minimum_of_offsets_waits_until_its_maximum_delay(
     spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path
 ) -> None:
     options = {"subscribe": "t", "startingOffsets": "earliest", "minOffsetsPerTrigger": 5, "maxTriggerDelay": "10m"}

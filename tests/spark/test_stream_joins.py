@@ -67,7 +67,7 @@ def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Log, t
         assert_df_equality(joined.select("id", "item", "paid"), wanted, ignore_row_order=True, ignore_nullable=True)
 
 
-def test_outer_rows_come_when_the_watermark_passes(
+def test_outer_rows_are_emitted_when_the_watermark_passes(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
 ) -> None:
     source = read_stream(spark, cluster, subscribe="orders,payments", startingOffsets="earliest")
@@ -104,7 +104,7 @@ def test_outer_rows_come_when_the_watermark_passes(
         query.stop()
 
 
-def test_event_times_that_are_equal_need_no_bounds_and_keep_their_watermark(
+def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
 ) -> None:
     """As flights and weather: the same place and hour; and then a window of the joined rows, in the same query."""

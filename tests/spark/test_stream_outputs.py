@@ -70,9 +70,7 @@ def test_parts_of_a_batch_go_to_several_outputs_once(
     assert "batch 2" in capsys.readouterr().out
 
 
-def test_changed_groups_take_the_place_of_old_ones(
-    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
-) -> None:
+def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
     """Mode update into a topic by key and a Delta table by MERGE; mode complete into a table that is replaced."""
     make(cluster, "in")
     make(cluster, "out", cleanup_policy="compact")
@@ -98,7 +96,7 @@ def test_changed_groups_take_the_place_of_old_ones(
         ]
 
 
-def test_what_is_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
     make(cluster, "in")
     append(log, "in", "1")
     frame, topic = numbers(spark, cluster), TopicOutput(str(cluster.store.address), "in")
@@ -154,7 +152,9 @@ KILLS = (
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_at_every_step_of_a_batch(cluster: Cluster, log: Log, tmp_path: Path) -> None:
+def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
+    cluster: Cluster, log: Log, tmp_path: Path
+) -> None:
     """Counts by window, written as they change: each change is in both topics once, and at once with the offsets."""
     for name in ("in", "first", "second"):
         make(cluster, name)

@@ -149,7 +149,7 @@ def test_other_rows_in_the_last_batch_are_an_error(
     assert stored(cluster, "out") == before
 
 
-def test_two_queries_and_two_targets_do_not_know_each_other(
+def test_two_queries_and_two_targets_are_independent(
     spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
 ) -> None:
     copy(source(spark, cluster), cluster, checkpoint)
@@ -169,7 +169,7 @@ def test_the_column_topic_routes_a_stream(spark: SparkSession, cluster: Cluster,
     assert (stored(cluster, "a"), stored(cluster, "b")) == ({0: ["a1", "a2"]}, {0: ["b1"]})
 
 
-def test_a_task_that_fails_leaves_the_batch_out_whole(
+def test_a_failed_task_fails_the_whole_batch(
     spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
 ) -> None:
     @F.udf("binary")
@@ -199,7 +199,9 @@ def test_output_mode_complete(spark: SparkSession, cluster: Cluster, log: Log, c
     assert sorted(found[2:]) == ["a=2", "b=2"]
 
 
-def test_a_topic_that_is_gone(spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path) -> None:
+def test_an_unknown_topic_fails_the_query(
+    spark: SparkSession, cluster: Cluster, topics: None, checkpoint: Path
+) -> None:
     frame = source(spark, cluster)
     options = {"cluster": str(cluster.store.address), "topic": "nowhere", "checkpointLocation": str(checkpoint)}
     with fails("'nowhere': unknown topic or partition"):
@@ -256,7 +258,7 @@ class DoomedSource(SparkLogDataSource):
 
 # one in the tasks, one in the commit, one in what follows; every point: tests/unit/datasource/test_sink_crashes.py
 @pytest.mark.parametrize("point", ["file.renamed", "append.committed", "publish.committed"])
-def test_a_worker_that_is_killed_at_a_point(
+def test_rows_are_stored_once_when_a_worker_is_killed(
     spark: SparkSession,
     cluster: Cluster,
     log: Log,
@@ -295,7 +297,9 @@ print("done")
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_again_and_again(cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
+def test_rows_are_stored_once_when_the_driver_is_killed_repeatedly(
+    cluster: Cluster, log: Log, topics: None, checkpoint: Path
+) -> None:
     """kill -9 of the JVM and its workers while batches pass; the output is the input once, in order."""
     for batch in range(1, 3):
         append(log, "in", *(f"{batch}/{n} " + "y" * 500 for n in range(1_000)), partition=0)

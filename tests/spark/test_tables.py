@@ -26,7 +26,7 @@ def shown(spark: SparkSession, cluster: Cluster, topic: str):
     return table.selectExpr("CAST(key AS string)", "CAST(value AS string)", "partition", "offset")
 
 
-def test_a_table_is_the_last_value_of_each_key(spark: SparkSession, cluster: Cluster, log: Log) -> None:
+def test_a_table_has_the_last_value_of_each_key(spark: SparkSession, cluster: Cluster, log: Log) -> None:
     topic = make(cluster, "planes", 2, cleanup_policy="compact", inline_max_bytes="0")
     append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"gone", b"1"))
     append_keyed(log, topic, (b"c", b"1"), (b"c", b"2"), partition=1)

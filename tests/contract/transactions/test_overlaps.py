@@ -63,7 +63,7 @@ def past_the_check(monkeypatch):
     return of
 
 
-def test_a_record_that_comes_after_the_commit_is_in_no_transaction(log, topic, begin, past_the_check):
+def test_a_record_sent_after_the_commit_is_in_no_transaction(log, topic, begin, past_the_check):
     name = topic()
     producer = begin()
     producer.send(name, b"1")
@@ -77,7 +77,7 @@ def test_a_record_that_comes_after_the_commit_is_in_no_transaction(log, topic, b
     assert stored(log, name) == {0: [b"1", b"2"]}
 
 
-def test_a_record_that_comes_after_the_abort_is_not_in_the_next_transaction(log, topic, begin, past_the_check):
+def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic, begin, past_the_check):
     name, large = topic(), topic(**FILES)
     producer = begin(linger_ms=60_000)
     producer.send(name, b"aborted")
@@ -96,7 +96,7 @@ def test_a_record_that_comes_after_the_abort_is_not_in_the_next_transaction(log,
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_a_thread_that_comes_too_late_ends_no_other_transaction(log, topic, begin, end):
+def test_a_late_thread_does_not_end_the_next_transaction(log, topic, begin, end):
     """It has waited for what was sent, and meanwhile another thread has ended the transaction and begun the next."""
     name = topic()
     producer = begin()
@@ -119,7 +119,7 @@ def test_a_thread_that_comes_too_late_ends_no_other_transaction(log, topic, begi
     assert stored(log, name) == {0: [b"1", b"2"] if end == "commit" else [b"2"]}
 
 
-def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, past_the_check, monkeypatch):
+def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(log, topic, begin, past_the_check, monkeypatch):
     """It may have been done: then asking again would say so of the new record too."""
     name = topic()
     producer = begin()
@@ -145,7 +145,7 @@ def test_nothing_is_added_to_a_commit_that_has_been_tried(log, topic, begin, pas
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
-def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkeypatch, done):
+def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, begin, monkeypatch, done):
     name, large = topic(2), topic(**FILES)
     producer = begin(linger_ms=60_000)
     register, lost = transaction_store.register, iter([True, True])
@@ -171,7 +171,7 @@ def test_the_answer_of_a_registration_is_lost(cluster, log, topic, begin, monkey
     assert nothing_is_pending(cluster, producer)
 
 
-def test_what_waits_together_is_one_batch(cluster, log, topic, begin, monkeypatch):
+def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, monkeypatch):
     name = topic()
     producer = begin()
     register, entered, gate = transaction_store.register, threading.Event(), threading.Event()

@@ -82,7 +82,7 @@ def test_the_older_producer_is_fenced_at_its_next_call(cluster, log, topic, begi
     assert committed_offsets(cluster.store, mine) == {}
 
 
-def test_a_late_call_of_an_older_transaction_touches_nothing(cluster, log, topic, begin):
+def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic, begin):
     name = topic()
     producer = begin()
     producer.send(name, b"0")
@@ -107,7 +107,7 @@ def test_a_late_call_of_an_older_transaction_touches_nothing(cluster, log, topic
 # Time ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_whose_time_is_over_can_only_be_aborted(cluster, log, topic, begin):
+def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topic, begin):
     name = topic()
     producer = begin()
     maintenance_first = [False, True]
@@ -134,7 +134,7 @@ def test_a_transaction_whose_time_is_over_can_only_be_aborted(cluster, log, topi
     assert stored(log, name) == {0: [b"in time"]}
 
 
-def test_ids_expire(cluster, topic, begin):
+def test_transactional_ids_expire(cluster, topic, begin):
     name = topic()
     old, open_, young = begin(), begin(), begin()
     old.send(name, b"v")
@@ -194,7 +194,7 @@ def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address
 # Trouble between send and commit ------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_deleted_in_between(cluster, log, topic, begin):
+def test_a_topic_is_deleted_before_the_commit(cluster, log, topic, begin):
     stays = topic()
     producer = begin()
     for again, sent in ((False, True), (True, True), (False, False)):
@@ -233,7 +233,7 @@ def test_a_topic_is_deleted_while_records_wait_for_the_commit(cluster, log, topi
 
 
 @also_on_s3
-def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
+def test_clean_up_keeps_pending_files(cluster, log, topic, begin):
     name = topic(**FILES)
     producer = begin()
     producer.send(name, LARGE).get(timeout=30)
@@ -254,7 +254,7 @@ def test_clean_up_leaves_alone_what_is_pending(cluster, log, topic, begin):
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
-def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch, done):
+def test_a_commit_whose_response_is_lost_can_be_repeated(cluster, log, topic, begin, monkeypatch, done):
     name, mine = topic(), group()
     producer = begin()
     commit = producer._log.append_batches
@@ -285,7 +285,7 @@ def test_the_answer_of_a_commit_is_lost(cluster, log, topic, begin, monkeypatch,
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
-def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
+def test_abort_after_a_lost_commit_response(log, topic, begin, monkeypatch, done):
     name = topic()
     producer = begin()
     commit = producer._log.append_batches
@@ -313,7 +313,7 @@ def test_an_abort_instead_of_asking_again(log, topic, begin, monkeypatch, done):
 
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_the_server_goes_away_in_a_commit(cluster, log, topic, begin, monkeypatch, moment):
+def test_the_server_connection_is_lost_during_a_commit(cluster, log, topic, begin, monkeypatch, moment):
     name, mine = topic(), group()
     producer = begin()
     producer.send(name, b"v").get(timeout=30)
@@ -340,7 +340,7 @@ def test_the_server_goes_away_in_a_commit(cluster, log, topic, begin, monkeypatc
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
-def test_close_and_being_forgotten_abort(cluster, log, topic, begin, cluster_address):
+def test_closing_or_dropping_a_producer_aborts_its_transaction(cluster, log, topic, begin, cluster_address):
     name = topic()
     producer = begin(linger_ms=60_000)
     producer.send(name, b"v")

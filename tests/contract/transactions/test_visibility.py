@@ -36,7 +36,7 @@ from tests.support.s3 import also_on_s3
 
 
 @also_on_s3
-def test_all_of_it_is_seen_at_once(cluster, cluster_address, log, topic, begin):
+def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, topic, begin):
     one, two, mine = topic(2), topic(), group()
     producer = begin()
     futures = [producer.send(one, b"%d" % n, partition=n % 2) for n in range(4)]
@@ -74,7 +74,7 @@ def test_all_of_it_is_seen_at_once(cluster, cluster_address, log, topic, begin):
     assert stored(log, one) == {0: [b"0", b"2"], 1: [b"1", b"3"]} and stored(log, two) == {0: [b"x", b"y", b"z"]}
 
 
-def test_a_reader_never_sees_a_part(cluster, topic, begin):
+def test_a_reader_never_sees_part_of_a_transaction(cluster, topic, begin):
     names, mine = [topic(), topic()], group()
     producer, done = begin(), threading.Event()
 
@@ -106,7 +106,7 @@ def test_a_reader_never_sees_a_part(cluster, topic, begin):
 
 
 @also_on_s3
-def test_what_is_aborted_is_never_seen_and_leaves_no_gap(cluster, log, topic, begin):
+def test_aborted_records_are_never_visible_and_leave_no_gap(cluster, log, topic, begin):
     name, large, mine = topic(), topic(**FILES), group()
     producer = begin()
     for number, end in enumerate([producer.abort_transaction, producer.commit_transaction] * 2):
@@ -121,7 +121,7 @@ def test_what_is_aborted_is_never_seen_and_leaves_no_gap(cluster, log, topic, be
     assert nothing_is_pending(cluster, producer)
 
 
-def test_records_that_are_not_sent_yet_fail_with_the_abort(log, topic, begin):
+def test_unsent_records_fail_when_the_transaction_is_aborted(log, topic, begin):
     name = topic()
     producer = begin(linger_ms=60_000)
     future = producer.send(name, b"v").add_errback(lambda _: producer.send(name, b"again"))
@@ -133,7 +133,7 @@ def test_records_that_are_not_sent_yet_fail_with_the_abort(log, topic, begin):
     assert stored(log, name) == {}, "not what an errback sends in the course of the abort either"
 
 
-def test_empty_ones_and_offsets_alone(cluster, topic, begin):
+def test_empty_transactions_and_transactions_of_offsets_only(cluster, topic, begin):
     name, mine, other = topic(2), group(), group()
     producer = begin()
     assert producer.commit_transaction() == []
@@ -217,7 +217,7 @@ def test_a_send_that_raises_fails_the_commit_too(log, topic, begin):
     assert stored(log, name) == {0: [b"good"]}
 
 
-def test_calls_out_of_place(produce, topic):
+def test_calls_in_the_wrong_state_are_refused(produce, topic):
     name, id_ = topic(), f"id{next(NUMBERS)}"
     producer = produce(transactional_id=id_)
 
@@ -269,7 +269,7 @@ BAD_SETTINGS = [
 ]
 
 
-def test_settings_that_do_not_go_with_transactions(cluster_address, produce):
+def test_settings_that_exclude_transactions_are_refused(cluster_address, produce):
     for settings in BAD_SETTINGS:
         with pytest.raises(kafka.errors.KafkaConfigurationError, match=next(iter(settings))):
             Producer(cluster=cluster_address, **{"transactional_id": "bad", **settings})
