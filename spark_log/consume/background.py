@@ -1,7 +1,7 @@
-"""One background thread of a consumer: it says that the consumer is alive, and commits what need not be waited for.
+"""The background thread of a consumer: it sends heartbeats and runs asynchronous commits.
 
-Tasks run one after the other, in the order in which they were handed in, so that no commit overtakes another. A
-heartbeat that is due comes before the next task, so that a backlog does not end the session.
+Tasks run one after the other, in the order of submission, so that no commit overtakes another. A heartbeat that is due
+runs before the next task, so that a backlog of tasks does not end the session.
 """
 
 import logging
@@ -22,7 +22,9 @@ _NEVER_S = 3600.0
 
 
 class Background:
-    """Starts its thread with the first task or beat. Thread-safe. Knows nothing of the consumer."""
+    """A thread that runs tasks and one periodic heartbeat; the first of them starts it. Thread-safe. Independent of the
+    consumer.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,7 +43,7 @@ class Background:
         return future
 
     def run(self, task: Callable[[], Any], timeout_s: float) -> Any:
-        """Run `task` in the thread, behind what is there already, and wait. KafkaTimeoutError after `timeout_s`."""
+        """Run `task` in the thread, after the tasks that are queued, and wait. KafkaTimeoutError after `timeout_s`."""
         if threading.current_thread() is self._thread:  # a callback of a future
             return task()
         done = threading.Event()
@@ -54,13 +56,13 @@ class Background:
         return future.value
 
     def beat_every(self, interval_s: float, beat: Callable[[], None]) -> None:
-        """Call `beat` in the thread every `interval_s` from now on. What it raises is logged."""
+        """Call `beat` in the thread every `interval_s` from now on. Its errors are logged."""
         if self._beat is None:
             self._beat, self._interval_s = beat, interval_s
             self._start(None)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread once the tasks at hand are done; no more are taken. Waits for it for `timeout_s`."""
+        """End the thread after the queued tasks; further tasks are refused. Waits up to `timeout_s` for the end."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -69,7 +71,7 @@ class Background:
             thread.join(timeout_s)
 
     def abandon(self) -> None:
-        """As close, without waiting: for a consumer that nobody holds any more."""
+        """As `close`, without waiting: for a consumer that has been garbage-collected."""
         self._closed = True
         self._beat = None
         self._tasks.put(None)
@@ -98,7 +100,7 @@ class Background:
                 _do(*item)
             elif self._closed:
                 return
-            else:  # there is something to beat for now
+            else:  # `beat_every` was called: its interval begins now
                 due_s = clock.monotonic_s() + self._interval_s
 
     def _do_beat(self) -> None:
@@ -106,7 +108,7 @@ class Background:
         if beat is not None and not self._closed:
             try:
                 beat()
-            except Exception as error:  # one that fails must not end the thread, and with it the membership
+            except Exception as error:  # a failed heartbeat must not end the thread, and with it the membership
                 logger.warning("heartbeat failed, tried again in %g s: %s", self._interval_s, error)
 
 

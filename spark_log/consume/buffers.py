@@ -1,8 +1,8 @@
-"""Records on their way from segments to the user: what is read and not yet taken, and within which bounds more is read.
+"""Buffers of records between the segments and the user, bounded in bytes.
 
-A segment is opened once and each of its row groups is read once, however many polls it takes to hand them out: a
-stream keeps its place. Bytes held are bounded over all partitions and for each, except that one batch is always
-allowed where nothing could be returned otherwise.
+A segment is opened once and each of its row groups is read once, even if several polls return its records: a stream
+keeps its place. The buffered bytes are bounded in total and per partition. One batch is always allowed if nothing could
+be returned otherwise.
 """
 
 from collections import OrderedDict, deque
@@ -14,7 +14,7 @@ import pyarrow as pa
 from kafka.structs import TopicPartition
 
 STREAMS_MAX = 256
-"""Partitions whose segments are open at a time; each may hold a file open."""
+"""Maximum number of partitions whose segments are open at a time; each may hold a file open."""
 
 
 class Fetched(NamedTuple):
@@ -35,9 +35,11 @@ class Stream:
         self, next_offset: int, end: int, leader_epoch: int, source: Iterator[tuple[pa.RecordBatch, int]]
     ) -> None:
         self.next_offset = next_offset
-        """One more than the offset of the last record taken: the consumer's position, unless it moved elsewhere."""
+        """One more than the offset of the last record taken: equal to the consumer's position, unless that was
+        moved.
+        """
         self.end = end
-        """Where the plan ended. The last records before it may be missing: compaction leaves gaps."""
+        """End of the plan. The last offsets before it may have no records: compaction leaves gaps."""
         self.leader_epoch = leader_epoch
         self.held_bytes = 0
         self._source: Iterator[tuple[pa.RecordBatch, int]] | None = source
@@ -50,11 +52,11 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Everything has been read and taken."""
+        """Whether all records have been read and taken."""
         return self._source is None and not self._batches
 
     def advance(self) -> bool:
-        """Read one more batch; False if there is none. Errors of reading pass through."""
+        """Read one more batch; False if there is none. Raises the errors of reading."""
         if self._source is None:
             return False
         read = next(self._source, None)
@@ -69,7 +71,7 @@ class Stream:
         return True
 
     def take(self, rows_max: int | None) -> tuple[pa.RecordBatch, int, int] | None:
-        """The next records of one batch, their leader epoch and the bytes behind them; None if none are read."""
+        """The next records of one batch, their leader epoch and their size in bytes; None if no batch is buffered."""
         if not self._batches:
             return None
         batch, leader_epoch, size = self._batches[0]
@@ -88,14 +90,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of records to hold and to return at once."""
+    """Maximum bytes of records to buffer, and to return from one call."""
 
     total_bytes: int
     partition_bytes: int
 
 
 class Buffers:
-    """The streams of a consumer. Partitions take turns: one that has given records goes to the end of the line."""
+    """The streams of a consumer. Partitions take turns: after it has returned records, a partition becomes the last."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -110,14 +112,14 @@ class Buffers:
         return sum(stream.held_bytes for stream in self._streams.values())
 
     def room(self) -> int:
-        """How many partitions may be planned now."""
+        """The number of partitions that may be planned now."""
         if self.held_bytes >= self._limits.total_bytes:
             return 0 if self._any_rows() else 1
         return STREAMS_MAX - sum(stream.has_rows for stream in self._streams.values())
 
     def add(self, partition: TopicPartition, stream: Stream) -> None:
         while len(self._streams) >= STREAMS_MAX:
-            # nothing that was read is lost: what this one has not read yet is planned again
+            # no buffered record is lost: the unread rest of this stream is planned again
             idle = next((name for name, other in self._streams.items() if not other.has_rows), None)
             if idle is None:
                 return
@@ -135,9 +137,9 @@ class Buffers:
         return list(self._streams.items())
 
     def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Stream]:
-        """Let go of streams that ended, or whose partition is read elsewhere now.
+        """Drop the streams that ended, and those whose partition's position was moved.
 
-        Returns those that ended with their last records missing: the positions go past what the plan covered.
+        Returns the ended streams without records at the last offsets of their plan: their positions move to `end`.
         """
         moved: dict[TopicPartition, Stream] = {}
         for partition, stream in list(self._streams.items()):
@@ -153,10 +155,10 @@ class Buffers:
         return moved
 
     def take(self, partitions: Collection[TopicPartition], rows_max: int | None) -> list[Fetched]:
-        """Records of these partitions, in the order of their turns, each partition's in offset order.
+        """Records of these partitions, in the order of their turns; each partition's records in offset order.
 
-        An error of reading is raised when nothing else is to be returned, at once or by the next call. The stream that
-        it came from is gone, so that the partition is planned anew.
+        An error of reading is raised at once if there are no records to return, otherwise by the next call. Its stream
+        is dropped, so that the partition is planned again.
         """
         if self._error is not None:
             error, self._error = self._error, None

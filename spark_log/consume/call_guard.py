@@ -1,4 +1,4 @@
-"""What every call of a consumer has in common: whose errors it raises, and who may make it."""
+"""Decorators and argument checks of a consumer's methods: translation of errors, and the ban on concurrent calls."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Guarded:
-    """A client that one thread at a time may use."""
+    """A client that only one thread at a time may use."""
 
     lock: "RLock"
 
@@ -27,12 +27,12 @@ S = TypeVar("S", bound=Guarded)
 
 
 def translated(method: Callable[P, R]) -> Callable[P, R]:
-    """What the method raises of our errors is kafka-python's too."""
+    """The method's spark-log errors are raised as kafka-python's errors too."""
     return kafka_errors()(method)
 
 
 def alone(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """As `translated`; and IllegalStateError while another thread is inside such a method, or after `close`."""
+    """As `translated`. Also raises IllegalStateError while another thread runs such a method, and after `close`."""
 
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         with kafka_errors():
@@ -50,7 +50,7 @@ def alone(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 
 def timeout_s(timeout_ms: object) -> float:
-    """Seconds; TypeError, ValueError for what is not a time."""
+    """Milliseconds to seconds. TypeError for a value that is not a number, ValueError for a negative one."""
     if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
         raise TypeError(f"timeout_ms must be a number, got {timeout_ms!r}")
     if not timeout_ms >= 0:
@@ -59,7 +59,7 @@ def timeout_s(timeout_ms: object) -> float:
 
 
 def record_count(max_records: object) -> int:
-    """A number of records; TypeError, ValueError for what is none."""
+    """The checked number of records. TypeError for a value that is not an integer, ValueError below 1."""
     if isinstance(max_records, bool) or not isinstance(max_records, int):
         raise TypeError(f"max_records must be an integer, got {max_records!r}")
     if max_records <= 0:

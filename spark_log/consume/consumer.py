@@ -1,4 +1,6 @@
-"""The consumer: kafka-python's KafkaConsumer over a spark-log cluster, and Arrow batches besides."""
+"""The consumer: the interface of kafka-python's KafkaConsumer for a spark-log cluster, and Arrow batches in
+addition.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,14 @@ class Consumer(ConsumerQueries):
     >>> for record in consumer: print(record.offset, record.value)                  # doctest: +SKIP
 
     `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of ConsumerSettings.
-    Raises KafkaConfigurationError for a setting that is unknown, not valid, or cannot apply here.
+    Raises KafkaConfigurationError for a setting that is unknown, invalid, or not applicable here.
 
-    Not thread-safe: use one consumer per thread. Only `close` may be called from another one. Errors are at once
-    kafka-python's and spark_log's.
+    Not thread-safe: use one consumer per thread. Only `close` may be called from another thread. Each error is an
+    instance of both kafka-python's and spark_log's class.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaConsumer.DEFAULT_CONFIG
-    """kafka-python's, for programs that choose their settings by it."""
+    """kafka-python's defaults, for programs that select their settings by its keys."""
 
     def __init__(self, *topics: str, **configs: Any) -> None:
         address, self.settings = parse_settings(ConsumerSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
@@ -87,18 +89,18 @@ class Consumer(ConsumerQueries):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close. Without the automatic commit after an error: the record at hand may not have been processed."""
+        """Close; after an error without the automatic commit, because the last record may not have been processed."""
         self.close(autocommit=kind is None)
 
-    # --- what is read -------------------------------------------------------------------------------------------
+    # --- subscription -------------------------------------------------------------------------------------------
 
     @alone
     def subscribe(self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any = None) -> None:
-        """Read topics of these names, or those that a regular expression matches from their beginning.
+        """Read the topics of these names, or those whose names a regular expression matches from the beginning.
 
-        With a group_id, partitions are shared with the group's other members and `listener` (a
-        ConsumerRebalanceListener) is told inside `poll` what comes and goes; without, all partitions are read. A later
-        call replaces the topics. Raises ValueError, TypeError, IllegalStateError after `assign`.
+        With a group_id, the group's members share the partitions, and `poll` calls `listener` (a
+        ConsumerRebalanceListener) with the assigned and revoked partitions. Without a group_id, all partitions are
+        read. A later call replaces the topics. Raises ValueError, TypeError, IllegalStateError after `assign`.
         """
         self._subscription.subscribe(topics, pattern, listener)
         self._polling.topics.forget()
@@ -106,8 +108,8 @@ class Consumer(ConsumerQueries):
 
     @alone
     def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Read exactly these partitions, without a group's management. Replaces what was assigned before; positions of
-        partitions in both stay. An empty list unsubscribes. IllegalStateError after `subscribe`.
+        """Read exactly these partitions, without group management. Replaces the earlier assignment; partitions in both
+        keep their positions. An empty list unsubscribes. IllegalStateError after `subscribe`.
         """
         if not partitions:
             self.unsubscribe()
@@ -122,23 +124,23 @@ class Consumer(ConsumerQueries):
 
     @alone
     def unsubscribe(self) -> None:
-        """Commit (automatic), give up every partition and leave the group."""
+        """Commit (if commits are automatic), give up all partitions and leave the group."""
         self._polling.commits.auto_now(self._polling.to_commit())
         self._polling.give_up_all()
         self._subscription.unsubscribe()
         self._iterator = None
 
     def assignment(self) -> set[TopicPartition]:
-        """The partitions that are read now."""
+        """The partitions that are assigned now."""
         return set(self._subscription.partitions)
 
     def subscription(self) -> set[str] | None:
-        """The topics subscribed to (for a pattern, those that it matches), None without a subscription."""
+        """The subscribed topics (for a pattern, the matching ones); None without a subscription."""
         topics = self._subscription.topics
         return None if topics is None else set(topics)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Return no records of these partitions until `resume`. The group is not concerned."""
+        """Return no records of these partitions until `resume`. They stay assigned."""
         for partition in partitions:
             self._state(partition).paused = True
 
@@ -155,11 +157,12 @@ class Consumer(ConsumerQueries):
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """At most `max_records` (max_poll_records) next records, waiting up to `timeout_ms` for the first.
+        """The next records, at most `max_records` (default: max_poll_records). Waits up to `timeout_ms` for the first.
 
-        Joins and follows the group, runs listeners and commit callbacks, and commits automatically. With
-        `update_offsets` False positions stay, for iteration. Raises NoOffsetForPartitionError, OffsetOutOfRangeError,
-        CorruptRecordError, and what a deserializer raised; the position is then at the record, and `seek` passes it.
+        Joins the group and follows its assignments, runs listeners and commit callbacks, and commits automatically.
+        With `update_offsets` False the positions stay, for iteration. Raises NoOffsetForPartitionError,
+        OffsetOutOfRangeError, CorruptRecordError, and the error of a deserializer; the position is then at the failed
+        record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._raise_deferred()
@@ -172,7 +175,7 @@ class Consumer(ConsumerQueries):
                 if update_offsets:
                     self._subscription.partitions[partition].seek(records[-1].offset + 1, epoch)
             if error is not None:
-                # the position stays before what could not be read; what was taken behind it is read again
+                # the position stays at the failed record; the records taken after it are read again
                 self._polling.positions_changed()
                 if not polled:
                     raise error
@@ -183,10 +186,11 @@ class Consumer(ConsumerQueries):
 
     @alone
     def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, pa.Table]:
-        """As `poll`, as Arrow tables with the columns of the Spark source: key, value, topic, partition, offset,
-        timestamp, timestampType, headers. No copy of the values, no Python object per record.
+        """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
+        offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
 
-        Without `max_records`, what is at hand within fetch_max_bytes and max_partition_fetch_bytes, at least a batch.
+        Without `max_records`, returns the available records within fetch_max_bytes and max_partition_fetch_bytes, at
+        least one batch.
         """
         rows_max = None if max_records is None else record_count(max_records)
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
@@ -202,7 +206,9 @@ class Consumer(ConsumerQueries):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record; ends after consumer_timeout_ms without one, or when the consumer is closed."""
+        """The next record. Iteration ends after consumer_timeout_ms without a record, or when the consumer is
+        closed.
+        """
         if self._closed:
             raise StopIteration("the consumer is closed")
         timeout_ms = self.settings.consumer_timeout_ms
@@ -224,13 +230,15 @@ class Consumer(ConsumerQueries):
                 raise StopIteration
 
     def _iterate(self) -> Iterator[ConsumerRecord]:
-        """The records of one poll. A position moves when its record is handed out, so that commits are right."""
+        """The records of one poll. A position moves when its record is returned, so that commits cover only returned
+        records.
+        """
         left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
             for record in records:
                 state = states.get(partition)
-                if state is None or not state.fetchable:  # revoked, paused: read again when it is resumed
+                if state is None or not state.fetchable:  # revoked or paused: the rest is read again after `resume`
                     break
                 state.seek(record.offset + 1, record.leader_epoch)
                 yield record
@@ -239,9 +247,9 @@ class Consumer(ConsumerQueries):
 
     @alone
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
-        """Read on from `offset`. ValueError for another partition than the assigned ones, or an offset below 0.
+        """Continue reading at `offset`. ValueError for a partition that is not assigned, or an offset below 0.
 
-        The leader epoch of an OffsetAndMetadata says of which lineage the offset is, as Kafka's Java client has it.
+        The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client.
         """
         checked_partition(partition)
         epoch = UNKNOWN_EPOCH
@@ -255,14 +263,14 @@ class Consumer(ConsumerQueries):
 
     @alone
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read on from the log start offset of these partitions, or of all assigned ones."""
+        """Continue reading at the log start offset of these partitions, or of all assigned ones."""
         for partition in self._subscription.assigned(partitions):
             self._subscription.partitions[partition].ask_reset("earliest")
         self._moved()
 
     @alone
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read on from the high watermark of these partitions, or of all assigned ones."""
+        """Continue reading at the high watermark of these partitions, or of all assigned ones."""
         for partition in self._subscription.assigned(partitions):
             self._subscription.partitions[partition].ask_reset("latest")
         self._moved()
@@ -276,14 +284,14 @@ class Consumer(ConsumerQueries):
         return state.offset
 
     def offsets_to_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Commit]:
-        """The positions in these of the assigned partitions, for a transaction: it refuses them once their topic has
-        been deleted.
+        """The positions of those `partitions` that are assigned, for a transaction. It refuses them once their topic
+        has been deleted.
         """
         return {name: offset for name, offset in self._polling.to_commit().items() if name in partitions}
 
     @translated
     def highwater(self, partition: TopicPartition) -> int | None:
-        """The high watermark as last seen, None before the first look."""
+        """The high watermark at the last read of the store; None before the first one."""
         return self._subscription.state(partition).high_watermark
 
     # --- commits and the group ----------------------------------------------------------------------------------
@@ -294,8 +302,8 @@ class Consumer(ConsumerQueries):
     ) -> None:
         """Commit, by default the positions of all assigned partitions, and wait.
 
-        CommitFailedError: the group has given the partitions to others. KafkaTimeoutError after `timeout_ms`
-        (request_timeout_ms). IllegalStateError without a group_id.
+        CommitFailedError: the group has assigned the partitions to other members. KafkaTimeoutError after
+        `timeout_ms` (default: request_timeout_ms). IllegalStateError without a group_id.
         """
         self._polling.commits.now(self._to_commit(offsets), timeout_ms)
 
@@ -305,16 +313,16 @@ class Consumer(ConsumerQueries):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any] | None = None,
     ) -> Future:
-        """Commit in the background, in the order of the calls. `callback(offsets, None or the error)` is called inside
-        a later `poll`.
+        """Commit in the background, in the order of the calls. A later `poll` calls `callback(offsets, None or the
+        error)`.
         """
         return self._polling.commits.later(self._to_commit(offsets), callback)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """This member, as a transactional producer wants to know it; group_id None without a group.
+        """This member's identity for a transactional producer; group_id None without a group.
 
-        One that has lost its session keeps its member id, so that what it still holds cannot be committed: an empty one
-        may commit where the group has no members.
+        A member that has lost its session keeps its member id, so that its positions cannot be committed any more: an
+        empty member id may commit if the group has no members.
         """
         group = self._polling.group
         if group is None:
@@ -330,7 +338,7 @@ class Consumer(ConsumerQueries):
             state,
         ).of_topics(self._subscription.topic_ids())
 
-    # --- about the cluster --------------------------------------------------------------------------------------
+    # --- cluster and metrics ------------------------------------------------------------------------------------
 
     def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
         """Totals since the start, by group of metrics and name; None with metrics_enabled=False."""
@@ -358,12 +366,13 @@ class Consumer(ConsumerQueries):
         return not self._closed
 
     def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
-        """Nothing to do: the constructor has opened the cluster."""
+        """Does nothing: the constructor has opened the cluster."""
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
-        """Commit (automatic, unless `autocommit` is False), tell the listener, leave the group and end the thread.
+        """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
+        background thread.
 
-        From another thread too: a `poll` under way there returns first. Closing twice changes nothing.
+        May be called from any thread: a running `poll` returns first. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
@@ -401,7 +410,7 @@ class Consumer(ConsumerQueries):
             raise IllegalStateError("the consumer was made in another process: make one after the fork")
 
     def _raise_deferred(self) -> None:
-        """What a deserializer raised behind records that were returned."""
+        """Raise the error of a deserializer that failed after the records of the previous poll."""
         if self._deferred is not None:
             error, self._deferred = self._deferred, None
             raise error
@@ -423,4 +432,4 @@ class Consumer(ConsumerQueries):
 
 
 _ITERATION_POLL_MS = 60_000.0
-"""Iteration polls anew at least that often, which costs nothing and keeps the membership."""
+"""Maximum time of one poll of an iteration: polls keep the membership."""

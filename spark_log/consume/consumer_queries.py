@@ -1,4 +1,4 @@
-"""What a consumer can ask about topics, partitions and its group without changing anything."""
+"""Read-only queries of a consumer about topics, partitions and its group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spark_log.segments.timed_offsets import first_records
 
 
 class ConsumerQueries(Guarded):
-    """The part of a consumer that asks the store and answers. Any thread may call it."""
+    """The consumer's methods that only read the store. Any thread may call them."""
 
     cluster: Cluster
     settings: ConsumerSettings
@@ -32,7 +32,7 @@ class ConsumerQueries(Guarded):
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Log start offsets. UnknownTopicOrPartitionError names a partition that is not there."""
+        """Log start offsets. UnknownTopicOrPartitionError names a partition that does not exist."""
         found = self._ends([checked_partition(partition) for partition in partitions])
         return {partition: ends.log_start_offset for partition, ends in found.items()}
 
@@ -40,7 +40,7 @@ class ConsumerQueries(Guarded):
     def end_offsets(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        """High watermarks: offsets of the next records to come. UnknownTopicOrPartitionError as above."""
+        """High watermarks: the offsets of the next records. UnknownTopicOrPartitionError as above."""
         found = self._ends([checked_partition(partition) for partition in partitions])
         return {partition: ends.high_watermark for partition, ends in found.items()}
 
@@ -48,9 +48,10 @@ class ConsumerQueries(Guarded):
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Of each partition, the first record with timestamp >= the given one, None without. ms; ValueError below 0.
+        """The first record of each partition with timestamp >= the given one (ms); None if there is none.
 
-        All as of one moment. UnknownTopicOrPartitionError names a partition that is not there.
+        All from one snapshot. ValueError for a timestamp below 0. UnknownTopicOrPartitionError names a partition that
+        does not exist.
         """
         wanted = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
         for partition, timestamp in wanted.items():
@@ -62,7 +63,9 @@ class ConsumerQueries(Guarded):
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
     ) -> int | OffsetAndMetadata | None:
-        """The group's committed offset of any partition, as OffsetAndMetadata with `metadata`; None without."""
+        """The group's committed offset of any partition, None if there is none. With `metadata`: an
+        OffsetAndMetadata.
+        """
         group_id = self.required_group()
         ours = ids.TopicPartition(*checked_partition(partition))
         found = committed(self.cluster.store, group_id, [ours]).get(ours)
@@ -90,12 +93,12 @@ class ConsumerQueries(Guarded):
 
 
 def _partition_count(cluster: Cluster, topic: str) -> int:
-    """0 for a topic that there is not."""
+    """The partition count; 0 if the topic does not exist."""
     return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
 
 
 def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-    """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that is not there."""
+    """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that does not exist."""
     wanted = [ids.TopicPartition(*partition) for partition in partitions if is_legal(partition.topic)]
     found = find_positions(connection, wanted)
     for topic, number in partitions:
@@ -107,9 +110,9 @@ def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> 
 def _offsets_for_times(
     cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Of each partition, the first readable record with timestamp >= the given one. Errors as `_ends`."""
+    """The first readable record of each partition with timestamp >= the given one. Errors as `_ends`."""
 
-    def look(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
+    def plan(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
         _ends(connection, timestamps_ms)
         lookups: dict[ids.TopicPartition, TimeLookup] = {}
         for name, topic in find_topics(connection, {topic for topic, _ in timestamps_ms}).items():
@@ -117,7 +120,7 @@ def _offsets_for_times(
             lookups |= plan_time_lookups(connection, topic, wanted, rack)
         return lookups
 
-    found = first_records(cluster, cluster.store.read(look))
+    found = first_records(cluster, cluster.store.read(plan))
     records = {partition: found[ids.TopicPartition(*partition)] for partition in timestamps_ms}
     return {
         partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)

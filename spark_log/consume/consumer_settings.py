@@ -1,4 +1,4 @@
-"""What a consumer can be told: kafka-python's keyword names and defaults, checked once."""
+"""The consumer's settings: kafka-python's names and defaults, validated once."""
 
 import logging
 import re
@@ -35,90 +35,92 @@ _OLD_RESETS = {"smallest": "earliest", "largest": "latest"}
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """Every setting that applies. KafkaConfigurationError names the one that is not valid, and its value."""
+    """Validated settings. KafkaConfigurationError names the invalid setting and its value."""
 
     client_id: str = "spark-log"
-    """Name of this program, shown by who describes the group."""
+    """Name of this program, shown in descriptions of the group."""
 
     client_rack: str = ""
-    """Rack of this program: segments are read from a replica there, if there is one."""
+    """Rack of this program. Segments are read from a replica in this rack, if there is one."""
 
     group_id: str | None = None
-    """Group to belong to and to commit offsets for. None: neither; `subscribe` then takes every partition."""
+    """Group to join and to commit offsets for. None: no group; `subscribe` then assigns all partitions."""
 
     group_instance_id: str | None = None
-    """Makes this a static member, whose partitions wait for it over a restart of up to session_timeout_ms."""
+    """Makes this a static member: it keeps its partitions over a restart of up to session_timeout_ms."""
 
     key_deserializer: Any = None
-    """A kafka-python Deserializer, or a function of the bytes (None included). None: bytes stay bytes."""
+    """A kafka-python Deserializer, or a function of the bytes (also called with None). None: keys are returned as
+    bytes.
+    """
 
     value_deserializer: Any = None
-    """As key_deserializer."""
+    """As key_deserializer, for values."""
 
     fetch_max_wait_ms: int = 500
-    """How long to wait for fetch_min_bytes. Below request_timeout_ms."""
+    """Maximum wait for fetch_min_bytes. Must be below request_timeout_ms."""
 
     fetch_min_bytes: int = 1
-    """Stored bytes worth fetching: with fewer, wait up to fetch_max_wait_ms for more."""
+    """Minimum stored bytes of a fetch: with fewer, it waits up to fetch_max_wait_ms for more."""
 
     fetch_max_bytes: int = 52_428_800
-    """Bytes of decoded records to hold, over all partitions. One batch more where a single one is larger."""
+    """Maximum bytes of buffered decoded records over all partitions. A single larger batch is still read."""
 
     max_partition_fetch_bytes: int = 1_048_576
-    """Bytes of decoded records to hold of one partition, but always at least one batch."""
+    """Maximum bytes of buffered decoded records per partition, but always at least one batch."""
 
     request_timeout_ms: int = 30_000
-    """How long a blocking call (commit, committed, offsets_for_times, ...) may take if it is not told."""
+    """Default time limit of a blocking call (commit, committed, offsets_for_times, ...)."""
 
     retry_backoff_ms: int = 100
-    """Wait before the next try while the metadata store is away."""
+    """Pause before the next attempt while the metadata store is unavailable."""
 
     auto_offset_reset: str = "latest"
-    """Where to begin without a committed offset, or where the position is out of range: earliest, latest, or none,
-    which raises."""
+    """Position if there is no committed offset, or if the position is out of range: earliest, latest, or none, which
+    raises an error."""
 
     enable_auto_commit: bool = True
-    """Commit positions every auto_commit_interval_ms, before partitions are given up, and on close."""
+    """Commit positions every auto_commit_interval_ms, before partitions are revoked, and on close."""
 
     auto_commit_interval_ms: int = 5_000
     """Time between automatic commits."""
 
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], Any] | None = None
-    """Called with (offsets, None or the error) for commits in the background that have no callback of their own."""
+    """Called with (offsets, None or the error) after a background commit that has no callback of its own."""
 
     isolation_level: Any = "read_uncommitted"
-    """read_committed or read_uncommitted, which are the same here: open transactions are visible to nobody."""
+    """read_committed or read_uncommitted. They are equal here: no reader sees the records of an open transaction."""
 
     allow_auto_create_topics: bool = True
-    """Make a topic of one partition where a topic that is subscribed by name, or assigned, is missing."""
+    """Create a missing topic with one partition if it is subscribed by name or assigned."""
 
     metadata_max_age_ms: int = 300_000
-    """How often, at the least, to look which topics there are."""
+    """Maximum time between two reads of the list of topics."""
 
     partition_assignment_strategy: Any = (RangePartitionAssignor, RoundRobinPartitionAssignor)
     """Assignors in order of preference: kafka-python's classes or instances, range, roundrobin, sticky or
     cooperative-sticky, or class paths. Partitions that do not move stay with their owner under all of them."""
 
     max_poll_records: int = 500
-    """Records that one poll returns at most."""
+    """Maximum number of records that one poll returns."""
 
     max_poll_interval_ms: int = 300_000
-    """Without a poll for that long, the member leaves its group."""
+    """The member leaves its group after this time without a poll."""
 
     session_timeout_ms: int = 45_000
-    """Silence that ends the membership. Above heartbeat_interval_ms."""
+    """The membership ends after this time without a heartbeat. Must be above heartbeat_interval_ms."""
 
     heartbeat_interval_ms: int = 3_000
-    """How often a background thread says that this member is alive."""
+    """Time between the heartbeats of the background thread."""
 
     consumer_timeout_ms: float = float("inf")
-    """How long iteration waits for a record before it ends. Infinite or negative: for ever."""
+    """Iteration ends after this time without a record. Infinite or negative: never."""
 
     metrics_enabled: bool = True
-    """Whether metrics() counts."""
+    """False: `metrics()` returns None."""
 
     exclude_internal_topics: bool = True
-    """Leave internal topics (`__consumer_offsets`) out of what a pattern matches."""
+    """A pattern matches no internal topics (`__consumer_offsets`)."""
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE_NUMBERS.items():
@@ -167,7 +169,7 @@ class ConsumerSettings:
 
     @property
     def auto_commit(self) -> bool:
-        """Whether there is anything to commit automatically."""
+        """Whether positions are committed automatically."""
         return self.enable_auto_commit and self.group_id is not None
 
 
@@ -203,7 +205,7 @@ def _reset_policy(given: object) -> str:
 
 
 def _assignors(given: Any) -> tuple[Any, ...]:
-    """Names become classes; class paths stay as they are."""
+    """The listed assignors: names are replaced by classes, class paths stay."""
     name = "partition_assignment_strategy"
     listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
     _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")

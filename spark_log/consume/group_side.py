@@ -1,13 +1,14 @@
-"""A consumer's side of its group: heartbeats, and what a new assignment means for its partitions and its listener.
+"""The membership of a consumer in its group: heartbeats, and the application of new assignments.
 
-Cooperative always: partitions that stay are read on, and only what moves is revoked. In this order, all inside `poll`:
+Rebalances are always cooperative: only the partitions that move are revoked, the others are read without a pause. The
+steps, all inside `poll`:
 
-    heartbeat answers without partition P     ->  commit (automatic), on_partitions_revoked({P}), P is given up
-    the next heartbeat says so                ->  another member may have P
-    heartbeat answers with partition Q        ->  on_partitions_assigned({Q}), Q is read from its committed offset
+    heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is given up
+    the next heartbeat reports this           ->  another member may get P
+    heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
 
-A commit is accepted until the heartbeat that says that P was given up. A session that is lost takes everything with
-it: on_partitions_lost.
+Commits of P are accepted until the heartbeat that reports its revocation. If the session is lost, all partitions are:
+on_partitions_lost.
 """
 
 import asyncio
@@ -37,11 +38,11 @@ from spark_log.groups.membership import GroupMember, MemberSettings
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.05
-"""How soon, at the most, a change of the store makes us ask whether the group has changed."""
+"""Minimum time between two checks of the group while the store changes."""
 
 
 class GroupSide:
-    """The membership of one consumer. All but `keep_alive` is called by the thread that polls."""
+    """The membership of one consumer. The background thread calls `keep_alive`; the polling thread calls the rest."""
 
     def __init__(
         self,
@@ -81,14 +82,14 @@ class GroupSide:
 
     @property
     def settled(self) -> bool:
-        """Whether this is a member and has all that it is to have."""
+        """Whether this is a member, and its assignment is complete and applied."""
         return self.joined and self._complete and not self._due
 
     def poll(self, topics: Collection[str]) -> None:
-        """Whatever is due: join, tell, learn, give up and take partitions."""
+        """Join or send a heartbeat if that is due, and apply the assignment of the response."""
         self._polled_s = clock.monotonic_s()
         if self._overdue or (self.joined and self.member.member_id != self.joined_as):
-            self._overdue = False  # or a commit in the meantime has found out that the session is lost
+            self._overdue = False  # or a commit since the last poll has found that the session is lost
             self.lose()
         if not self._is_due(frozenset(topics)):
             return
@@ -134,7 +135,7 @@ class GroupSide:
             return True
         now_s = clock.monotonic_s()
         if now_s - self._alive_s > self._settings.session_timeout_ms / 1000:
-            return True  # this process was stopped: before it returns what others may own now, it asks
+            return True  # this process was suspended: other members may own its partitions now
         if now_s - self._asked_s < _AGAIN_S:
             return False
         if not self._complete and now_s - self._asked_s >= self._settings.retry_backoff_ms / 1000:
@@ -146,7 +147,7 @@ class GroupSide:
         return not self._complete or self.member.keep_alive()
 
     def time_to_ask_s(self) -> float:
-        """How long `poll` may wait at the most."""
+        """Maximum time until the next call of `poll`."""
         if self._due or not self.joined:
             return self._settings.retry_backoff_ms / 1000
         if not self._complete or self._cluster.store.changes.current() != self._heard:
@@ -154,7 +155,7 @@ class GroupSide:
         return self._settings.heartbeat_interval_ms / 1000
 
     def keep_alive(self) -> None:
-        """From the background thread. Leaves the group if nobody has polled for max_poll_interval_ms."""
+        """Send a heartbeat (background thread). Leaves the group after max_poll_interval_ms without a poll."""
         if not self.joined or self._overdue:
             return
         silent_s = clock.monotonic_s() - self._polled_s
@@ -172,7 +173,7 @@ class GroupSide:
             self._due = self.member.keep_alive() or self._due
             self._alive_s = began_s
         except (UnknownMemberIdError, FencedInstanceIdError):
-            self._due = True  # the heartbeat of the next poll says what it means
+            self._due = True  # the heartbeat of the next poll handles the error
 
     def commit(self, offsets: Offsets) -> None:
         if not self.joined or self._overdue:
@@ -180,29 +181,29 @@ class GroupSide:
         try:
             self.member.commit({ids.TopicPartition(*partition): offset for partition, offset in offsets.items()})
         except (UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError):
-            self._due = True  # the heartbeat of the next poll says what it means
+            self._due = True  # the heartbeat of the next poll handles the error
             raise
 
     def lose(self) -> None:
-        """The session is gone, and with it every partition; there is nothing left to commit for."""
+        """Drop all partitions, without a commit, because the session is lost."""
         self.joined = False
         self._due = True
         lost = set(self._subscription.partitions)
         try:
             if lost:
-                self._tell("on_partitions_lost", lost)
+                self._notify("on_partitions_lost", lost)
         finally:
             self._subscription.apply(Move(frozenset(lost), frozenset()))
 
     def leave(self) -> None:
-        """Give up everything and leave. A static member stays in the group until its session ends."""
+        """Give up all partitions and leave. A static member stays in the group until its session ends."""
         revoked = frozenset(self._subscription.partitions)
         try:
             if self.joined and not self._overdue:
                 if revoked:
-                    self._tell("on_partitions_revoked", set(revoked))
+                    self._notify("on_partitions_revoked", set(revoked))
             elif revoked:
-                self._tell("on_partitions_lost", set(revoked))
+                self._notify("on_partitions_lost", set(revoked))
         finally:
             self._subscription.apply(Move(revoked, frozenset()))
             was_joined, self.joined = self.joined, False
@@ -211,7 +212,7 @@ class GroupSide:
                 self.member.leave()
 
     def _apply(self, move: Move, *, first: bool) -> None:
-        """Both parts are done even if the listener fails; then its error is raised."""
+        """Revoke and assign partitions. If the listener fails, both steps are still done; then its error is raised."""
         failure: Exception | None = None
         if move.revoked or move.added:
             self.rebalances += 1
@@ -220,20 +221,20 @@ class GroupSide:
             for partition in move.revoked:
                 self._subscription.partitions[partition].leaving = True
             try:
-                self._tell("on_partitions_revoked", set(move.revoked))
+                self._notify("on_partitions_revoked", set(move.revoked))
             except Exception as error:
                 failure = error
         self._subscription.apply(move)
         if move.added or first:
             try:
-                self._tell("on_partitions_assigned", set(move.added))
+                self._notify("on_partitions_assigned", set(move.added))
             except Exception as error:
                 failure = error
         if failure is not None:
             self._due = True
             raise failure
 
-    def _tell(self, method: str, partitions: set[TopicPartition]) -> None:
+    def _notify(self, method: str, partitions: set[TopicPartition]) -> None:
         listener = self._subscription.listener
         if listener is None:
             return

@@ -1,4 +1,4 @@
-"""Commits of a consumer: now, in the background, and automatically every so often."""
+"""Offset commits of a consumer: synchronous, in the background, and automatic."""
 
 import logging
 from collections import deque
@@ -27,7 +27,9 @@ Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
-    """The commits of one consumer, one after the other. `write` does one; it raises what the store or group says."""
+    """The commits of one consumer, one after the other. `write` does one; it raises the errors of the store and
+    group.
+    """
 
     def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
         self._settings = settings
@@ -39,14 +41,14 @@ class Commits:
         self.count = 0
 
     def now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit and wait. CommitFailedError if this is no member of the group any more."""
+        """Commit and wait. CommitFailedError if the consumer is not a member of the group any more."""
         self.call_back()
         if offsets:
             timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
             self._background.run(lambda: self._commit(offsets), timeout / 1000)
 
     def later(self, offsets: Offsets, callback: Callback | None = None) -> Future:
-        """Commit in the background; `callback(offsets, None or the error)` comes with a later `call_back`."""
+        """Commit in the background. A later `call_back` calls `callback(offsets, None or the error)`."""
         self.call_back()
         callback = callback or self._settings.default_offset_commit_callback or _log_failure
 
@@ -63,13 +65,13 @@ class Commits:
         return self._background.submit(commit)
 
     def call_back(self) -> None:
-        """Tell the callbacks of commits that are done, oldest first."""
+        """Call the callbacks of finished commits, oldest first."""
         while self._completed:
             callback, offsets, outcome = self._completed.popleft()
             callback({partition: OffsetAndMetadata(*commit[:3]) for partition, commit in offsets.items()}, outcome)
 
     def auto_due_s(self) -> float:
-        """When the next automatic commit is due, by the monotonic clock."""
+        """The time of the next automatic commit, by the monotonic clock."""
         return self._auto_due_s if self._settings.auto_commit else float("inf")
 
     def auto_if_due(self, offsets: Callable[[], Offsets]) -> None:
@@ -78,14 +80,14 @@ class Commits:
             self.auto_later(offsets())
 
     def auto_later(self, offsets: Offsets) -> None:
-        """An automatic commit in the background, if it says anything new."""
+        """Commit automatically in the background, unless the same offsets were committed last."""
         if self._settings.auto_commit and offsets and offsets != self._auto_done:
             self._auto_done = offsets
             self.later(offsets, self._auto_outcome)
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """An automatic commit that is waited for, before partitions are given up. A failure is logged: what was not
-        committed is read again, as at-least-once has it.
+        """Commit automatically and wait, before partitions are given up. A failure is logged: records after the last
+        commit are read again (at-least-once).
         """
         if not self._settings.auto_commit or not offsets:
             return

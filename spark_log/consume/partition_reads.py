@@ -1,4 +1,4 @@
-"""Looking into the store for what can be read, and opening it. The shell around `subscription` and `buffers`."""
+"""Fetching: reads positions and plans from the store, and opens streams. I/O for `subscription` and `buffers`."""
 
 import logging
 from collections import deque
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _SCHEMA = read_schema(include_headers=True)
 _SEGMENTS_PLANNED = 10_000
-"""Segments in a plan, shared by its partitions."""
+"""Maximum number of segments in a plan, over all its partitions."""
 _SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
 
 
@@ -38,22 +38,24 @@ class Fetching:
         self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
         self.fetcher = Fetcher({})
         self.unknown: set[TopicPartition] = set()
-        """Assigned partitions that were not there at the last look."""
+        """Assigned partitions that did not exist at the last read of the store."""
         self.looks = 0
         self.short_bytes = 0
-        """Stored bytes that the last look left where they are: fewer than fetch_min_bytes."""
+        """Stored bytes that the last `look` found and did not open: fewer than fetch_min_bytes."""
         self._cluster = cluster
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
-        """Records at the positions, without asking the store. Positions of plans that ended move to their ends."""
+        """Buffered records at the positions, without reading the store. If a plan has ended, the position moves to its
+        end.
+        """
         self.buffers.keep_only(subscription.partitions)
         self._release(subscription.partitions)
         return self.buffers.take(subscription.fetchable(), rows_max)
 
     def wants(self, subscription: Subscription) -> bool:
-        """Whether a look may find something even if nothing has been committed since the last one."""
+        """Whether `look` may find records even if the store has not changed since the last call."""
         for partition, state in subscription.partitions.items():
             if partition in self.buffers or partition in self.unknown:
                 continue
@@ -65,10 +67,10 @@ class Fetching:
         return False
 
     def look(self, subscription: Subscription, bytes_min: int) -> bool:
-        """Settle positions and open streams where there are records to read, all as of one snapshot.
+        """Settle positions and open streams for partitions with records to read, all as of one snapshot.
 
-        With less than `bytes_min` stored bytes to fetch over all partitions, nothing is opened. Whether anything was.
-        Raises NoOffsetForPartitionError and OffsetOutOfRangeError where auto_offset_reset is none.
+        Returns whether streams were opened: none are if there are less than `bytes_min` stored bytes to fetch over all
+        partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
         """
         self.looks += 1
         self.short_bytes = 0
@@ -90,12 +92,12 @@ class Fetching:
                 return False
             slices = planner.with_inline_data(connection, slices)
         self._open(ranges, slices, found)
-        for partition in ranges:  # where there is not room for all, those that wait longest come first
+        for partition in ranges:  # if there is no room for all, those that have waited longest come first
             states[TopicPartition(*partition)] = states.pop(TopicPartition(*partition))
         return True
 
     def settle_positions(self, subscription: Subscription) -> None:
-        """Resolve resets and what is out of range, without fetching."""
+        """Resolve resets and positions that are out of range, without fetching."""
         states = subscription.partitions
         wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
         if wanted:
@@ -105,7 +107,7 @@ class Fetching:
                 self._settle(connection, states, found)
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
-        """Let go of streams that are not at the position, and of those that ended."""
+        """Drop the streams that ended, and those that are not at the position."""
         positions = {name: state.offset for name, state in states.items() if state.offset is not None}
         for partition, stream in self.buffers.settle(positions).items():
             states[partition].seek(stream.end, stream.leader_epoch)
@@ -116,7 +118,7 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
-        """Bring the positions up to the snapshot. Streams of a deleted topic or a truncated log are closed."""
+        """Update the positions to the snapshot. Drops the streams of deleted topics and of truncated logs."""
         self._release(states)
         truncations = self._truncations(connection, states, found)
         for partition, stream in self.buffers.items():
@@ -136,7 +138,9 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[TopicPartition, list[Truncation]]:
-        """Of the partitions that had an election since their positions were found. Mostly there are none to ask for."""
+        """Truncations of the partitions that had an election since their positions were found; usually there are
+        none.
+        """
         keys: dict[Key, TopicPartition] = {
             (here.topic_id, ours.partition): TopicPartition(*ours)
             for ours, here in found.items()
@@ -147,7 +151,9 @@ class Fetching:
     def _ranges(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
-        """What to plan: partitions behind their high watermark that have no stream, as many as there is room for."""
+        """The ranges to plan: of partitions below their high watermark without a stream, as many as there is room
+        for.
+        """
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
@@ -167,7 +173,7 @@ class Fetching:
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> list[Slice]:
-        """The next slices of the ranges; of inline ones so many that their bytes stay within the bounds of a fetch."""
+        """The next slices of the ranges. The bytes of inline slices stay within the limits of a fetch."""
         topics = self._topics_of(connection, ranges, found)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
         slices = planner.plan(
@@ -181,7 +187,9 @@ class Fetching:
         partitions: Collection[ids.TopicPartition],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[str, Topic]:
-        """What a plan needs of a topic never changes under its id, so that it is asked for once."""
+        """The topics by name. A plan needs only properties that never change for a topic id: each topic is read
+        once.
+        """
         wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         unknown = [name for name, topic_id in wanted.items() if topic_id not in self._known]
         if unknown:
@@ -206,7 +214,9 @@ class Fetching:
             self.buffers.add(TopicPartition(*partition), stream)
 
     def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The batches of the slices with their leader epochs. Inline bytes of a slice are freed once it is read."""
+        """The batches of the slices with their leader epochs. The inline bytes of a slice are freed after it is
+        read.
+        """
         while pieces:
             leader_epoch = pieces[0].leader_epoch
             for batch in self.fetcher.read(_popped(pieces), _SCHEMA):
@@ -221,8 +231,8 @@ class Fetching:
 
 
 def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list[Slice]:
-    """Of each partition, the first slices whose inline bytes stay below the bounds; the first one always, so that a
-    plan makes progress. Files count nothing: they are read when their turn comes.
+    """The first slices of each partition whose inline bytes stay within the limits. The first slice is always included,
+    so that a plan makes progress. Files do not count: they are read when their turn comes.
     """
     kept: list[Slice] = []
     by_partition: dict[ids.TopicPartition, int] = {}
@@ -244,7 +254,7 @@ def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list
 
 
 def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
-    """The first slice, of which nothing is kept here."""
+    """Yield the first slice and keep no reference to it."""
     yield pieces.popleft()
 
 

@@ -1,6 +1,8 @@
-"""The loop behind `poll`: whatever is due, then records, else wait until the store changes.
+"""The loop of `poll`: run the duties that are due, then return records, or wait until the store changes.
 
-Nothing here asks the store while there are records at hand, or while nothing has been committed since the last look.
+While some partitions have buffered records, the store is read at most every 10 ms. It is read if it has changed, if a
+partition needs a position or a plan, if the wait for fetch_min_bytes is over, or if 5 s have passed since the last
+read.
 """
 
 import logging
@@ -24,18 +26,22 @@ from spark_log.ids import TopicPartition as OurPartition
 
 logger = logging.getLogger(__name__)
 
-_LOOK_WHILE_READING_S = 0.01
-"""How often, at the most, partitions without records at hand are looked after while others have some."""
-_LOOK_ANYWAY_S = 5.0
-"""When to look again although no change was heard of: PostgreSQL's listener may be away."""
+_READ_STORE_S_MIN = 0.01
+"""Minimum time between two reads of the store while some partitions have buffered records."""
+_READ_STORE_S_MAX = 5.0
+"""Maximum time between two reads of the store, even without a notification: PostgreSQL's listener may be
+disconnected.
+"""
 _FRUITLESS_S_MIN, _FRUITLESS_S_MAX = 0.0005, 0.01
-"""Pause between looks that find nothing, doubling, while something else in the store changes all the time."""
+"""Pause between reads that find no records while the store keeps changing; it doubles from the minimum."""
 _WAIT_S_MAX = 0.2
-"""Longest single wait: how soon a close from another thread is noticed."""
+"""Longest single wait: the delay until a close from another thread is noticed."""
 
 
 class Polling:
-    """Everything of one consumer but its user's interface. Not thread-safe, but for `closed` and the commits."""
+    """The state and the work of one consumer behind its public interface. Only `closed` and the commits are
+    thread-safe.
+    """
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, background: Background) -> None:
         self.cluster = cluster
@@ -50,14 +56,14 @@ class Polling:
         self.closed = threading.Event()
         self._seen: int | None = None
         self._changed = True
-        self._looked_s = float("-inf")
+        self._read_s = float("-inf")
         self._fruitless = 0
         self._short_since_s: float | None = None
 
     def poll(self, timeout_s: float, rows_max: int | None) -> list[Fetched]:
-        """Records at the positions, waiting for them up to `timeout_s`. Positions are the caller's to move.
+        """Records at the positions; waits for them up to `timeout_s`. The caller moves the positions.
 
-        While the store is away it waits and tries again, as Kafka's clients do.
+        While the store is unavailable it waits and tries again, as Kafka's clients do.
         """
         deadline_s = clock.monotonic_s() + timeout_s
         while not self.closed.is_set():
@@ -78,17 +84,17 @@ class Polling:
         return []
 
     def positions_changed(self) -> None:
-        """The next poll looks at the store whatever it has heard."""
+        """The next poll reads the store, with or without a notification."""
         self._changed = True
         self._short_since_s = None
 
     def resolve_positions(self) -> None:
-        """Find a position for every assigned partition. Raises as `poll` would."""
+        """Find a position for every assigned partition. Raises the same errors as `poll`."""
         self._find_missing()
         self.fetching.settle_positions(self.subscription)
 
     def refresh_topics(self) -> None:
-        """Follow topics that come and go; without a group, take all their partitions."""
+        """Follow created and deleted topics; without a group, assign all partitions of subscribed topics."""
         subscription = self.subscription
         if not subscription.kind:
             return
@@ -112,12 +118,12 @@ class Polling:
                 self.positions_changed()
 
     def to_commit(self) -> dict[TopicPartition, Commit]:
-        """The positions, but for partitions that are gone: nothing can be committed for those."""
+        """The positions, except those of deleted partitions, which cannot be committed."""
         unknown = self.fetching.unknown
         return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
 
     def give_up_all(self) -> None:
-        """Before another assignment, `unsubscribe` or `close`: nothing is owned afterwards."""
+        """Leave the group and drop all partitions: for `unsubscribe` and `close`."""
         if self.group is not None and self.subscription.automatic:
             self.group.leave()
         self.subscription.apply(Move(frozenset(self.subscription.partitions), frozenset()))
@@ -137,15 +143,15 @@ class Polling:
 
     def _take(self, rows_max: int | None) -> list[Fetched]:
         now_s = clock.monotonic_s()
-        if now_s - self._looked_s >= _LOOK_WHILE_READING_S and self._look_due(now_s):
-            self._look(now_s)
+        if now_s - self._read_s >= _READ_STORE_S_MIN and self._read_due(now_s):
+            self._read_store(now_s)
         taken = self.fetching.take(self.subscription, rows_max)
-        if not taken and self._look_due(now_s) and self._look(now_s):
+        if not taken and self._read_due(now_s) and self._read_store(now_s):
             taken = self.fetching.take(self.subscription, rows_max)
         return taken
 
-    def _look_due(self, now_s: float) -> bool:
-        if self._changed or self._seen is None or now_s - self._looked_s >= _LOOK_ANYWAY_S:
+    def _read_due(self, now_s: float) -> bool:
+        if self._changed or self._seen is None or now_s - self._read_s >= _READ_STORE_S_MAX:
             return True
         if self._short_since_s is not None and now_s >= self._short_due_s():
             return True
@@ -153,20 +159,20 @@ class Polling:
             return True
         return self.cluster.store.changes.current() != self._seen
 
-    def _look(self, now_s: float) -> bool:
-        """Ask the store; whether there is anything to read. Looks that find nothing become rarer."""
+    def _read_store(self, now_s: float) -> bool:
+        """Read the store; returns whether there are records to read. Reads that find none become rarer."""
         if self._fruitless and not self._changed:
             pause_s = min(_FRUITLESS_S_MIN * 2**self._fruitless, _FRUITLESS_S_MAX)
-            self._pause(self._looked_s + pause_s - now_s)
+            self._pause(self._read_s + pause_s - now_s)
         self._seen = self.cluster.store.changes.current()
-        self._changed = True  # until this look is done: one that fails is due again
+        self._changed = True  # until this read has succeeded: a failed one is due again
         self._find_missing()
         enough = self._short_since_s is not None and now_s >= self._short_due_s()
         found = self.fetching.look(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
         self._changed = False
-        self._looked_s = clock.monotonic_s()
+        self._read_s = clock.monotonic_s()
         if self.fetching.short_bytes:
-            self._short_since_s = self._looked_s if self._short_since_s is None else self._short_since_s
+            self._short_since_s = self._read_s if self._short_since_s is None else self._short_since_s
         else:
             self._short_since_s = None
         self._fruitless = 0 if found else min(self._fruitless + 1, 10)
@@ -188,17 +194,17 @@ class Polling:
         changes = self.cluster.store.changes
         seen = changes.current() if self._seen is None else self._seen
         if changes.wait(seen, max(0.0, min(bounds))) and changes.current() == seen:
-            self._changed = True  # nobody can say whether anything changed: look
+            self._changed = True  # the wait cannot tell whether the store has changed: read it
 
     def _pause(self, seconds: float) -> bool:
-        """Sleep; False if there was no time to."""
+        """Sleep; returns False, without sleeping, if `seconds` is not positive."""
         if seconds <= 0:
             return False
         clock.sleep_s(seconds)
         return True
 
     def _find_missing(self) -> None:
-        """Positions that nobody has asked for yet: where the group left off, else what auto_offset_reset says."""
+        """Initialize missing positions: from the group's committed offset, otherwise by auto_offset_reset."""
         states = self.subscription.partitions
         missing = [name for name, state in states.items() if state.offset is None and state.reset is None]
         if not missing:

@@ -1,4 +1,6 @@
-"""Records of Arrow batches as kafka-python's ConsumerRecord: columns become lists, one C loop makes the tuples."""
+"""Conversion of Arrow batches to kafka-python's ConsumerRecord: columns become lists, and one C loop makes the
+tuples.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,18 +16,18 @@ from spark_log.client_settings import takes_headers
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 _record: Callable[[tuple[Any, ...]], ConsumerRecord] = partial(tuple.__new__, ConsumerRecord)
-"""ConsumerRecord of a tuple without the detour through Python that `_make` takes."""
+"""Makes a ConsumerRecord of a tuple without Python code (`_make` is a Python function)."""
 
 
 class Deserializers(NamedTuple):
-    """What the client asked for: None, a function of the bytes, or an object with kafka-python's `deserialize`."""
+    """The client's deserializers: None, a function of the bytes, or an object with kafka-python's `deserialize`."""
 
     key: Any = None
     value: Any = None
 
 
 class Converted(NamedTuple):
-    """Records up to the first one that a deserializer refused, and why it did."""
+    """The records before the first one that could not be deserialized, and the error of that one."""
 
     records: list[ConsumerRecord]
     error: Exception | None
@@ -72,7 +74,7 @@ def python_records(
 def _deserialized(
     deserializer: Any, topic: str, headers: Sequence[Any], column: Sequence[bytes | None]
 ) -> tuple[list[Any], Exception | None]:
-    """The values up to the first that cannot be deserialized, and that one's error."""
+    """The values before the first one that cannot be deserialized, and the error of that one."""
     of_object = getattr(deserializer, "deserialize", None)
     made: list[Any] = []
     try:
@@ -82,13 +84,13 @@ def _deserialized(
             made.extend(map(of_object, repeat(topic), headers, column))
         else:
             made.extend(map(of_object, repeat(topic), column))
-    except Exception as error:  # a user's function may raise anything: it is raised again where its record is due
+    except Exception as error:  # a user's function may raise any error: it is raised again when its record is due
         return made, error
     return made, None
 
 
 def _bytes_and_sizes(column: pa.Array) -> tuple[list[Any], Any]:
-    """Values as bytes or None; serialized size of each, -1 for None."""
+    """Values as bytes or None, and the serialized size of each, -1 for None."""
     if column.null_count == len(column):
         return [None] * len(column), repeat(-1)
     lengths = np.diff(_offsets(column))
@@ -99,7 +101,7 @@ def _bytes_and_sizes(column: pa.Array) -> tuple[list[Any], Any]:
 
 
 def _headers(column: pa.Array) -> tuple[list[list[tuple[str, bytes | None]]], Any]:
-    """A list of (name, value) for each record, empty without headers; size of names and values, -1 if empty."""
+    """A list of (name, value) for each record, empty without headers; and its size in bytes, -1 if it is empty."""
     if column.null_count == len(column):
         return [[] for _ in range(len(column))], repeat(-1)
     bounds = _offsets(column).tolist()
@@ -133,5 +135,5 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
-    """Where each value (or list) begins in the child data, one more than there are values."""
+    """The start of each value (or list) in the child data, and the end of the last one."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]

@@ -1,9 +1,9 @@
-"""What a consumer has subscribed to, which partitions it has, and where it reads in each. No clock, no store.
+"""The state of a consumer: its subscription, its partitions and its position in each. No clock, no store.
 
 A partition's position is in one of three states:
 
-    missing    the committed offset is to be asked for, and without one the reset policy
-    awaiting   a reset to the beginning or the end has been asked for
+    missing    unknown: it will be the committed offset, or follow from the reset policy if there is none
+    awaiting   a reset to the beginning or the end has been requested
     valid      the next offset to read is known
 
 Only partitions with a valid position that are neither paused nor being given up are read.
@@ -43,21 +43,21 @@ _ONE_WAY = (
 
 @dataclass
 class PartitionState:
-    """Where a consumer reads in one partition. A position is an offset, with a leader epoch, of one topic id."""
+    """A consumer's position in one partition: an offset with a leader epoch, in the topic with `topic_id`."""
 
     offset: int | None = None
-    """Next offset to read; None: not known yet."""
+    """Next offset to read; None: unknown."""
     leader_epoch: int = UNKNOWN_EPOCH
-    """Of the last record read, or of the partition when the position was found."""
+    """Epoch of the last record read, or of the partition when the position was found."""
     reset: Reset | None = None
-    """Where to go once the partition's ends are known."""
+    """Requested position, resolved at the next read of the partition's offsets."""
     paused: bool = False
     leaving: bool = False
-    """It is about to be given up: a listener is being told."""
+    """It is being revoked: the listener is called."""
     high_watermark: int | None = None
-    """As last seen."""
+    """At the last read of the store."""
     topic_id: int | None = None
-    """Topic that the position belongs to: a recreated one has other records. None: the one that is there."""
+    """Topic that the position belongs to: a recreated topic has other records. None: the current topic of this name."""
 
     @property
     def fetchable(self) -> bool:
@@ -67,31 +67,31 @@ class PartitionState:
         self.offset, self.leader_epoch, self.reset = offset, leader_epoch, None
 
     def ask_reset(self, to: Reset | None) -> None:
-        """Forget the position. None: to the committed offset, if there is one."""
+        """Replace the position by a request for a reset. None: to the committed offset, if there is one."""
         self.offset, self.leader_epoch, self.reset = None, UNKNOWN_EPOCH, to
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a new assignment changes. Partitions in both the old and the new one stay as they are."""
+    """The difference between two assignments. Partitions in both stay unchanged."""
 
     revoked: frozenset[TopicPartition]
     added: frozenset[TopicPartition]
 
 
 def move_of(owned: Collection[TopicPartition], assigned: Collection[ids.TopicPartition]) -> Move:
-    """From what is owned to what is assigned; the names in kafka-python's type."""
+    """The move from the owned to the assigned partitions, in kafka-python's type."""
     theirs = {TopicPartition(*partition) for partition in assigned}
     return Move(frozenset(set(owned) - theirs), frozenset(theirs - set(owned)))
 
 
 @dataclass
 class Subscription:
-    """The state of one consumer. Methods are the calls of its user; errors leave everything as it was."""
+    """The state of one consumer. The methods are calls of its user; a call that raises changes nothing."""
 
     kind: Literal["", "topics", "pattern", "assigned"] = ""
     topics: set[str] | None = None
-    """Names subscribed to; for a pattern, those that it matches."""
+    """The subscribed topics; for a pattern, the topics that it matches."""
     pattern: re.Pattern[str] | None = None
     listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None
     partitions: dict[TopicPartition, PartitionState] = field(default_factory=dict)
@@ -155,14 +155,14 @@ class Subscription:
         return set(names) & (self.topics or set())
 
     def state(self, partition: object) -> PartitionState:
-        """Of an assigned partition; IllegalStateError for another."""
+        """The state of an assigned partition. IllegalStateError if it is not assigned."""
         found = self.partitions.get(checked_partition(partition))
         if found is None:
             raise IllegalStateError(f"partition {partition} is not assigned")
         return found
 
     def assigned(self, partitions: Sequence[object]) -> list[TopicPartition]:
-        """The given ones, or all; ValueError for one that is not assigned, or if nothing is."""
+        """The given partitions, or all. ValueError if one is not assigned, or if none are."""
         checked = [checked_partition(partition) for partition in partitions]
         for partition in checked:
             if partition not in self.partitions:
@@ -183,12 +183,12 @@ class Subscription:
         }
 
     def topic_ids(self) -> dict[TopicPartition, int]:
-        """The topics that are being read, as far as they are known."""
+        """The ids of the topics that are read, as far as they are known."""
         states = list(self.partitions.items())
         return {partition: state.topic_id for partition, state in states if state.topic_id is not None}
 
     def of_their_topics(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, Commit]:
-        """Offsets that the user gives: in assigned partitions they are of the topics that are being read."""
+        """Offsets given by the user, with the topic ids of the assigned partitions."""
         ids = self.topic_ids()
         return {
             partition: Commit(given.offset, given.metadata, given.leader_epoch, ids.get(partition))
@@ -199,13 +199,13 @@ class Subscription:
 def settle(
     partition: TopicPartition, state: PartitionState, found: Found, truncations: Iterable[Truncation], policy: Policy
 ) -> None:
-    """Bring a position up to what the partition is now: resets that were asked for, what was truncated, and what is out
-    of range. `truncations` are those of the partition with a leader epoch above the position's.
+    """Update a position to the current partition: apply a requested reset, a truncation, or the policy if the position
+    is out of range. `truncations` are those of the partition with a leader epoch above the position's.
 
-    After it: log start offset <= offset <= high watermark, and the records below the offset are the log's. A truncated
-    position goes back to where the log parts from what was read, as Kafka's clients do (KIP-320). Without a policy,
-    LogTruncationError, OffsetOutOfRangeError with the partition and its offset, NoOffsetForPartitionError without a
-    position; then the state is as before.
+    Afterwards log start offset <= offset <= high watermark, and the records below the offset are the log's. A truncated
+    position goes back to the first diverging offset, as in Kafka's clients (KIP-320). With the policy "none" raises
+    LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if there
+    is no position; the state is then unchanged.
     """
     topic_id, (start, end), leader_epoch = found
     offset, epoch, reset = state.offset, state.leader_epoch, state.reset
@@ -230,7 +230,9 @@ def settle(
 
 
 def checked_partition(given: object) -> TopicPartition:
-    """As kafka-python's type; TypeError for anything that is not a TopicPartition, theirs or ours."""
+    """The partition in kafka-python's type. TypeError unless it is a TopicPartition, of kafka-python or of
+    spark-log.
+    """
     if isinstance(given, TopicPartition):
         return given
     if isinstance(given, ids.TopicPartition):
@@ -239,7 +241,7 @@ def checked_partition(given: object) -> TopicPartition:
 
 
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What may be committed; TypeError and IllegalArgumentError name what may not."""
+    """The valid offsets to commit. TypeError and IllegalArgumentError name an invalid one."""
     if not isinstance(offsets, Mapping):
         raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
     checked = {}

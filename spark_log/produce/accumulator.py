@@ -1,7 +1,7 @@
-"""Where records wait: by topic, until they are due and the sender is free. Bounded in bytes.
+"""The buffer of the producer: records wait by topic until they are due and the sender is free. Bounded in bytes.
 
 A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
-or somebody flushes. Whatever is due goes to the sender together.
+or `flush` is called. The sender takes all topic batches that are due together.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from spark_log.produce.producer_batch import Headers, TopicBatch
 from spark_log.produce.producer_settings import ProducerSettings
 
 CHUNK_BYTES_MAX = 16 * 1024 * 1024
-"""A topic batch is closed above it, so that the sender encodes one while the next is being filled."""
+"""Size above which a topic batch is closed, so that the sender encodes it while the next one is filled."""
 
 
 class Queue:
-    """The waiting batches of one topic, in order; `open` takes the next record."""
+    """The waiting topic batches of one topic, in order. The next record is added to `open`."""
 
     __slots__ = ("closed", "full_bytes", "name", "open")
 
@@ -32,7 +32,7 @@ class Queue:
 
 
 class Accumulator:
-    """Safe to share between threads. The sender's thread, told by `sender`, is never made to wait for itself."""
+    """Safe to share between threads. The thread `sender` never waits for room: it would wait for itself."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self._linger_s = settings.linger_ms / 1000
@@ -54,7 +54,9 @@ class Accumulator:
         return max(0, self._limit - self._used)
 
     def queue(self, topic: str, full_bytes: int) -> Queue:
-        """The queue of a topic, which holds that many bytes before it is due whatever linger_ms says."""
+        """The queue of a topic. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX), even before linger_ms is
+        over.
+        """
         with self._lock:
             queue = self._queues.setdefault(topic, Queue(topic, full_bytes))
             queue.full_bytes = min(full_bytes, CHUNK_BYTES_MAX)
@@ -70,8 +72,8 @@ class Accumulator:
         timestamp_ms: int,
         size: int,
     ) -> tuple[TopicBatch, int]:
-        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError if there is no room in
-        time.
+        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError without room in
+        max_block_ms.
         """
         with self._lock:
             if self._used + size > self._limit:
@@ -96,13 +98,13 @@ class Accumulator:
             self._used += size
             if topic_batch.bytes >= queue.full_bytes and (self._sleeping or topic_batch.bytes >= CHUNK_BYTES_MAX):
                 self._close(queue)
-                self._sleeping = False  # it has been woken, but may not run for a while: more goes into one batch
+                self._sleeping = False  # it is woken, but may not run for a while: the next records share a batch
             return topic_batch, row
 
     def add_topic_batch(self, queue: Queue, topic_batch: TopicBatch) -> None:
-        """Add a complete topic batch behind all earlier records. KafkaTimeoutError as in `add`.
+        """Add a complete topic batch after all earlier records. KafkaTimeoutError as in `add`.
 
-        One that is larger than the buffer is let in alone.
+        A topic batch that is larger than the buffer is accepted when the buffer is empty.
         """
         with self._lock:
             if self._used + topic_batch.bytes > self._limit:
@@ -116,8 +118,9 @@ class Accumulator:
             self._due.notify()
 
     def take(self, until_s: float | None) -> list[TopicBatch] | None:
-        """The topic batches that are due; waits for one, or until `until_s` (None: for ever). None: closed and
-        empty.
+        """Take the topic batches that are due. Waits for one, or until `until_s` (None: without limit).
+
+        Returns None if the accumulator is closed and empty.
         """
         with self._lock:
             while True:
@@ -133,14 +136,14 @@ class Accumulator:
                 self._sleeping = False
 
     def flush(self) -> list[TopicBatch]:
-        """Make every topic batch due; returns the unfinished ones."""
+        """Make every topic batch due; returns the unfinished topic batches."""
         with self._lock:
             for queue in self._queues.values():
                 self._close(queue)
             return list(self._outstanding)
 
     def close(self) -> None:
-        """Nothing more comes: `take` ends when nothing is left."""
+        """Refuse further records; `take` returns None when no records are left."""
         with self._lock:
             self._closing = True
             for queue in self._queues.values():
@@ -150,11 +153,11 @@ class Accumulator:
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether further records are refused."""
         return self._closing
 
     def release(self, size: int) -> None:
-        """`size` bytes of records have their fate."""
+        """Free `size` bytes of records whose outcome is known."""
         with self._lock:
             self._used -= size
             self._room.notify_all()
@@ -183,7 +186,7 @@ class Accumulator:
             self._due.notify()
 
     def _take_due(self, now_s: float) -> tuple[list[TopicBatch], float | None]:
-        """What is due, and when the next will be."""
+        """The topic batches that are due, and the time at which the next one will be."""
         topic_batches: list[TopicBatch] = []
         next_s: float | None = None
         for queue in self._queues.values():
@@ -201,7 +204,7 @@ class Accumulator:
 
     def _wait_for_room(self, size: int) -> None:
         if threading.current_thread() is self.sender:
-            return  # a callback that sends: only this thread can make room
+            return  # a callback calls `send`: only this thread can make room
         fits: Callable[[], bool] = lambda: self._used + size <= self._limit or not self._used or self._closing  # noqa: E731
         for queue in self._queues.values():
             self._close(queue)

@@ -1,4 +1,4 @@
-"""From the columns of a topic batch to tables by partition. Pure."""
+"""Conversion of the columns of a topic batch to tables by partition. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECO
 Longs = npt.NDArray[np.int64]
 
 _FEW = 16
-"""Up to so many records are looked at one by one: calling NumPy costs more than that."""
+"""Up to this number, records are processed one by one: NumPy calls would take longer."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Assembled:
     value_sizes: Longs
     faults: dict[int, SparkLogError]
     runs: int
-    """The number of partitions that null keys went to, so that those of the next topic batch begin behind them."""
+    """The number of partitions that null keys went to. The null keys of the next topic batch begin after them."""
 
 
 def assemble(
@@ -47,13 +47,14 @@ def assemble(
 ) -> Assembled:
     """Check, partition and sort the records of a topic batch. `encoding` is the topic's.
 
-    Null keys go in runs of one partition, beginning with `first_run` modulo the partition count, of at least
-    `run_bytes_min` bytes where there are so many: Kafka's sticky partitioner. What the topic does not take is a fault
-    of that record alone.
+    Null keys go in runs to one partition each, beginning with `first_run` modulo the partition count. A run has at
+    least
+    `run_bytes_min` bytes if there are as many (as in Kafka's sticky partitioner). A record that the topic refuses is a
+    fault; the others are not affected.
     """
     count = len(topic_batch.values)
     (keys, key_sizes), (values, value_sizes) = _binary(topic_batch.keys), _binary(topic_batch.values)
-    times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # a buffer that is lent out cannot be appended to
+    times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # the array cannot grow while NumPy uses its buffer
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         times[:] = now_ms
     headers = _header_array(topic_batch.headers, count) if topic_batch.headers else pa.nulls(count, HEADERS)
@@ -80,7 +81,9 @@ def assemble(
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
-    """(partition, its records in order) ascending; and for each record which of them it is in, and at which row."""
+    """(partition, its records in order), ascending by partition; and for each record the index of its part and its
+    row.
+    """
     count = len(numbers)
     if count == 0:
         return [], np.empty(0, np.int64), np.empty(0, np.int64)
@@ -99,10 +102,10 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
 
 
 def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:
-    """The column, and the length of each value, -1 for null."""
+    """The Arrow column, and the length of each value, -1 for null."""
     if len(rows) <= _FEW:
         return pa.array(rows, pa.binary()), np.array([-1 if row is None else len(row) for row in rows], np.int64)
-    try:  # several times as fast as going through Arrow's converter
+    try:  # several times as fast as Arrow's converter
         data = b"".join(rows)  # type: ignore[arg-type]  # a None raises
     except TypeError:
         column = pa.array(rows, pa.binary())
@@ -128,14 +131,14 @@ def _header_array(headers: Mapping[int, Headers], count: int) -> pa.Array:
 
 
 def _explicit(partitions: Mapping[int, int], count: int) -> Longs:
-    """Explicit partitions, -1 where there is none."""
+    """The explicit partition of each record, -1 if it has none."""
     explicit = np.full(count, -1, np.int64)
     explicit[np.fromiter(partitions, np.int64)] = np.fromiter(partitions.values(), np.int64)
     return explicit
 
 
 def _missing(explicit: Longs, topic: Topic) -> dict[int, SparkLogError]:
-    """Partitions that were there at `send`, before the topic was deleted and made again."""
+    """Errors of records whose partition existed at `send`, before the topic was deleted and created again."""
     return {
         row: UnknownTopicOrPartitionError(
             f"partition {topic.name}-{explicit[row]}: the topic has {topic.partition_count} partitions"

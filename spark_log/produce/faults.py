@@ -1,4 +1,4 @@
-"""Which records of a batch a topic does not take, each with its reason: the others go on without them. Pure."""
+"""Detection of records that a topic refuses, each with its error; the other records of the batch are sent. Pure."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 def harmless(
     limits: RecordLimits, bytes_total: int, times_ms: npt.NDArray[np.int64], null_keys: int, now_ms: int
 ) -> bool:
-    """Whether totals alone show that no record is at fault: true for nearly every batch, and cheap.
+    """Whether the totals alone prove that no record is at fault: true for nearly every batch, and cheap.
 
     `bytes_total` is at least the sum of the records' sizes.
     """
@@ -27,7 +27,7 @@ def harmless(
 def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, SparkLogError]:
     """Row -> error for the rows of a RECORD_SCHEMA table that `records.check` would refuse for the topic's configs.
 
-    Timestamps are not null. Headers are not looked at: they are checked when they come.
+    Timestamps are not null. Headers are not checked here, but in `send` and `send_table`.
     """
     found: dict[int, SparkLogError] = {}
     if limits.compacted:
@@ -50,7 +50,7 @@ def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, Sp
 
 
 def _times(limits: RecordLimits, now_ms: int) -> tuple[int, int]:
-    """The first and the last timestamp that the topic takes."""
+    """The lowest and the highest timestamp that the topic accepts."""
     low, high = 0, TIMESTAMP_MS_MAX
     if limits.timestamp_before_max_ms is not None:
         low = max(low, now_ms - limits.timestamp_before_max_ms)

@@ -1,4 +1,4 @@
-"""What `send` and `send_table` return: kafka-python's futures by class and by behaviour."""
+"""The futures that `send` and `send_table` return, with the classes and behaviour of kafka-python's."""
 
 import functools
 import threading
@@ -15,10 +15,10 @@ from spark_log.produce.producer_batch import TopicBatch
 
 
 class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types
-    """The result of one `send`, a RecordMetadata.
+    """Future of one `send`; its value is a RecordMetadata.
 
-    It holds only its place in a topic batch (no lock, no lists): a million of them are cheap. Callbacks run in
-    the sender's thread, or in the caller's if the result is there already.
+    It holds only its place in a topic batch (no lock, no lists), so that a million of them are cheap. Callbacks run in
+    the sender's thread, or in the caller's if the future is done already.
     """
 
     __slots__ = ("_row", "_topic_batch")
@@ -39,7 +39,7 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
         return self._topic_batch.exception_of(self._row)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The RecordMetadata, or what went wrong. `timeout` in seconds: KafkaTimeoutError after it."""
+        """Wait for the RecordMetadata, or raise the record's error. KafkaTimeoutError after `timeout` seconds."""
         wait_for(self._topic_batch, self._row, timeout)
         error = self.exception
         if error is not None:
@@ -69,7 +69,7 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
 
 
 class Written(NamedTuple):
-    """Records that `send_table` has stored: those of one partition, in one run of offsets [base, end)."""
+    """Records of one partition that `send_table` has stored, at the contiguous offsets [base_offset, end_offset)."""
 
     topic_partition: TopicPartition
     base_offset: int
@@ -77,9 +77,10 @@ class Written(NamedTuple):
 
 
 class TableFuture(Future):  # type: ignore[misc]
-    """The result of one `send_table`: a list of Written, by partition and offset, once every record has its fate.
+    """Future of one `send_table`; its value is a list of Written, by partition and offset. It is done when the outcome
+    of every record is known.
 
-    It fails with the first error; other partitions may have been written then, see `written`.
+    It fails with the first error; other partitions may have been written nevertheless, see `written`.
     """
 
     __slots__ = ("_lock_parts", "_open", "_topic_batches")
@@ -116,7 +117,7 @@ class TableFuture(Future):  # type: ignore[misc]
             self.success(self.written())
 
     def written(self) -> list[Written]:
-        """What has been stored so far. Without offsets (acks=0) every run is [-1, -1)."""
+        """The records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
         found = []
         for topic_batch in self._topic_batches:
             for batch in topic_batch.batches or ():
@@ -127,18 +128,18 @@ class TableFuture(Future):  # type: ignore[misc]
         return sorted(found)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The list, or what went wrong. `timeout` in seconds: KafkaTimeoutError after it."""
+        """Wait for the list, or raise the first error. KafkaTimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else clock.monotonic_s() + timeout
         for topic_batch in self._topic_batches:
             wait_for(topic_batch, None, None if deadline is None else max(0.0, deadline - clock.monotonic_s()))
-        while not self.is_done:  # the last part is being counted in the sender's thread
+        while not self.is_done:  # the sender's thread is counting the last part
             clock.sleep_s(0.0001)
         if self.exception is not None:
             raise self.exception
-        return self.written()  # in a transaction, the offsets are known later than the success
+        return self.written()  # in a transaction, the offsets become known after the success
 
 
 def wait_for(topic_batch: TopicBatch, row: int | None, timeout_s: float | None) -> None:
-    """KafkaTimeoutError unless the record (every one for None) has its fate in time."""
+    """Wait for the outcome of the record (of every record for None). KafkaTimeoutError after `timeout_s`."""
     if not topic_batch.wait(row, timeout_s):
         raise KafkaTimeoutError(f"Timeout after waiting for {timeout_s} secs.")

@@ -1,10 +1,10 @@
-"""Who an idempotent producer is in each partition: producer id, epoch, next sequence.
+"""The identity of an idempotent producer in each partition: producer id, epoch, next sequence.
 
-A partition keeps its identity while every batch's fate is known: sequences run on without gaps, and a batch that is
-appended again under its old sequence is found to be a duplicate. Where that ends (a batch was given up and may have
-been appended all the same, or the store has forgotten the producer), the partition goes on under a new producer id,
-from sequence 0. Kafka bumps the epoch of the whole producer there; but a batch of another partition whose fate is not
-known either could then be appended twice.
+A partition keeps its identity while the outcome of every batch is known: its sequences have no gaps, and a batch that
+is appended again with its old sequence is recognized as a duplicate. If a batch has failed and may have been appended
+nevertheless, or if the store has forgotten the producer, the partition continues with a new producer id, from sequence
+0. Kafka increases the epoch of the whole producer instead; but then a batch of another partition whose outcome is
+unknown too could be appended twice.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Key = tuple[int, int]
 
 
 class Identity:
-    """`register` makes a new producer id. For the sender's thread only."""
+    """`register` creates a new producer id. For the sender's thread only."""
 
     def __init__(self, register: Callable[[], int]) -> None:
         self._register = register
@@ -29,7 +29,7 @@ class Identity:
         self._next: dict[Key, ProducerSequence] = {}
 
     def sequence(self, key: Key) -> ProducerSequence:
-        """Of the next batch of a partition; the same until `advance` or `reset`."""
+        """The sequence of the next batch of a partition; the same until `advance` or `reset`."""
         if key not in self._next:
             if self._id is None:
                 self._id = self._register()
@@ -42,14 +42,14 @@ class Identity:
         self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, at.first + count)
 
     def reset(self, key: Key) -> None:
-        """The partition goes on under a producer id that it has not had."""
+        """Give the partition a new producer id, from sequence 0."""
         old = self._next.pop(key, None)
         if old is not None and old.producer_id == self._id:
             self._id = None
 
 
 def register(store: Store, timeout_ms: int) -> int:
-    """A new producer id."""
+    """Create a producer id in the store."""
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> int:
         values = {

@@ -1,4 +1,6 @@
-"""The topics that a producer writes to, as it knows them; looked up when they are new or old, made when missing."""
+"""A producer's cache of the topics that it writes to: looked up at first use and when outdated, created when
+missing.
+"""
 
 import contextlib
 import random
@@ -23,39 +25,40 @@ from spark_log.produce.accumulator import Accumulator, Queue
 from spark_log.produce.producer_settings import ProducerSettings
 
 REFRESH_S = 1.0
-"""While records flow, a topic is looked up so often: its configs and partition count may have changed."""
-_LOOK_AGAIN_S = 0.05
+"""Time between the lookups of a topic while records are sent: its configs and partition count may have changed."""
+_RETRY_S = 0.05
 _TRANSACTION_BYTES = 1024 * 1024
-"""In a transaction nobody waits for the first records: more of them go together, at best all with the commit."""
+"""Minimum batch size in a transaction: no reader sees its records before the commit, so more of them are stored
+together, at best all with the commit."""
 
 
 class KnownTopic:
-    """A topic and its queue. `first_run`: the partition at which the next null keys begin."""
+    """A topic and its queue. `first_run`: the partition of the next records with null keys."""
 
     __slots__ = ("encoding", "first_run", "looked_up_s", "queue", "topic")
 
     def __init__(self, topic: Topic, queue: Queue) -> None:
         self.queue = queue
         self.update(topic)
-        # not every producer's first null key should meet in partition 0
+        # random, so that the first null keys of all producers do not go to partition 0
         self.first_run = random.randrange(topic.partition_count)
 
     def update(self, topic: Topic) -> None:
-        """The topic as it has just been looked up."""
+        """Store the topic that has just been looked up."""
         self.topic, self.encoding = topic, Encoding.of(topic.config)
         self.looked_up_s = clock.monotonic_s()
 
 
 class MissingTopicError(UnknownTopicOrPartitionError, theirs.UnknownTopicOrPartitionError, theirs.KafkaTimeoutError):  # type: ignore[misc]
-    """The topic did not appear within max_block_ms: to callers that expect it, both what is missing and a time-out."""
+    """The topic was not found within max_block_ms. Callers can catch it as an unknown topic or as a timeout."""
 
 
 class IllegalTopicNameError(InvalidTopicError, theirs.InvalidTopicError, ValueError):  # type: ignore[misc]
-    """The topic's name is illegal, which is a ValueError in kafka-python's `send`."""
+    """The topic's name is illegal. Also a ValueError, as in kafka-python's `send`."""
 
 
 class KnownTopics:
-    """Safe to share between threads."""
+    """The cached topics by name. Safe to share between threads."""
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings, accumulator: Accumulator) -> None:
         self._cluster, self._settings, self._accumulator = cluster, settings, accumulator
@@ -63,9 +66,9 @@ class KnownTopics:
         self.by_name: dict[str, KnownTopic] = {}
 
     def find(self, name: str) -> KnownTopic:
-        """The topic, waited for up to max_block_ms.
+        """The topic; waits for it up to max_block_ms.
 
-        TypeError for a name that is no text, IllegalTopicNameError, PolicyViolationError (internal topics),
+        TypeError for a name that is not text, IllegalTopicNameError, PolicyViolationError (internal topics),
         MissingTopicError, and KafkaTimeoutError when the store does not answer.
         """
         known = self.by_name.get(name)
@@ -91,23 +94,23 @@ class KnownTopics:
                 if failure is not None:
                     raise KafkaTimeoutError(f"topic {name!r}: not looked up within max_block_ms: {failure}")
                 raise MissingTopicError(f"topic {name!r}: unknown topic or partition, waited for max_block_ms")
-            clock.sleep_s(min(left, _LOOK_AGAIN_S))
+            clock.sleep_s(min(left, _RETRY_S))
 
     def look(self, name: str) -> KnownTopic | None:
-        """The topic as it is now, None without one; made if it is missing and that is allowed."""
+        """Read the topic from the store; None if it does not exist. Creates it if allow_auto_create_topics is set."""
         topic = self._cluster.store.read(
             lambda connection: find_topics(connection, [name]), timeout_ms=min(10_000, int(self._settings.max_block_ms))
         ).get(name)
         if topic is None and self._settings.allow_auto_create_topics:
-            with contextlib.suppress(TopicAlreadyExistsError):  # somebody else has just made it
+            with contextlib.suppress(TopicAlreadyExistsError):  # another client has just created it
                 return self._know(create_topic(self._cluster, name))
             topic = self._cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
             if topic is None:
-                create_topic(self._cluster, name)  # a topic of a colliding name: says so
+                create_topic(self._cluster, name)  # a topic of a colliding name: this raises the error
         return self._know(topic)
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
-        """For the sender: the topic looked up again if that was long ago; as it was if the store does not answer."""
+        """For the sender: the topic, looked up again if it is outdated. The cached one if the store does not answer."""
         known = self.by_name[name]
         age_s = clock.monotonic_s() - known.looked_up_s
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):

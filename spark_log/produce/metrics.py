@@ -1,11 +1,11 @@
-"""Counts of one producer since its start, under the names that kafka-python has for them."""
+"""Metrics of one producer since its start, with kafka-python's names."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Metrics:
-    """Written by the sender's thread only. Times are seconds."""
+    """Only the sender's thread writes it. Times are in seconds."""
 
     sent: int = 0
     sent_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What a user may set as `partitioner`, in one shape: a function that chooses, or None for the rule of the house."""
+"""The `partitioner` setting as one function; None stands for the default rule (key hash, runs of null keys)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Choose = Callable[[str, Any, bytes | None, Any, bytes | None, "ClusterView"], An
 
 
 class ClusterView:
-    """What partitioners may ask of kafka-python's ClusterMetadata. Every partition counts as available."""
+    """The part of kafka-python's ClusterMetadata that partitioners use. Every partition counts as available."""
 
     def __init__(self, known: Mapping[str, KnownTopic]) -> None:
         self._known = known
@@ -32,7 +32,7 @@ class ClusterView:
 
 
 class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
-    """Keys by their hash; null keys to one partition after the other, record by record."""
+    """Keys go to the partition of their hash; records with null keys to one partition after the other."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -49,17 +49,17 @@ class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def choose_with(partitioner: Any) -> Choose | None:
-    """`partitioner` as one function; None where batches may be partitioned as a whole (see `assembly`).
+    """`partitioner` as one function; None if batches can be partitioned as a whole (see `assembly`).
 
-    That is so for kafka-python's own two: they agree with it on keys, and null keys stick to a partition for a batch.
-    KafkaConfigurationError for what is no partitioner.
+    They can for kafka-python's two partitioners: both choose the same partitions for keys, and null keys stay in one
+    partition for a batch. KafkaConfigurationError for a value that is not a partitioner.
     """
     if partitioner is None or type(partitioner) in (DefaultPartitioner, StickyPartitioner):
         return None
     if isinstance(partitioner, Partitioner):
         choose: Choose = partitioner.partition
         return choose
-    if hasattr(partitioner, "partition"):  # the three arguments that kafka-python 3 still passes to such
+    if hasattr(partitioner, "partition"):  # kafka-python 3 still passes three arguments to such an object
         return lambda topic, _key, key_bytes, _value, _bytes, view: partitioner.partition(topic, key_bytes, view)
     if callable(partitioner):
         return lambda topic, _key, key_bytes, _value, _bytes, view: partitioner(

@@ -1,4 +1,4 @@
-"""The producer that programs use: kafka-python's KafkaProducer, with a cluster for the brokers."""
+"""The producer: the interface of kafka-python's KafkaProducer for a spark-log cluster."""
 
 import logging
 import os
@@ -35,10 +35,10 @@ from spark_log.produce.table_batches import checked, topic_batches
 logger = logging.getLogger(__name__)
 
 AT_EXIT_S = 10.0
-"""How long a program that ends without `close` waits for its records."""
+"""Maximum time that a program that ends without `close` waits for its records."""
 
 _RECORD_BYTES = 96
-"""What a record takes besides key, value and headers: at least Kafka's bound of 82 and its varints."""
+"""Bytes that count for a record besides key, value and headers: at least Kafka's bound of 82 and its varints."""
 
 
 class Producer:
@@ -49,8 +49,8 @@ class Producer:
     >>> future.get(timeout=10).offset                                       # doctest: +SKIP
 
     Settings are those of `ProducerSettings`, by kafka-python's names; `bootstrap_servers` is an alias of `cluster`.
-    ValueError for an unknown one, KafkaConfigurationError for one that cannot apply or has a bad value. Errors are
-    kafka-python's and, where the class exists, spark-log's of the same name too.
+    ValueError for an unknown one, KafkaConfigurationError for one that is not applicable or has an invalid value.
+    Errors are kafka-python's and, if spark-log has a class of the same name, instances of that class too.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KAFKA_DEFAULTS
@@ -76,7 +76,7 @@ class Producer:
         self._transaction = ProducerTransaction(cluster, settings) if settings.transactional_id is not None else None
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
-        # runs when nobody holds the producer any more, and when the interpreter ends
+        # runs when the producer is garbage-collected, and when the interpreter ends
         self._finalizer = weakref.finalize(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
         self._sender.start()
 
@@ -91,13 +91,14 @@ class Producer:
     ) -> SendFuture:
         """Send a record; returns at once with a future of its RecordMetadata.
 
-        The record goes to `partition`, else where the partitioner says: to the partition of its key's hash. Headers
-        are a list of (str, bytes); `timestamp_ms` counts from 1970 and is now by default.
+        The record goes to `partition` if it is given, otherwise the partitioner chooses: by default by the key's hash.
+        Headers are a list of (str, bytes); `timestamp_ms` counts from 1970, by default it is the current time.
 
-        Raises TypeError and ValueError for what no topic takes, as kafka-python does, MessageSizeTooLargeError above
-        max_request_size, KafkaTimeoutError when the topic is not found or the buffer has no room within max_block_ms,
-        IllegalStateError after `close` and in a forked child. What this topic does not take fails the future alone.
-        In a transaction each of them, but for TypeError and ValueError, fails the commit too.
+        Raises TypeError and ValueError for records that no topic accepts, as kafka-python does,
+        MessageSizeTooLargeError above max_request_size, KafkaTimeoutError when the topic is not found or the buffer has
+        no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this
+        topic refuses fails its future. In a transaction every error except TypeError and ValueError fails the commit
+        too.
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
@@ -134,22 +135,21 @@ class Producer:
             except SparkLogError as error:
                 raise kafka_error(error) from None
             return SendFuture(topic_batch, row)
-        except KafkaError as error:  # what was not sent must not be missing from what is committed
+        except KafkaError as error:  # the transaction must not be committed without this record
             if self._transaction is not None:
                 self._transaction.fail(error)
             raise
 
     @kafka_errors()
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableFuture:
-        """Send the records of an Arrow table, behind every record sent before; a future of a list of `Written`.
+        """Send the records of an Arrow table, after all records sent before; returns a future of a list of `Written`.
 
-        Columns: `value`, and if wanted `key` (both string or binary), `partition` (integers, null where the key
-        decides), `timestamp` (with time zone; null is now), `headers` (list of struct of key and value). No Python
-        code runs per record; serializers and a custom partitioner are not used. A table that does not fit the buffer
-        waits for room, up to max_block_ms for each of its slices.
+        Columns: `value`, and optionally `key` (both string or binary), `partition` (integers; null: the key decides),
+        `timestamp` (with time zone; null: the current time), `headers` (list of struct of key and value). No Python
+        code runs per record; serializers and a custom partitioner are not used. A table that does not fit into the
+        buffer waits for room, up to max_block_ms for each of its slices.
 
-        A record that the topic does not take is an InvalidRecordError or one of its kinds, raised here, and nothing of
-        the table is sent.
+        Raises InvalidRecordError or a subclass for a record that the topic refuses; then nothing of the table is sent.
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
@@ -165,7 +165,7 @@ class Producer:
                 self._check_partitions(known.topic.partition_count, explicit)
             future = TableFuture()
             run_bytes = self._settings.batch_size
-            bytes_max = max(1, self._settings.buffer_memory // 2)  # one is written while the next one waits
+            bytes_max = max(1, self._settings.buffer_memory // 2)  # one slice is written while the next one waits
             for topic_batch in topic_batches(known.topic, records, explicit, bytes_max, known.first_run, run_bytes):
                 known.first_run += 1
                 future.add(topic_batch)
@@ -178,7 +178,7 @@ class Producer:
         return future
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything now and wait until every record sent so far is stored or has failed.
+        """Send all waiting records now, and wait until every record sent so far is stored or has failed.
 
         KafkaTimeoutError after `timeout` seconds; IllegalStateError in a callback, which would wait for itself.
         """
@@ -190,9 +190,9 @@ class Producer:
             raise KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is left and end the producer; after `timeout` seconds, what is left then fails.
+        """Send the waiting records and end the producer. Records that are not stored after `timeout` seconds fail.
 
-        In a callback it does not wait.
+        Does not wait in a callback.
         """
         if timeout is not None and not 0 <= timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"Invalid timeout: {timeout}")
@@ -205,7 +205,7 @@ class Producer:
 
     @kafka_errors()
     def partitions_for(self, topic: str) -> set[int]:
-        """The partitions of a topic. Errors as in `send`."""
+        """The partition numbers of a topic. Errors as in `send`."""
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
         return set(range(self._topics.find(topic).topic.partition_count))
@@ -230,7 +230,8 @@ class Producer:
 
     @kafka_errors()
     def init_transactions(self) -> None:
-        """Before the first transaction: fence the producers that had this transactional_id, abort what they left open.
+        """Fence earlier producers with this transactional_id and abort their open transaction: before the first
+        transaction.
 
         InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
         """
@@ -238,13 +239,13 @@ class Producer:
 
     @kafka_errors()
     def begin_transaction(self) -> None:
-        """What is sent from now on belongs to one transaction. ProducerFencedError after another `init_transactions`
-        with the same transactional_id: in this call and in each that follows.
+        """Begin a transaction: all records sent from now on belong to it. ProducerFencedError after another
+        `init_transactions` with the same transactional_id: in this call and in each later one.
         """
         transaction = self._transactional()
         transaction.check("begin_transaction")
         late = self._accumulator.flush()
-        if late:  # of threads that were sending when the last transaction ended: refused, and not part of this one
+        if late:  # sent by other threads while the last transaction ended: refused, not part of this one
             self._accumulator.wait_for(late, None)
         transaction.begin()
 
@@ -252,23 +253,24 @@ class Producer:
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group_metadata: ConsumerGroupMetadata | str
     ) -> None:
-        """Commit a group's offsets with the transaction. `group_metadata` is what `Consumer.group_metadata()` returns;
-        a group id alone serves a group without members.
+        """Commit a group's offsets with the transaction. `group_metadata` is the result of `Consumer.group_metadata()`,
+        or a group id if the group has no members.
 
-        CommitFailedError, now or from the commit, when that consumer does not own the partitions any more, and
-        UnknownTopicOrPartitionError when the topic that it read has been deleted: abort then.
+        Raises, now or in the commit, CommitFailedError if the consumer does not own the partitions any more, and
+        UnknownTopicOrPartitionError if the topic that it read has been deleted: abort then.
         """
         commits = of_topics_read(check_commits(offsets, self._log.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
 
     @kafka_errors()
     def commit_transaction(self) -> list[Written]:
-        """Wait for everything that was sent, then make all of it visible at once, with the offsets of the groups.
+        """Wait for all sent records, then make them visible at once, and commit the offsets of the groups with them.
 
-        Returns where the records are; their futures know it now too. Raises if a send failed (abort then), and:
-        TransactionAbortableError when the transaction's time was over or its topic is gone (abort then);
-        ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors, after which it
-        is not known to be committed: call this again, which does it once, or `abort_transaction`.
+        Returns the partitions and offsets of the records; their futures have them now too. Raises if a send failed
+        (abort then), and: TransactionAbortableError if the transaction has timed out or its topic was deleted (abort
+        then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors, after
+        which it is unknown whether the transaction is committed: call this again, which commits it once, or
+        `abort_transaction`.
         """
         transaction = self._transactional()
         number = transaction.begin_commit()
@@ -279,9 +281,9 @@ class Producer:
 
     @kafka_errors()
     def abort_transaction(self) -> None:
-        """Drop what was sent in the transaction. Futures that are not done fail with TransactionAbortedError.
+        """Drop the records of the transaction. Futures that are not done fail with TransactionAbortedError.
 
-        InvalidTxnStateError if a commit, tried before, was done after all.
+        InvalidTxnStateError if an earlier call of commit has committed the transaction after all.
         """
         transaction = self._transactional()
         number = transaction.begin_abort()
@@ -329,7 +331,7 @@ class Producer:
             raise ValueError(f"partition must be >= 0, got {number}")
         if number >= self._topics.by_name[topic].topic.partition_count:
             with kafka_errors():
-                known = self._topics.look(topic)  # it may have got more
+                known = self._topics.look(topic)  # it may have more partitions now
             if known is None or number >= known.topic.partition_count:
                 raise ValueError(f"Unrecognized partition {number} for topic {topic}")
         return number
@@ -347,12 +349,12 @@ class Producer:
 
     @staticmethod
     def _check_partitions(count: int, explicit: pa.ChunkedArray) -> None:
-        """Before the first slice is sent, so that nothing of a bad table is."""
+        """Check explicit partitions before the first slice is sent, so that nothing of an invalid table is sent."""
         partition_of(pa.nulls(len(explicit), pa.binary()), explicit, count)
 
 
 class _State:
-    """Why nothing more can be sent, None while it can. Apart from the producer, whose end it must outlive."""
+    """The reason why records are refused, None while they are accepted. It must outlive the producer object."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None

@@ -1,8 +1,8 @@
-"""The records of one topic on their way through the producer, and their outcome.
+"""The records of one topic in the producer, and their outcome.
 
 A TopicBatch gathers the records of `send` as columns. The sender splits it into ProducerBatches, one for each
 partition; each is appended, or fails, as a whole. Futures are views of it (topic batch, row): an outcome is stored once
-for all records of a ProducerBatch, and a record whose future is never asked costs nothing more.
+for all records of a ProducerBatch, and an unused future has no further cost.
 
     waiting (batches None) -> assembled (open_batches > 0) -> done (open_batches == 0)
 
@@ -92,11 +92,11 @@ class ProducerBatch:
 
 
 class TopicBatch:
-    """See above. The columns have one row per record; the accumulator's lock guards them until the sender takes the
-    batch.
+    """The records of `send` as columns, one row per record. The accumulator's lock guards them until the sender takes
+    the batch.
 
-    `headers` and `partitions` (explicit ones) are by row, if a record has them. `made_s`: the time of the first record
-    (monotonic clock).
+    `headers` and `partitions` (explicit ones) are by row, for the records that have them. `made_s`: the time of the
+    first record (monotonic clock).
     """
 
     __slots__ = (
@@ -184,7 +184,7 @@ class TopicBatch:
     def begin(self, batches: Sequence[ProducerBatch], batch_of: npt.NDArray[Any], faults: dict[int, Exception]) -> None:
         """Called after assembly; the records of `faults` (batch -1) have their outcome."""
         with self.condition:
-            if self.error is not None:  # failed meanwhile
+            if self.error is not None:  # failed during assembly
                 for batch in batches:
                     batch.done = True
                 return
@@ -193,7 +193,7 @@ class TopicBatch:
             self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], {}, {}, array("q")
             due = self._due_callbacks(-1) if faults else []
             self.condition.notify_all()
-        self._tell(due)
+        self._notify(due)
 
     def resolve(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> bool:
         """Set the outcome of a batch; False if it has one. Runs the callbacks of its records."""
@@ -204,7 +204,7 @@ class TopicBatch:
             self.open_batches -= 1
             due = self._due_callbacks(batch.number) if self.callbacks else []
             self.condition.notify_all()
-        self._tell(due)
+        self._notify(due)
         return True
 
     def fail(self, error: Exception) -> None:
@@ -217,7 +217,7 @@ class TopicBatch:
             self.error, self.open_batches = error, 0
             due, self.callbacks = self.callbacks, []
             self.condition.notify_all()
-        self._tell(due)
+        self._notify(due)
 
     def call(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
         """Call one of the two when the outcome of a record is known: in the sender's thread, or at once if it is
@@ -227,7 +227,7 @@ class TopicBatch:
             if not self.is_done(row):
                 self.callbacks.append((row, callback, errback))
                 return
-        self._tell_one(row, callback, errback)
+        self._notify_one(row, callback, errback)
 
     def wait(self, row: int | None, timeout_s: float | None) -> bool:
         """Wait for the outcome of the record (of every record for None). Returns whether it came within the time."""
@@ -239,14 +239,14 @@ class TopicBatch:
         self.callbacks = [entry for entry in self.callbacks if self.batch_of[entry[0]] != number]
         return due
 
-    def _tell(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
+    def _notify(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
         for entry in due:
-            self._tell_one(*entry)
+            self._notify_one(*entry)
         if self.listener is not None and self.done:
             listener, self.listener = self.listener, None
             listener()
 
-    def _tell_one(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
+    def _notify_one(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
         error = self.exception_of(row)
         function, argument = (callback, self.metadata_of(row)) if error is None else (errback, error)
         if function is not None:

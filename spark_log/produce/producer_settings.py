@@ -21,78 +21,78 @@ class ProducerSettings:
     """Checked settings. KafkaConfigurationError names the setting and the value."""
 
     client_id: str | None = None
-    """A name for people: it stands in logs and beside the producer's write id. None: `spark-log-producer-<n>`."""
+    """Name of the producer in logs and beside its write id. None: `spark-log-producer-<n>`."""
 
     key_serializer: Any = None
-    """From what `send` is given as key to bytes: a callable of one argument, or a kafka-python Serializer."""
+    """Converts the key given to `send` to bytes: a callable with one argument, or a kafka-python Serializer."""
 
     value_serializer: Any = None
-    """The same for values."""
+    """As key_serializer, for values."""
 
     acks: Any = -1
     """0: the future succeeds before anything is stored; 1: the leader has the record; -1 or "all": every in-sync
     replica has it."""
 
     enable_idempotence: bool | None = None
-    """Each record once, whatever is retried. None: yes, unless another setting given conflicts with it (acks 0 or 1,
-    retries 0), which is logged; True: such a conflict is an error (KIP-679)."""
+    """Retries append no record twice. None: enabled unless another given setting conflicts with it (acks 0 or 1,
+    retries 0), which is logged. True: such a conflict is an error (KIP-679)."""
 
     retries: float = float("inf")
-    """How often an append that failed with a retriable error is tried again."""
+    """Maximum number of retries of an append that failed with a retriable error."""
 
     delivery_timeout_ms: float = 120_000
-    """From `send` to success or failure at the latest. At least linger_ms + request_timeout_ms."""
+    """Maximum time from `send` to success or failure. At least linger_ms + request_timeout_ms."""
 
     request_timeout_ms: float = 30_000
-    """How long one try of an append may wait for the metadata store."""
+    """Maximum time that one attempt of an append waits for the metadata store."""
 
     retry_backoff_ms: float = 100
-    """Pause before an append is tried again."""
+    """Pause before a retry of an append."""
 
     batch_size: int = 16_384
-    """Bytes: a topic's records do not wait out linger_ms when there are this many for each of its partitions. No upper
-    bound: whatever waits when the append before is done goes together."""
+    """Bytes: a topic's records are sent before linger_ms is over when there are this many for each of its partitions.
+    Not an upper limit: all records that wait at the end of an append are appended together."""
 
     linger_ms: float = 0
-    """How long a record may wait for others to share its append. With a transactional_id the default is 5, as Kafka's
-    has been since 4.0: nobody sees a record before the commit, which takes those along that still wait."""
+    """Maximum time that a record waits for others to share its append. With a transactional_id the default is 5, as in
+    Kafka since 4.0: no reader sees a record before the commit, and the commit includes the waiting records."""
 
     partitioner: Any = None
-    """Where a record without explicit partition goes. None, and kafka-python's own: the key's hash, and runs of one
-    partition for null keys; else a kafka.partitioner.Partitioner, or a callable (key bytes, all partitions, available
-    partitions) -> partition."""
+    """Chooses the partition of a record without an explicit one. None, and kafka-python's own partitioners: by the
+    key's hash, and runs of one partition for null keys. Otherwise a kafka.partitioner.Partitioner, or a callable (key
+    bytes, all partitions, available partitions) -> partition."""
 
     buffer_memory: int = 33_554_432
-    """Bytes of records that may wait; `send` blocks above it (Kafka's buffer.memory)."""
+    """Maximum bytes of waiting records; `send` blocks above it (Kafka's buffer.memory)."""
 
     max_block_ms: float = 60_000
-    """How long `send` and `partitions_for` may wait for a topic or for room in the buffer."""
+    """Maximum time that `send` and `partitions_for` wait for a topic or for room in the buffer."""
 
     max_request_size: int = 1_048_576
-    """Largest record, in bytes as Kafka counts them."""
+    """Maximum size of a record, in bytes as Kafka counts them."""
 
     allow_auto_create_topics: bool = True
-    """A topic that is missing is made, with one partition."""
+    """Create a missing topic, with one partition."""
 
     metadata_max_age_ms: float = 300_000
-    """Partition count and configs of a topic are looked up again after this, and while records flow every second."""
+    """Time after which a topic's partition count and configs are read again; every second while records are sent."""
 
     metrics_enabled: bool = True
     """False: `metrics()` returns None."""
 
     max_in_flight_requests_per_connection: int = 5
-    """Any bound is kept: a producer has one append in flight, and order with it."""
+    """No effect beyond validation: a producer has only one append in flight, which keeps the order."""
 
     compression_type: str | None = None
-    """gzip, snappy, lz4 or zstd for topics whose compression.type nobody has set; None leaves it to the topic."""
+    """gzip, snappy, lz4 or zstd, for topics without a compression.type of their own. None: the topic's."""
 
     transactional_id: str | None = None
-    """A name that stays the same over restarts of the program: its next producer fences this one, and aborts what it
-    left open. Needed for transactions, and then everything is sent in one."""
+    """A name that stays the same over restarts of the program: the next producer with it fences this one and aborts its
+    open transaction. Required for transactions; with it, all records must be sent in transactions."""
 
     transaction_timeout_ms: int = 60_000
-    """How long a transaction may be open, from its first records on; then it is aborted. At most the cluster's
-    transaction.max.timeout.ms."""
+    """Maximum time that a transaction is open, from its first stored records on; then it is aborted. At most the
+    cluster's transaction.max.timeout.ms."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -121,7 +121,7 @@ class ProducerSettings:
 
     @property
     def log_acks(self) -> Acks:
-        """`acks` as the log calls it."""
+        """`acks` in the form that the log takes."""
         return "all" if self.acks == -1 else self.acks
 
     def _check_numbers(self) -> None:
@@ -154,7 +154,7 @@ class ProducerSettings:
 
 
 KAFKA_DEFAULTS = {**KafkaProducer.DEFAULT_CONFIG, "partitioner": None}
-"""kafka-python's settings and defaults; its partitioner is the one of None here."""
+"""kafka-python's settings and defaults; None stands for its default partitioner here."""
 
 _ACKS = (0, 1, -1)
 _NUMBERS = {
@@ -179,7 +179,7 @@ Serialize = Callable[[str, list[tuple[str, bytes]], Any], Any]
 
 
 def serialize_with(name: str, serializer: Any) -> Serialize | None:
-    """`serializer` as a function of topic, headers and data. KafkaConfigurationError if it is nothing of the kind."""
+    """`serializer` as a function of topic, headers and data. KafkaConfigurationError if it is not a serializer."""
     if serializer is None:
         return None
     if hasattr(serializer, "serialize"):
@@ -193,7 +193,7 @@ def serialize_with(name: str, serializer: Any) -> Serialize | None:
 
 
 def parse(given: dict[str, Any]) -> tuple[str, ProducerSettings]:
-    """(address, settings) of a producer's keyword arguments. ValueError for a name that kafka-python has not either."""
+    """(address, settings) of a producer's keyword arguments. ValueError for a name that kafka-python does not have."""
     rest = dict(given)
     if type(rest.get("partitioner")) is DefaultPartitioner:
         rest["partitioner"] = None

@@ -1,4 +1,4 @@
-"""A producer's transaction, as the producer knows it: what it has registered, and what may be called next.
+"""The producer's state of its transaction: the registered batches, and the calls that are possible next.
 
     UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
                             ^                  |                      |                    |
@@ -6,9 +6,9 @@
                             |                  v                      v                    v
                             +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
 
-From the call of commit or abort on nothing more can be sent; what was sent before is settled first. A commit whose
-answer is lost leaves it IN_DOUBT: calling it again finds out whether it was done, and does it if not. So nothing may
-be added to it then.
+After commit or abort has been called, no more records can be sent; the records sent before are settled first. If the
+answer of a commit is lost, the state is IN_DOUBT: a second call finds out whether the commit was done, and does it if
+not. So nothing may be added to the transaction in this state.
 """
 
 import itertools
@@ -72,7 +72,7 @@ CALLS: Mapping[str, frozenset[State]] = {
     "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
     "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
 }
-"""In which states a producer may be called so."""
+"""Call -> the states in which it is possible."""
 
 _HINTS = {
     State.UNINITIALIZED: "call init_transactions first",
@@ -85,7 +85,7 @@ _FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
 
 
 def after_error(state: State, error: Exception) -> State:
-    """Where the error of a send or a call leaves a producer: what may help is aborting, or a new producer."""
+    """The state after the error of a send or a call. The remedy is an abort, or (FATAL_ERROR) a new producer."""
     if isinstance(error, _FATAL):
         return State.FATAL_ERROR
     if state in CALLS["commit_transaction"]:
@@ -94,13 +94,13 @@ def after_error(state: State, error: Exception) -> State:
 
 
 def may_commit_again(error: SparkLogError) -> bool:
-    """Whether a commit that failed so may be called again. A topic that is gone does not come back."""
+    """Whether a commit that failed with this error may be called again. Not after the deletion of a topic."""
     return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
 
 
 class ProducerTransaction:
-    """The transactions of one producer, one after the other. `register` is for the sender's thread, the rest for the
-    callers'. The sender has settled everything that was sent when `commit` and `abort` are called.
+    """The transactions of one producer, one after the other. The sender's thread calls `register`; the producer's
+    callers call the rest. Before `commit` and `abort` the sender must have settled all records.
     """
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
@@ -113,11 +113,11 @@ class ProducerTransaction:
         self._error: Exception | None = None
         self._ref = TransactionRef(-1, -1, 0)
         self._positions = itertools.count()
-        """Not from 0 in each transaction: a batch that was tried in one may be sent again in the next."""
+        """Never starts again from 0: a batch that failed in one transaction may be sent again in the next."""
         self._forget()
 
     def check(self, call: str) -> None:
-        """Whether this may be called now; IllegalStateError, or why the transaction has failed."""
+        """Raise IllegalStateError, or the error of the failed transaction, unless the call is possible now."""
         state = self._state
         if state in CALLS[call]:
             return
@@ -147,23 +147,25 @@ class ProducerTransaction:
             self.check("begin_transaction")
             ref = TransactionRef(self._ref.producer_id, self._ref.epoch, self._ref.number + 1)
             with self.erring():
-                self._look(ref)
+                self._check_in_store(ref)
             self._ref, self._state = ref, State.IN_TRANSACTION
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
-        """Offsets to commit with the transaction; whether they could be now is checked at once."""
+        """Add offsets to commit with the transaction. Raises now if they could not be committed now."""
         with self._lock:
             self.check("send_offsets_to_transaction")
             with self.erring():
                 store = self._cluster.store
-                found = self._look(self._ref, lambda connection: check_offsets(store, connection, who, commits))
+                found = self._check_in_store(
+                    self._ref, lambda connection: check_offsets(store, connection, who, commits)
+                )
             self._offsets.setdefault(who, {}).update(found)
 
     def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """Make the records of the producer batches pending: they are stored, and no reader sees them.
 
-        The producer batches of one partition become one batch. Small ones that come after the commit was called are
-        kept for it: it stores them in its own transaction.
+        The producer batches of one partition become one batch. Small batches that arrive after the call of commit are
+        kept in memory: the commit stores them in its own transaction.
         """
         groups = self._groups(producer_batches)
         items = [
@@ -181,14 +183,14 @@ class ProducerTransaction:
             log.abandon(written, topics)
             raise
         again = [batch for batch in written.batches if batch.name not in registered]
-        if again:  # those of an earlier try were there
+        if again:  # the files of an earlier attempt are registered
             delete_files(self._cluster, topics, again)
 
     def _register(
         self, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
     ) -> Sequence[Batch]:
         with self._lock:
-            self.check("register")  # a thread may have sent while another one was committing
+            self.check("register")  # one thread may have sent while another one committed
             batches = written.batches
             again = any(producer_batch.in_doubt for group in groups.values() for producer_batch in group)
             if self._state is State.COMMITTING and written.write_id is None and not again:
@@ -206,7 +208,9 @@ class ProducerTransaction:
             return batches
 
     def _groups(self, producer_batches: Sequence[ProducerBatch]) -> dict[int, list[ProducerBatch]]:
-        """The producer batches of each batch by its place in the transaction; those of an earlier try stay together."""
+        """The producer batches by their batch's position in the transaction; the groups of an earlier attempt are
+        kept.
+        """
         new: dict[tuple[str, int], int] = {}
         groups: dict[int, list[ProducerBatch]] = {}
         for producer_batch in producer_batches:
@@ -218,14 +222,16 @@ class ProducerTransaction:
         return groups
 
     def fail(self, error: Exception) -> None:
-        """A record was not sent: there is nothing but to abort."""
+        """A record was not sent: the transaction can only be aborted."""
         with self._lock:
             state = after_error(self._state, error)
             if state is not self._state:
                 self._state, self._error = state, error
 
     def begin_commit(self) -> int:
-        """Nothing more can be sent; what was has to be settled before `commit`. The number of the transaction."""
+        """Refuse further records, and return the transaction's number. The sent records must be settled before
+        `commit`.
+        """
         with self._lock:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
@@ -233,7 +239,7 @@ class ProducerTransaction:
             return self._ref.number
 
     def commit(self, log: Log, number: int) -> list[Written]:
-        """Commit, and say where the records are."""
+        """Commit, and return the partitions and offsets of the records."""
         with self._lock:
             self._check_number("commit_transaction", number)
             self._state = State.IN_DOUBT
@@ -243,7 +249,7 @@ class ProducerTransaction:
                     self._reached = True
                     offsets = self._commit(log, sent)
                 else:
-                    self._look(self._ref)
+                    self._check_in_store(self._ref)
                     offsets = []
             except SparkLogError as error:
                 if not may_commit_again(error):
@@ -276,14 +282,16 @@ class ProducerTransaction:
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
     def begin_abort(self) -> int:
-        """Nothing more can be sent; what was has to be settled before `abort`. The number of the transaction."""
+        """Refuse further records, and return the transaction's number. The sent records must be settled before
+        `abort`.
+        """
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
             return self._ref.number
 
     def abort(self, number: int | None = None) -> None:
-        """Abort; the transaction of that number if it is given."""
+        """Abort the open transaction; with `number`, only if it is the transaction of that number."""
         with self._lock:
             self._check_number("abort_transaction", number)
             try:
@@ -292,7 +300,7 @@ class ProducerTransaction:
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
                 raise
-            except InvalidTxnStateError:  # a commit whose answer was lost had been done
+            except InvalidTxnStateError:  # the transaction was committed: only the answer was lost
                 self._state = State.READY
                 self._forget()
                 raise
@@ -301,33 +309,35 @@ class ProducerTransaction:
 
     @property
     def may_send(self) -> bool:
-        """Whether `check("send")` would let a record pass; much faster."""
+        """Whether `check("send")` would succeed; much faster."""
         return self._state is State.IN_TRANSACTION
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to abort."""
+        """Whether there is a transaction to abort."""
         return self._state in CALLS["abort_transaction"]
 
     def _check_number(self, call: str, number: int | None) -> None:
-        """Another thread may have ended the transaction meanwhile, and begun the next one."""
+        """As `check`. IllegalStateError if another thread has ended the transaction `number`, and begun the next
+        one.
+        """
         self.check(call)
         if number is not None and number != self._ref.number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))
 
-    def _look(self, ref: TransactionRef, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
-        """Whether the transaction can go on, or begin, and `more`, in one snapshot of the store."""
+    def _check_in_store(self, ref: TransactionRef, more: Callable[[sa.Connection], Commits] = lambda _: {}) -> Commits:
+        """Check in the store that the transaction can continue or begin, and run `more` in the same snapshot."""
         store = self._cluster.store
 
-        def look(connection: sa.Connection) -> Commits:
+        def read(connection: sa.Connection) -> Commits:
             transaction_store.check(store, connection, ref)
             return more(connection)
 
-        return store.read(look)
+        return store.read(read)
 
     @contextmanager
     def erring(self) -> Iterator[None]:
-        """What goes wrong inside fails the transaction."""
+        """An error inside the block fails the transaction."""
         try:
             yield
         except SparkLogError as error:
@@ -340,18 +350,18 @@ class ProducerTransaction:
         self._pending = 0
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
         self._reached = False
-        """Whether the store may know of the transaction."""
+        """Whether the store may have rows of the transaction."""
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch of the transaction, and the producer batches whose records it has, in order."""
+    """A batch of the transaction, and the producer batches whose records it contains, in order."""
 
     batch: Batch
     producer_batches: Sequence[ProducerBatch]
 
     def landed(self, base_offset: int) -> None:
-        """The batch has its offsets; -1 if they are unknown."""
+        """Set the offsets of the producer batches from the batch's base offset; -1 if it is unknown."""
         for producer_batch in self.producer_batches:
             producer_batch.base_offset = base_offset
             if base_offset >= 0:
@@ -359,7 +369,7 @@ class _Sent:
 
 
 def committer(group_metadata: Any) -> Committer:
-    """From kafka-python's ConsumerGroupMetadata, or a group id."""
+    """The committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
     if isinstance(group_metadata, str):
         return Committer(group_metadata)
     if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
@@ -373,7 +383,7 @@ def committer(group_metadata: Any) -> Committer:
 
 
 def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
-    """The commits with the topic ids that the consumer of this metadata reads, where it says so."""
+    """The commits with the topic ids that the consumer reads, if the metadata has them."""
     known = getattr(group_metadata, "topic_ids", {})
     return {
         partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))

@@ -1,4 +1,4 @@
-"""What `send` is given, record by record: refused here if no topic takes it."""
+"""Checks of the arguments of `send` that hold for every topic."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def checked_headers(headers: object) -> Headers:
 
 
 def checked_bytes(field: str, data: Any) -> bytes | None:
-    """Bytes of their own: the caller may go on using a buffer."""
+    """The data as bytes, copied if it is a buffer: the caller may change the buffer later."""
     if data is None or type(data) is bytes:
         return data
     if not isinstance(data, bytes | bytearray | memoryview):

@@ -1,8 +1,10 @@
-"""The producer's thread: takes what is due, appends it, and tells the futures. One append in flight.
+"""The producer's thread: takes topic batches that are due, appends them, and resolves the futures. One append in
+flight.
 
-    take -> assemble -> append (at most one batch per partition) -> outcome, or again after retry_backoff_ms
+    take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
 
-A partition whose batch must be tried again holds back its later batches, so order is kept; other partitions go on.
+A batch that is retried holds back the later batches of its partition, so that their order is kept. Other partitions are
+not delayed.
 """
 
 import contextlib
@@ -40,11 +42,14 @@ from spark_log.produce.table_batches import TableBatch
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN = (UnknownProducerIdError, OutOfOrderSequenceNumberError, ProducerFencedError)
-"""The store and this producer no longer agree who it is: it goes on as somebody else. Nothing was appended."""
+"""The store does not know the producer or its sequence any more: it continues with a new producer id. Nothing was
+appended."""
 
 
 def _drop_traceback(error: BaseException | None) -> None:
-    """Futures keep the error, a traceback its frames and their callers', and those would keep the records."""
+    """Remove the tracebacks of an error and its causes: futures keep the error, and its frames would keep the
+    records.
+    """
     seen = set()  # errors may cause each other
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -52,8 +57,10 @@ def _drop_traceback(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _own_what_is_left(tried: Sequence[ProducerBatch]) -> None:
-    """The batches of a topic batch share its buffers: one that waits longer than the others copies its own records."""
+def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
+    """Copy the records of batches that wait longer than others of their topic batch, so that shared buffers are
+    freed.
+    """
     for topic_batch in {batch.topic_batch for batch in tried}:
         left = [batch for batch in topic_batch.batches or () if batch.table is not None]
         if len(left) < len(topic_batch.batches or ()):
@@ -87,12 +94,14 @@ class Sender(threading.Thread):
         stop_at_exit(self)
 
     def give_up(self) -> None:
-        """Append nothing more, and begin no sealing: the time for closing the producer is over."""
+        """Stop appending and start no sealing: the timeout of `close` has expired."""
         self.aborted = True
         self._log.stop_sealing()
 
     def request_stop(self) -> list[threading.Thread]:
-        """The interpreter ends: one that is being closed comes to its end; any other is closed by its finalizer."""
+        """Threads to wait for at interpreter exit: this one if it is being closed. Otherwise the finalizer closes
+        it.
+        """
         return [self] if self._accumulator.closing and self.is_alive() else []
 
     def run(self) -> None:
@@ -106,8 +115,8 @@ class Sender(threading.Thread):
                 batches = self._due()
                 if batches:
                     self._append(batches)
-                    _own_what_is_left(batches)
-        except BaseException as error:  # a bug: nobody may wait for ever
+                    _own_remaining_tables(batches)
+        except BaseException as error:  # a bug: no caller may wait without end
             logger.exception("the producer's sender failed")
             self._accumulator.close()
             for topic_batch in self._accumulator.flush():
@@ -126,9 +135,7 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _next_try_s(self) -> float | None:
-        """The time at which an assembled batch may be appended (in a transaction: all of them); None if there is
-        none.
-        """
+        """The time at which an assembled batch may be appended (in a transaction: all of them); None without one."""
         if self._transaction is not None:
             return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
@@ -183,8 +190,8 @@ class Sender(threading.Thread):
             self._accumulator.finished(topic_batch)
 
     def _due(self) -> list[ProducerBatch]:
-        """The first batch of each partition that need not wait; one alone after they failed together. In a transaction
-        all batches: they become visible, or fail, together.
+        """The first batch of each partition, if it need not wait; after a common failure one of them alone. In a
+        transaction all batches: they become visible, or fail, together.
         """
         now_s = clock.monotonic_s()
         if self._transaction is not None:
@@ -225,12 +232,12 @@ class Sender(threading.Thread):
                 self._rejected(batch, outcome)
 
     def warn_of_expired(self) -> None:
-        """Warn, once a topic, of records that retention.ms does not keep."""
+        """Log a warning, once per topic, of records that are already older than retention.ms."""
         for each in self._log.expired.take():
             logger.warning("%s", each)
 
     def _register(self, transaction: ProducerTransaction, batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
-        """In a transaction: a record's future succeeds, without an offset, when the record is pending."""
+        """Register the batches in the transaction. A future succeeds, without an offset, when its record is pending."""
         began_s = clock.monotonic_s()
         try:
             transaction.register(self._log, batches, timeout_ms)
@@ -246,7 +253,7 @@ class Sender(threading.Thread):
             self._transaction.fail(kafka_error(error) if isinstance(error, SparkLogError) else error)
 
     def _wanted(self, batch: ProducerBatch, now_s: float) -> bool:
-        """Whether to append the batch now: it has not failed, its time is not over, its partition exists."""
+        """Whether to append the batch now: it has not failed, its deadline has not passed, its partition exists."""
         if self.aborted or (batch.done and self._settings.acks != 0):
             self._finish(batch, -1, batch.error)
             return False
@@ -263,11 +270,11 @@ class Sender(threading.Thread):
             force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
             known = self._topics.refresh(batch.topic.name, force=force)
         except SparkLogError as error:
-            self._again(batch, error)
+            self._retry_later(batch, error)
             return False
         if known is None or batch.partition >= known.topic.partition_count:
             missing = f"partition {batch.topic.name}-{batch.partition}: unknown topic or partition"
-            self._again(batch, UnknownTopicOrPartitionError(missing))
+            self._retry_later(batch, UnknownTopicOrPartitionError(missing))
             return False
         batch.topic = known.topic
         return True
@@ -282,14 +289,14 @@ class Sender(threading.Thread):
         if isinstance(error, _FORGOTTEN):
             self._identity.reset((batch.topic.topic_id, batch.partition))
             batch.in_doubt = False
-            self._again(batch, error)
+            self._retry_later(batch, error)
         elif error.retriable:
-            self._again(batch, error)
+            self._retry_later(batch, error)
         else:
             self._finish(batch, -1, error)
 
     def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
-        """The append raised instead of giving each partition its outcome."""
+        """Handle an append that raised an error: there are no outcomes by partition."""
         ours = isinstance(error, SparkLogError)
         retriable = isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
         if not ours:
@@ -298,15 +305,15 @@ class Sender(threading.Thread):
             batch.in_doubt = True
             in_common = isinstance(error, MetadataStoreUnavailableError) or self._transaction is not None
             if len(batches) > 1 and not in_common:
-                batch.alone = True  # whose fault it is shows when each is tried by itself
+                batch.alone = True  # a retry of each batch alone shows which one fails
                 batch.attempts -= 1
-                self._again(batch, error)
+                self._retry_later(batch, error)
             elif retriable:
-                self._again(batch, error)
+                self._retry_later(batch, error)
             else:
                 self._finish(batch, -1, error)
 
-    def _again(self, batch: ProducerBatch, error: Exception) -> None:
+    def _retry_later(self, batch: ProducerBatch, error: Exception) -> None:
         logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
         _drop_traceback(error)
         batch.last_error = error
@@ -317,13 +324,13 @@ class Sender(threading.Thread):
         batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
-        """Set the outcome of a batch: the first one of its partition, or any one in a transaction."""
+        """Set the outcome of a batch: of the first one of its partition, or of any one in a transaction."""
         if error is not None:
             logger.debug("%s-%s: given up", batch.topic.name, batch.partition, exc_info=error)
             _drop_traceback(error)
             self._fail_transaction(error)
         if error is not None and batch.in_doubt and self._settings.enable_idempotence:
-            # it may have been appended: its sequences must not be given to other records
+            # it may have been appended: its sequences must not be used for other records
             self._identity.reset((batch.topic.topic_id, batch.partition))
         queue = self._queues[batch.key]
         queue.remove(batch)

@@ -1,4 +1,4 @@
-"""`send_table`: Arrow in, by partition out, no Python object per record."""
+"""Partitioning of the Arrow tables of `send_table`, without a Python object per record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,13 +15,14 @@ from spark_log.records.schema import normalise
 from spark_log.records.segment_write import own
 
 SLICE_BYTES_MAX = 64 * 1024 * 1024
-"""A larger table goes in several appends: the next is partitioned while one is written, and memory is bounded."""
+"""Maximum bytes of one slice of a table. A larger table takes several appends: the next slice is partitioned while one
+is written, and memory is bounded."""
 
 _COLUMNS = ("value", "key", "partition", "timestamp", "headers")
 
 
 class TableBatch(TopicBatch):
-    """Records that came as a table, by partition, checked. Its rows have no futures of their own."""
+    """Checked records of a table, by partition. Its rows have no futures of their own."""
 
     __slots__ = ("_parts",)
 
@@ -30,7 +31,9 @@ class TableBatch(TopicBatch):
         self._parts, self.bytes = parts, size
 
     def take_parts(self) -> Sequence[tuple[int, pa.Table]]:
-        """The records, once: a future keeps its topic batches, and must not keep their records."""
+        """Return the records and drop the reference: a future keeps its topic batches, and must not keep their
+        records.
+        """
         parts, self._parts = self._parts, ()
         return parts
 
@@ -44,8 +47,8 @@ def checked(
 ) -> tuple[pa.Table, pa.ChunkedArray | None]:
     """(records as they will be stored, explicit partitions).
 
-    Columns: value, and if wanted key, partition, timestamp, headers; another one is an InvalidRecordError, and so is
-    any record that the topic does not take.
+    Columns: value, and optionally key, partition, timestamp, headers. InvalidRecordError for any other column, and for
+    a record that the topic refuses.
     """
     strangers = [name for name in table.schema.names if name not in _COLUMNS]
     if strangers:
@@ -61,14 +64,14 @@ def checked(
 def topic_batches(
     topic: Topic, records: pa.Table, explicit: pa.ChunkedArray | None, bytes_max: int, first_run: int, run_bytes: int
 ) -> Iterator[TableBatch]:
-    """The table by slices of at most `bytes_max` (or one record), each by partition.
+    """The table in slices of at most `bytes_max` bytes (or one record), each split by partition.
 
-    InvalidRecordError for a partition that is not there.
+    InvalidRecordError for a partition that does not exist.
     """
     per_run = max(1, run_bytes * records.num_rows // max(1, records.nbytes))
     for number, (start, batch) in enumerate(_slices(records, min(SLICE_BYTES_MAX, bytes_max))):
         if batch.get_total_buffer_size() > 2 * batch.nbytes:
-            batch = own([batch])  # or few rows would keep the buffers of all
+            batch = own([batch])  # otherwise a few rows would keep the buffers of the whole table
         given = None if explicit is None else explicit.slice(start, batch.num_rows)
         if topic.partition_count == 1 and given is None:
             parts = [(0, batch)]
@@ -79,7 +82,7 @@ def topic_batches(
 
 
 def _slices(records: pa.Table, bytes_max: int) -> Iterator[tuple[int, pa.Table]]:
-    """(first row, slice): as many rows as have so many bytes on average, halved where they have more."""
+    """(first row, slice): as many rows as have `bytes_max` bytes on average; slices with more bytes are halved."""
     per_slice = max(1, records.num_rows * bytes_max // max(1, records.nbytes))
     waiting = [(start, per_slice) for start in range(0, records.num_rows, per_slice)][::-1]
     while waiting:
