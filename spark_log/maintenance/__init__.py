@@ -1,4 +1,4 @@
-"""Maintenance: what keeps a log small, fast and as long as it should be, without a reader or a writer noticing.
+"""Maintenance: the tasks that keep a log small and fast, and apply retention. Readers and writers do not notice them.
 
     from spark_log.maintenance import run_tasks
 
@@ -6,12 +6,12 @@
         print(report)
 
 The tasks, in the order in which they run: see `spark_log.maintenance.tasks.TASKS`. The Coordinator runs them on its own
-schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Large compacted topics are for Spark:
+schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Compact large topics on Spark:
 
     for report in compact_on_spark(spark, "/data/log", ["planes"]):
         print(report)
 
-Names are looked up when they are used: every client imports modules of this package, and needs none of the tasks.
+The names are imported on first use: every client imports modules of this package, and needs none of the tasks.
 """
 
 from importlib import import_module

@@ -15,20 +15,20 @@ from spark_log.maintenance.rewrite.segment_merge import GROWTH
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """`fence` is called first in each transaction of a task; `writer` names the files that it makes."""
+    """`fence` is called first in each transaction of a task; `writer` names the files that the task writes."""
 
     cluster: Cluster
     settings: ClusterSettings
     writer: Writer
     fence: Fence = unfenced
     topic_names: Collection[str] | None = None
-    """Only these; None for all."""
+    """The topics to work on; None for all."""
     now: bool = False
     """Whether to seal every tail, whatever its age."""
     growth: int = GROWTH
     """Factor by which a merge must enlarge the files that it merges (`rewrite.segment_merge`)."""
     stopping: Callable[[], bool] = lambda: False
-    """Whether to leave the rest to the next run: asked between two long steps."""
+    """Whether to leave the remaining work to the next run: called between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
         """The topics to work on, by name, without internal ones.

@@ -7,7 +7,7 @@ from spark_log.quantities import count_of
 
 @dataclass(frozen=True)
 class Amount:
-    """So many files (of one replica) or blobs, with so many stored bytes and records."""
+    """A number of files (of one replica) or blobs, with their stored bytes and records."""
 
     files: int = 0
     bytes: int = 0
@@ -22,18 +22,18 @@ class Amount:
 
 @dataclass(frozen=True)
 class Report:
-    """What a task did to one topic (None: to the cluster): what it found of what it touched, and what it left."""
+    """The effect of a task on one topic (None: on the cluster): the amount of the changed data before and after."""
 
     task: str
     topic: str | None = None
     partitions: int = 0
-    """Partitions that it changed."""
+    """Number of changed partitions."""
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
     notes: tuple[str, ...] = ()
-    """For people: why it did so, what it put off and why, what failed."""
+    """For people: the reasons, the work that was put off and why, the failures."""
     dry_run: bool = False
-    """Nothing was changed: the report says what the task would do."""
+    """Nothing was changed: the report describes the changes that the task would make."""
 
     def __str__(self) -> str:
         where = f" {self.topic}" if self.topic else ""

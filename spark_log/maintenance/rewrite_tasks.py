@@ -1,4 +1,4 @@
-"""The tasks that rewrite segments at the same offsets: seal and merge. Each has a plan, for dry runs, which changes
+"""The tasks that rewrite segments at the same offsets: seal and merge. Each has a plan for dry runs, which changes
 nothing.
 """
 
@@ -21,7 +21,7 @@ from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, ta
 from spark_log.quantities import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
-"""Decoding, encoding and the disk let other threads run."""
+"""Several threads are useful: decoding, encoding and disk access do not block other threads."""
 
 
 def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
@@ -54,9 +54,10 @@ def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tail]]], list[Topic]]:
-    """Topics with tails to seal, which are published after it; and others whose Delta tables are behind.
+    """Topics with tails to seal, which are published afterwards; and other topics whose Delta tables are behind.
 
-    A file that was just appended is about to be published by its writer, so half of delta.max.lag.ms is left to it.
+    The writer of a file publishes it soon after the append, so a table counts as behind only after half of
+    delta.max.lag.ms.
     """
     store = context.cluster.store
     now_ms = store.now().wall_ms
@@ -78,7 +79,7 @@ def _due_topics(context: MaintenanceContext) -> tuple[list[tuple[Topic, list[Tai
 
 
 def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
-    """When the oldest segment file that some Delta table of the topic lacks was appended."""
+    """By topic: append time of the oldest segment file that is missing in some Delta table of the topic."""
     found: dict[TopicId, int] = {}
     for (topic_id, _), lag in delta_lags(connection).items():
         if lag.sealed_ms is not None:
@@ -89,7 +90,7 @@ def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
 def merge_segments(
     context: MaintenanceContext, write: Write | None = None, threads: int = _THREADS
 ) -> Iterator[Report]:
-    """Merge what there is to merge, a partition a thread. `write` writes the files elsewhere (see `on_spark`)."""
+    """Merge small segments, each partition in one thread. `write` writes the files elsewhere (see `on_spark`)."""
     yield from rewrite_partitions(
         context,
         "merge",
@@ -102,7 +103,7 @@ def merge_segments(
 
 
 def plan_merge(context: MaintenanceContext) -> Iterator[Report]:
-    """The first merges that `merge_segments` would do now; their outputs may be merged again. Changes nothing."""
+    """The first merges that `merge_segments` would do now; their results may be merged again. Changes nothing."""
     store = context.cluster.store
     for topic, partitions in _partitions_to_merge(context):
         planned = [store.read(partial(runs_of, topic=topic, partition=partition)) for partition in partitions]

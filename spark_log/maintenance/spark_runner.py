@@ -1,6 +1,6 @@
 """Maintenance on Spark, for clusters too large for one machine: the driver plans and swaps, tasks read and write.
 
-What travels to a task is a `Rewriting` and the log dirs, and back a `Written`; nothing that knows the metadata store.
+A task receives a `Rewriting` and the log dirs, and returns a `Written`; neither has access to the metadata store.
 """
 
 from collections.abc import Collection, Iterator
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PARTITIONS_MAX = 256
-"""Merged at the same time: each has a thread on the driver, which waits for its task."""
+"""Maximum number of partitions that are merged at the same time: for each, a thread on the driver waits for its task.
+"""
 
 
 def merge_on_spark(
@@ -33,10 +34,12 @@ def merge_on_spark(
     topics: Collection[str] | None = None,
     settings: ClusterSettings | None = None,
 ) -> Iterator[Report]:
-    """Merge small segments, as many partitions at once as Spark has cores. As `run_tasks(cluster, ["merge"])` else."""
+    """Merge small segments, as many partitions at once as Spark has cores. Otherwise as `run_tasks(cluster,
+    ["merge"])`.
+    """
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     settings = settings or opened.store.settings
-    # long: nothing renews it while the driver is busy, and a task may wait for a core
+    # a long lease: it is not renewed while the driver is busy, and a task may wait for a core
     writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
     try:
         context = MaintenanceContext(opened, settings, writer, topic_names=topics)
@@ -49,7 +52,7 @@ def merge_on_spark(
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:
-    """`rewriting.write` as a Spark job of one task; a task that is tried again writes under another name."""
+    """`rewriting.write` as a Spark job of one task; each retry of the task writes under another name."""
 
     def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
         from py4j.protocol import Py4JError
@@ -76,7 +79,9 @@ def _log_dirs_of(rewriting: Rewriting) -> set[LogDirId]:
 
 
 def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:
-    """On an executor. A text says what is wrong: an error there would only be tried again, and told in fifty lines."""
+    """Runs on an executor. Returns a text on failure: Spark would only retry after an exception, and show it in fifty
+    lines.
+    """
     from pyspark import TaskContext
 
     task = TaskContext.get()

@@ -1,4 +1,4 @@
-"""The tasks of maintenance, with their intervals in the Coordinator, and running them on request."""
+"""The tasks of maintenance, with their intervals in the Coordinator, and the function that runs them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -37,8 +37,9 @@ class Task:
     summary: str
     every_ms: Callable[[ClusterSettings], int]
     run: Callable[[MaintenanceContext], Iterable[Report]]
-    """Yields a report for each changed topic as the work goes on. A failing topic does not stop the others; the first
-    error is raised at the end."""
+    """Yields a report for each changed topic during the work. A failing topic does not stop the others; the first error
+    is raised at the end.
+    """
     plan: Callable[[MaintenanceContext], Iterable[Report]]
     """Reports of the work that `run` would do now. Changes nothing."""
 
@@ -46,7 +47,7 @@ class Task:
 def _only_with_a_steady_clock(
     name: str, run: Callable[[MaintenanceContext], Iterable[Report]]
 ) -> Callable[[MaintenanceContext], Iterable[Report]]:
-    """`run`, put off while the store's clock is not trusted: a deletion by age cannot be undone."""
+    """Run `run` only while the store's clock is trusted, otherwise put it off: a deletion by age cannot be undone."""
 
     def run_or_wait(context: MaintenanceContext) -> Iterator[Report]:
         if context.cluster.store.clock_is_steady():
@@ -164,7 +165,7 @@ TASKS: tuple[Task, ...] = (
         _only_with_a_steady_clock("expire", _plan_expire),
     ),
 )
-"""In the order in which `maintenance` runs them: each leaves less work to the next."""
+"""In the order in which `maintenance` runs them: each task reduces the work of the next."""
 
 
 def run_tasks(
@@ -176,14 +177,14 @@ def run_tasks(
     dry_run: bool = False,
     now: bool = False,
 ) -> Iterator[Report]:
-    """Run the named tasks (all for None) on these topics (all for None), now; yields reports as the work goes on. With
+    """Run the named tasks (all for None) on these topics (all for None), now; yields reports during the work. With
     `now` every inline tail is sealed, whatever its age.
 
-    With `dry_run` nothing is changed: each report says what its task would do in the present state, without the changes
-    of the tasks before it.
+    With `dry_run` nothing is changed: each report describes the changes that its task would make in the present state,
+    without the changes of the tasks before it.
 
-    Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic; and at the
-    end, when every task has run, the first failure.
+    Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic. The first
+    failure of a task is raised when all tasks have run.
     """
     wanted = None if tasks is None else list(tasks)
     for name in wanted or ():
@@ -195,8 +196,8 @@ def run_tasks(
         writer = Writer(opened.store, "maintenance", settings.producer_write_id_lease_ms)
         stack.callback(writer.close)
         context = MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)
-        list(context.topics())  # unknown ones are refused before anything is done
-        if not dry_run and opened.store.read(any_log_dir_offline):  # it may be back
+        list(context.topics())  # unknown topics are refused before any change
+        if not dry_run and opened.store.read(any_log_dir_offline):  # an offline log dir may be back
             FallbackController(opened, settings).detect_failures()
         failure = stack.enter_context(FirstFailure())
         for task in TASKS:

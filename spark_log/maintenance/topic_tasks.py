@@ -1,4 +1,4 @@
-"""The tasks that go from topic to topic: flush, retention, delta, files. Each has a plan, for dry runs, which changes
+"""The tasks that work topic by topic: flush, retention, delta, files. Each has a plan for dry runs, which changes
 nothing.
 """
 
@@ -85,7 +85,7 @@ def _retention_report(topic: Topic, dropped: Dropped) -> Iterator[Report]:
 
 
 def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
-    """Files and bytes in a report are those of the tables' logs."""
+    """Files and bytes in a report are those of the Delta logs."""
     with FirstFailure() as failure:
         for topic in context.topics():
             if context.stopping():
@@ -104,8 +104,8 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def plan_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
-    """The tables that `maintain_delta_tables` would checkpoint now; afterwards expired files of their logs are deleted.
-    Publication is not listed.
+    """The tables that `maintain_delta_tables` would checkpoint now; the expired files of their logs are deleted
+    afterwards. Publication is not listed.
     """
     for topic in context.topics():
         versions = due_for_checkpoint(context.cluster, topic)
@@ -118,9 +118,9 @@ def plan_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def clean_up_files(context: MaintenanceContext) -> Iterator[Report]:
-    """Expire write ids, then delete the files that the metadata does not name and no writer can append."""
+    """Expire write ids, then delete the files that the metadata does not name and that can no longer be appended."""
     store = context.cluster.store
-    store.read(check_identity)  # first: the files that another store does not name are no orphans
+    store.read(check_identity)  # first: with a wrong store, all files that it does not name would count as orphans
     write_ids.expire(store, context.fence)
     failpoint("clean_up.write-ids-expired")
     yield from _clean_up(context, CleanableLogDirs.of(context.cluster))

@@ -39,7 +39,7 @@ def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
     topic = make(cluster, "t", delta_max_lag_ms=str(2**63 - 1), inline_tail_bytes="2000")
     append(busy_log, topic, "small")
     [watched] = busy_log._sealer._watched.values()
-    until(lambda: watched.look_at_s > clock.monotonic_s() + 10, cluster.store)
+    until(lambda: watched.check_at_s > clock.monotonic_s() + 10, cluster.store)
     busy_log._sealer._thread.join(0.1)
     append(busy_log, topic, "x" * 1000, "y" * 1000)
     until(lambda: tail(cluster) == 0, cluster.store)

@@ -1,4 +1,4 @@
-"""Which records of a partition are the last of their keys, found without Spark and in bounded memory."""
+"""Finds the records of a partition that are the last of their keys, without Spark and in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,15 +18,16 @@ _LAST = pa.schema([("key", pa.large_binary()), ("offset", pa.int64())])
 
 _BUCKET_RECORDS = 4 << 20
 _BUCKET_BYTES = 256 << 20
-"""Records, and stored bytes, whose keys may be in memory together."""
+"""Limit of the records, and of the stored bytes, whose keys are in memory at the same time."""
 _WAITING_BYTES = 32 << 20
 
 
 def find_last_offsets(units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
-    """For each unit of a partition, the offsets of its records that are the last of their keys in all of the units.
+    """For each unit of a partition, return the offsets of its records that are the last of their keys in all of the
+    units.
 
-    The keys are gone over once for each of so many buckets of keys that one bucket fits into memory, whatever the
-    number of keys; of the result, 8 bytes a record are kept.
+    The keys are divided into buckets, so that the keys of one bucket fit into memory, whatever the number of keys. Each
+    bucket reads all keys once. The result takes 8 bytes for each record that is kept.
     """
     records = sum(unit.record_count for unit in units)
     size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
@@ -62,6 +63,8 @@ def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
-    """By other bits of the hash than those that chose the partition: within one, these are all the same."""
+    """Uses other bits of the hash than those that chose the partition, which are the same for all keys of a
+    partition.
+    """
     mixed = murmur2(keys) * np.uint32(0x9E3779B1)
     return np.asarray((mixed >> np.uint32(8)).astype(np.int64) % buckets)

@@ -1,13 +1,13 @@
 """Compaction on Spark: over many partitions of many topics at once.
 
-    scan      only offsets and keys of all segments, with Spark's own Parquet reader
-    reduce    to the last offset of each key: one long each, so that Spark aggregates by hash, before the shuffle too:
-              a key with most of the records does no harm, and memory is Spark's own, which spills
-    write     a task for each unit (a run of segments that one file replaces) reads it and writes what stays
-    swap      on the driver, which alone knows the metadata store
+    scan      read only offsets and keys of all segments, with Spark's own Parquet reader
+    reduce    find the last offset of each key. It is one long, so Spark aggregates by hash, and before the shuffle
+              too: a key that most of the records have causes no skew, and Spark manages the memory and spills
+    write     one task for each unit (a run of segments that one file replaces) writes the records that stay
+    swap      on the driver: only the driver has access to the metadata store
 
-An offset travels as its *code*, (number of the unit << 32) + (offset - base offset of the unit). Units of a partition
-are numbered as their offsets rise, so that of two codes the larger is that of the later record.
+An offset is sent as its *code*, (number of the unit << 32) + (offset - base offset of the unit). The units of a
+partition are numbered by ascending offset, so the larger of two codes belongs to the later record.
 """
 
 import json
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END = (1 << 32) - 1
-"""In the place of an offset in a code: the unit has no more. Offsets of a unit stay below 2**31."""
+"""Takes the place of an offset in a code and marks the end of the unit. Offsets of a unit stay below 2**31."""
 _TASKS_MAX = 10_000
 
 
@@ -64,11 +64,12 @@ def compact_on_spark(
     settings: ClusterSettings | None = None,
     progress: Callable[[str], None] = logger.info,
 ) -> list[Report]:
-    """Compact what is due of these topics, or of all that are compacted; with `force` whatever can be.
+    """Compact the due partitions of these topics, or of all compacted topics; with `force` every partition that can be
+    compacted.
 
-    A report for each topic that has anything to tell. `progress` is told what is going on. Raises
-    InvalidConfigurationError for a topic of `topics` that is not compacted, UnknownTopicOrPartitionError for one that
-    is not there; what failed in one unit is raised when all others are done.
+    Returns a report for each topic that was changed or has notes. `progress` receives progress messages. Raises
+    InvalidConfigurationError for a topic of `topics` that is not compacted, and UnknownTopicOrPartitionError for one
+    that does not exist. If a unit fails, the error is raised when all other units are done.
     """
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     settings = settings or opened.store.settings
@@ -128,7 +129,7 @@ def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_
     done = [(unit, each.compacted) for unit, each in zip(planned.units, outcomes, strict=True) if each.compacted]
     swapped = [
         compacting.swap(planned, unit, compacted, write_id) for unit, compacted in done
-    ]  # each does good by itself
+    ]  # each swap is useful by itself
     if not all(swapped):
         compacting.gave_way(planned)
     elif len(done) == len(planned.units):
@@ -137,7 +138,7 @@ def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a unit; `error` if it could not be read or written."""
+    """The outcome of a unit; `error` if the unit could not be read or written."""
 
     compacted: Compacted | None
     error: str | None = None
@@ -177,14 +178,14 @@ class _Outcome:
 def _compact_units(
     spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str, log_dirs: LogDirs
 ) -> list[_Outcome]:
-    """What became of each unit, in their order."""
+    """Return the outcomes of all units, in order."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         return _run(spark, passes, write_id, log_dirs)
     except (PySparkException, Py4JError) as error:
-        # Spark's reader has no other replica to go to, and does not say which file it was that it could not read
+        # Spark's reader does not try another replica, and does not name the file that it could not read
         logger.warning("compaction: all segments are looked at, and repaired: %s", redact(str(error))[:500])
         bad = _repair(spark, passes, log_dirs)
         if not bad:
@@ -208,8 +209,8 @@ def _run(spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str,
 
 
 def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> "DataFrame":
-    """Column `code`: of the last record of each key, and at the end of each unit its _END. A unit's are in one task,
-    in order.
+    """Column `code`: the code of the last record of each key, and _END at the end of each unit. All codes of a unit are
+    in one task, in order.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -228,7 +229,7 @@ def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dir
         }
         pieces = [piece for _, _, piece in places]
         rows = scan_segments(spark, pieces, log_dirs, "offset_delta int, key binary", facts)
-        # records below the log start are among them: they overwrite nothing above it, and the tasks do not read them
+        # this includes records below the log start: they overwrite nothing above it, and the tasks do not read them
         code = F.max(F.col("first") + F.col("offset_delta")).alias("code")
         last = rows.where(F.col("key").isNotNull()).groupBy("log", "key").agg(code).select("code")
         codes = last.unionAll(ends)
@@ -240,7 +241,7 @@ def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dir
 def _unit_task(
     units: Sequence[Unit], write_id: str, log_dirs: LogDirs
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does with the codes of its units. Executor."""
+    """Return the function that compacts the units of a task from their codes. It runs on an executor."""
 
     def compact_units(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[np.ndarray[Any, np.dtype[np.int64]]] = []
@@ -261,33 +262,33 @@ def _unit_task(
 def _compact_unit(
     unit: Unit, deltas: np.ndarray[Any, np.dtype[np.int64]], write_id: str, log_dirs: LogDirs
 ) -> _Outcome:
-    name = f"{write_id}-{uuid.uuid4().hex[:16]}.parquet"  # each attempt of a task has a name of its own
+    name = f"{write_id}-{uuid.uuid4().hex[:16]}.parquet"  # each attempt of a task uses its own name
     try:
         last_offsets = deltas + unit.rewriting.base_offset
         return _Outcome(compact_unit(unit, last_offsets, name, log_dirs, open_log_dir))
-    except (SparkLogError, OSError) as error:  # one bad disk keeps no other unit from it
+    except (SparkLogError, OSError) as error:  # one bad disk does not stop the other units
         return _Outcome(None, redact(f"{type(error).__name__}: {error}"))
 
 
 def _repair(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: LogDirs) -> dict[Key, str]:
-    """Put right every replica of every segment, as far as there is a whole one; why not, for the others' partitions."""
+    """Repair every replica of each segment that has an intact replica. Returns an error for each other partition."""
     pieces = [(planned.key, piece) for planned in passes for unit in planned.units for piece in unit.rewriting.slices]
 
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             numbers = batch.column(0).to_pylist()
             yield pa.RecordBatch.from_pydict(
                 {
                     "piece": pa.array(numbers, pa.int64()),
-                    "error": pa.array([_put_right(pieces[number][1], log_dirs) for number in numbers], pa.string()),
+                    "error": pa.array([_repair_slice(pieces[number][1], log_dirs) for number in numbers], pa.string()),
                 }
             )
 
-    rows = spark.range(0, len(pieces), 1, min(len(pieces), _TASKS_MAX)).mapInArrow(look, "piece long, error string")
+    rows = spark.range(0, len(pieces), 1, min(len(pieces), _TASKS_MAX)).mapInArrow(check, "piece long, error string")
     return {pieces[row.piece][0]: row.error for row in rows.where("error is not null").collect()}
 
 
-def _put_right(piece: Slice, log_dirs: LogDirs) -> str | None:
+def _repair_slice(piece: Slice, log_dirs: LogDirs) -> str | None:
     path = segment_path(piece.folder, piece.partition, piece.name)
     whole: list[LogDir] = []
     bad: list[LogDir] = []

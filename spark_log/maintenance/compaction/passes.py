@@ -1,7 +1,7 @@
-"""A pass of compaction over a partition: is it due, what are its units, and swapping in what became of them.
+"""A compaction pass over a partition: decide whether it is due, plan its units, and swap in the new files.
 
-Who finds the last offsets of the keys and writes the files in between is `compaction` (without Spark) or
-`compact_on_spark`.
+Between planning and swapping, `compaction` (without Spark) or `compact_on_spark` finds the last offset of each key and
+writes the files.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,7 +38,7 @@ from spark_log.quantities import count_of
 
 @dataclass(frozen=True)
 class Due:
-    """A partition over which a pass is due: `bytes` are stored below `end_offset`, `inline` if some in the tail."""
+    """A partition for which a pass is due: `bytes` are stored below `end_offset`, `inline` if some are in the tail."""
 
     topic: Topic
     partition: int
@@ -47,14 +47,14 @@ class Due:
     inline: bool
     now_ms: int
     tail_below_files: bool = False
-    """Inline segments lie below files that Delta tables may list: see `plan_pass`."""
+    """Some inline segments lie below files that Delta tables may list: see `plan_pass`."""
     dirty_records: int = 0
-    """In segments that end above the last pass."""
+    """Records in segments that end above the end of the last pass."""
 
 
 @dataclass(frozen=True)
 class CompactionPass:
-    """What a pass is to do, as of one snapshot."""
+    """The plan of a pass, made from one snapshot."""
 
     topic: Topic
     partition: int
@@ -62,7 +62,7 @@ class CompactionPass:
     end_offset: int
     partition_epoch: int
     carried: int
-    """Tombstones that the last pass left, as far as they are not in the units that this one reads."""
+    """Number of tombstones that the last pass left outside the units that this pass reads."""
 
     @property
     def key(self) -> Key:
@@ -73,7 +73,7 @@ class CompactionPass:
 
 
 def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
-    """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another."""
+    """The topics with cleanup.policy=compact; InvalidConfigurationError if one of `names` has another policy."""
     found = list(context.topics())
     for topic in found:
         if names is not None and not topic.config.compacts:
@@ -85,7 +85,9 @@ def compacted_topics(context: MaintenanceContext, names: Collection[str] | None 
 
 
 def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:
-    """The partitions of the topic to `look` at: something came since the last pass, or tombstones wait."""
+    """The partitions of the topic to check with `look`: those with new records since the last pass or with
+    tombstones.
+    """
     if force:
         return range(topic.partition_count)
     passed = (
@@ -109,7 +111,7 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
 
 
 def look(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
-    """Whether a pass over the partition is due; with `force` whenever it could change anything."""
+    """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
     now_ms = context.cluster.store.now().wall_ms
     found, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
     if not found or not (force or is_due(found, first_dirty, passes, now_ms, topic.config)):
@@ -122,12 +124,13 @@ def look(context: MaintenanceContext, topic: Topic, partition: int, *, force: bo
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
-    """Seal what of the tail the pass is to be over, and plan it. None if there is nothing to do any more."""
+    """Seal the part of the tail that the pass covers, and plan the pass. None if there is nothing left to do."""
     cluster, topic, partition = context.cluster, due.topic, due.partition
     if due.inline:
         for _ in sealing(cluster, context.writer, topic, partition, context.fence, due.end_offset):
             pass
-    if due.tail_below_files:  # or a file could get records that a Delta table has shown and others that are new to it
+    # otherwise one file could hold records that a Delta table has shown and records that are new to it
+    if due.tail_below_files:
         publish(cluster, topic)
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
@@ -144,7 +147,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
             rewriting = plan_rewriting(connection, topic, partition, run)
             if rewriting is None:
                 return None
-            start = state.log_start_offset  # nobody can read what is below it: it goes
+            start = state.log_start_offset  # records below it cannot be read: the pass drops them
             slices = tuple(piece._replace(start=max(piece.start, start)) for piece in rewriting.slices)
             units.append(
                 Unit(
@@ -163,7 +166,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 def _cleanable(
     connection: sa.Connection, topic: Topic, partition: int, now_ms: int
 ) -> tuple[list[Segment], int, list[Pass]]:
-    """The segments that a pass may be over, the first dirty offset, and the passes so far."""
+    """The segments that a pass may cover, the first dirty offset, and the passes so far."""
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
         return [], 0, []
@@ -177,7 +180,7 @@ def _cleanable(
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
-    """The passes over a partition that are remembered, by offset."""
+    """The recorded passes over a partition, by offset."""
     query = (
         sa.select(COMPACTION.end_offset, COMPACTION.at_ms, COMPACTION.tombstone_count)
         .where(_here(key))
@@ -191,7 +194,7 @@ def _here(key: Key) -> sa.ColumnElement[bool]:
 
 
 class Compacting:
-    """The passes over a topic that are under way: what they changed so far, told at the end in one report."""
+    """The passes over a topic that are in progress. Collects their changes for one report at the end."""
 
     def __init__(self, context: MaintenanceContext, topic: Topic) -> None:
         self._context = context
@@ -204,11 +207,11 @@ class Compacting:
         self._notes: list[str] = []
 
     def say(self, note: str) -> None:
-        """Something for people to know."""
+        """Add a note for people to the report."""
         self._notes.append(note)
 
     def swap(self, planned: CompactionPass, unit: Unit, compacted: Compacted, write_id: str) -> bool:
-        """Put a unit's file in its place. False if that may not be any more."""
+        """Replace the inputs of a unit with its new file. False if the swap is refused."""
         written, rewriting = compacted.written, unit.rewriting
         if written is None:
             return True
@@ -226,7 +229,7 @@ class Compacting:
         return True
 
     def complete(self, planned: CompactionPass, compacted: Sequence[Compacted]) -> None:
-        """Note the pass, of which every unit has been swapped in or had nothing that goes."""
+        """Record the pass. Every unit of it has been swapped in or had nothing to drop."""
         failpoint("compact.before-noted")
         unread = any(
             each.written is None and not unit.dirty for each, unit in zip(compacted, planned.units, strict=True)
@@ -243,12 +246,12 @@ class Compacting:
             self.gave_way(planned)
 
     def gave_way(self, planned: CompactionPass) -> None:
-        """The pass is not completed: what it is over has changed. The next one goes on."""
+        """Note that the pass is not completed, because its inputs have changed. The next pass continues."""
         self.say(f"{planned}: the log or its replicas changed meanwhile; the next pass goes on")
 
     def report(self) -> Report | None:
-        """What was done, once it is published; None if there is nothing to tell."""
-        if self._changed or self._completed:  # a pass that was killed may have left it to this one
+        """Publish the changes, and return the report; None if nothing was changed and there are no notes."""
+        if self._changed or self._completed:  # also for a pass that was killed before it published its changes
             try_publish(self._context.cluster, [self._topic])
         if not self._changed and not self._notes:
             return None
@@ -260,7 +263,7 @@ class Compacting:
 def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, now_ms: int, fence: Fence) -> bool:
     fence(connection)
     state = lock_partitions(connection, [planned.key]).get(planned.key)
-    # an election may have cut the log, and other records have the offsets
+    # an election may have truncated the log, and other records have the offsets
     if state is None or state.partition_epoch != planned.partition_epoch:
         return False
     passes = read_passes(connection, planned.key)

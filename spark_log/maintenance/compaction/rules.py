@@ -1,15 +1,17 @@
-"""Compaction's rules: which records of a partition go, and when. Pure. Kafka's log cleaner (KIP-58, KIP-354, KIP-534).
+"""The rules of compaction: which records of a partition are dropped, and when. Pure. As Kafka's log cleaner (KIP-58,
+KIP-354, KIP-534).
 
     log start          first dirty offset        cleanable end        high watermark
         |--------- clean ------|--------- dirty -------|-- too young ------|
 
-A *pass* takes away every record below the cleanable end whose key occurs again below it, and every record without a
-key (a topic that was not compacted may have some; Kafka's cleaner takes them away too). What stays keeps its offset and
-its place. Records at or above the cleanable end are as they were.
+A *pass* drops every record below the cleanable end whose key occurs again below it, and every record without a key (a
+topic that was not compacted may have some; Kafka's cleaner drops them too). All other records keep their offsets and
+their order. Records at or above the cleanable end do not change.
 
-A tombstone (null value) that is the last of its key stays too, so that a reader from the start learns of the deletion,
-and goes delete.retention.ms after the first pass that had it below its end. That is safe because a pass is noted only
-once all of it is done: since then nothing below the tombstone has its key, so nothing comes back when it goes.
+A tombstone (null value) that is the last record of its key stays too, so that a reader from the start learns of the
+deletion. It is dropped delete.retention.ms after the completion of the first pass whose end was above it. That is safe
+because a pass is recorded only when all of it is done: from then on no record below the tombstone has its key, so
+dropping the tombstone cannot bring back an older value.
 """
 
 from collections.abc import Sequence
@@ -23,36 +25,37 @@ from spark_log.config import TopicConfig
 from spark_log.maintenance.rewrite.rewrite import Segment
 
 _SPACING = 16
-"""Into so many parts delete.retention.ms is divided; of passes nearer to each other than one, fewer are remembered."""
+"""Number of intervals in delete.retention.ms. Of passes that are closer together than one interval, fewer are kept."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over a partition that was completed, as table `compaction` remembers it."""
+    """A completed pass over a partition, as recorded in table `compaction`."""
 
     end_offset: int
     at_ms: int
     tombstone_count: int
-    """At least the tombstones that it left below end_offset; 0 only if it left none."""
+    """Upper bound of the tombstones that the pass left below end_offset; 0 only if it left none."""
 
 
 def first_dirty_offset(passes: Sequence[Pass]) -> int:
-    """Where the part of the log begins that no pass has been over."""
+    """The start of the part of the log that no pass has covered."""
     return max((done.end_offset for done in passes), default=0)
 
 
 def tombstone_horizon(passes: Sequence[Pass], now_ms: int, retention_ms: int) -> int:
-    """Tombstones below this offset may go: a pass that was over them was completed long enough ago."""
+    """Tombstones below this offset may be dropped: a pass that covered them was completed at least retention_ms ago."""
     return max((done.end_offset for done in passes if done.at_ms <= now_ms - retention_ms), default=0)
 
 
 def cleanable(
     segments: Sequence[Segment], log_start: int, first_dirty: int, now_ms: int, lag_min_ms: int
 ) -> list[Segment]:
-    """The segments that a pass may be over: from the log start up to the first that no pass has been over whole and
-    that has a record younger than min.compaction.lag.ms. `segments` are all below the high watermark, by offset.
+    """The segments that a pass may cover: from the log start up to the first segment that no pass has covered
+    completely and that has a record younger than min.compaction.lag.ms. `segments` are all below the high watermark, by
+    offset.
 
-    Those wholly below the log start are retention's.
+    Segments that lie completely below the log start are left to retention.
     """
     found: list[Segment] = []
     for segment in segments:
@@ -67,10 +70,10 @@ def cleanable(
 def is_due(
     found: Sequence[Segment], first_dirty: int, passes: Sequence[Pass], now_ms: int, config: TopicConfig
 ) -> bool:
-    """Whether a pass over these segments, which are `cleanable`, is worth it by the topic's configs.
+    """Whether the topic's configs make a pass over these segments, which are `cleanable`, due.
 
-    By bytes enough is new (min.cleanable.dirty.ratio), a new record is older than max.compaction.lag.ms, or the last
-    pass left tombstones whose time has come.
+    That is so if the share of dirty bytes reaches min.cleanable.dirty.ratio, if a dirty record is older than
+    max.compaction.lag.ms, or if tombstones that the last pass left have expired.
     """
     if any(segment.end_offset > first_dirty for segment in found):
         dirty = sum(_dirty_bytes(segment, first_dirty) for segment in found)
@@ -84,18 +87,20 @@ def is_due(
 
 
 def tombstones_expired(last: Pass, now_ms: int, retention_ms: int) -> bool:
-    """Whether a pass would find that the tombstones that the last one left may go."""
+    """Whether a pass may drop tombstones that the last pass left."""
     return last.tombstone_count > 0 and last.at_ms <= now_ms - retention_ms
 
 
 def _dirty_bytes(segment: Segment, first_dirty: int) -> float:
-    """Of a segment that was merged across the first dirty offset, the share of offsets decides."""
+    """For a segment that was merged across the first dirty offset, the bytes are divided in proportion to the
+    offsets.
+    """
     span = segment.end_offset - segment.base_offset
     return segment.bytes * min(max(segment.end_offset - first_dirty, 0), span) / span
 
 
 def is_last(offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of the records are the last of their keys, shape (records,).
+    """Mark the records that are the last of their keys, shape (records,).
 
     `last_offsets`: ascending, every offset among `offsets` (and others) that is the last of its key.
     """
@@ -108,19 +113,19 @@ def is_last(offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64])
 def has_expired(
     offsets: npt.NDArray[np.int64], tombstones: npt.NDArray[np.bool_], horizon: int
 ) -> npt.NDArray[np.bool_]:
-    """Which of the records are tombstones that may go though they are the last of their keys."""
+    """Mark the tombstones that may be dropped although they are the last of their keys."""
     return tombstones & (offsets < horizon)
 
 
 def remember(passes: Sequence[Pass], done: Pass, retention_ms: int) -> list[Pass]:
-    """The passes to remember once `done` is completed, by offset: few, whatever the number of passes.
+    """The passes to keep once `done` is completed, by offset. Their number is bounded, whatever the number of passes.
 
-    The latest says where the dirty part begins; of the earlier ones those matter by which tombstones may go, now or
-    later. One that is forgotten lets tombstones stay longer, by a sixteenth of delete.retention.ms at most.
+    The latest pass gives the start of the dirty part. The earlier ones determine which tombstones may be dropped, now
+    or later. If a pass is not kept, tombstones stay longer, by at most a sixteenth of delete.retention.ms.
     """
     end_offset = max(done.end_offset, first_dirty_offset(passes))
     same = [each.at_ms for each in passes if each.end_offset == end_offset]
-    # over no more than the one before: tombstones have been waiting since that
+    # it ends where an earlier pass ended: its tombstones have been waiting since that pass
     latest = Pass(end_offset, min([done.at_ms, *same]), done.tombstone_count)
     horizon = tombstone_horizon(passes, done.at_ms, retention_ms)
     earlier = sorted((each for each in passes if horizon <= each.end_offset < end_offset), key=lambda p: p.end_offset)

@@ -1,5 +1,5 @@
 """Compaction without Spark, for partitions of moderate size: the task `compact` of `spark-log maintenance` and the
-Coordinator. Large ones are for `compact_on_spark`.
+Coordinator. `compact_on_spark` compacts large partitions.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,11 @@ from spark_log.quantities import count_of
 
 
 def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Report]:
-    """Compact what is due (with `force` whatever can be), partition by partition; a report for each topic.
+    """Compact the due partitions (with `force` all that can be compacted), one after the other; yields a report for
+    each topic.
 
-    Memory is bounded, whatever the number of keys: see `find_last_offsets`. A partition that fails keeps no other from
-    it; then the first error is raised.
+    Memory is bounded, whatever the number of keys: see `find_last_offsets`. A failing partition does not stop the
+    others; the first error is raised at the end.
     """
     failed: Exception | None = None
     for topic in compacted_topics(context):
@@ -55,7 +56,7 @@ def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Rep
 
 
 def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
-    """Over which partitions `compact` would go now. Changes nothing, and reads no keys."""
+    """Reports of the partitions that `compact` would compact now. Changes nothing, and reads no keys."""
     for topic in compacted_topics(context):
         found = [look(context, topic, partition) for partition in candidates(context, topic)]
         due = [each for each in found if each is not None and not _is_too_large(context, each)]
@@ -82,14 +83,14 @@ def _too_large(due: Due) -> str:
 
 
 def _run(context: MaintenanceContext, planned: CompactionPass, compacting: Compacting) -> None:
-    """The pass; each unit is swapped in as soon as it is written."""
+    """Run the pass. Each unit is swapped in as soon as it is written."""
     log_dirs = context.cluster.log_dirs()
     done: list[Compacted] = []
     swapped = True
     for unit, last_offsets in zip(planned.units, find_last_offsets(planned.units, log_dirs), strict=True):
         write_id, name = context.writer.file_name()
         done.append(compact_unit(unit, last_offsets, name, log_dirs, context.cluster.log_dir))
-        swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each does good by itself
+        swapped = compacting.swap(planned, unit, done[-1], write_id) and swapped  # each swap is useful by itself
     if swapped:
         compacting.complete(planned, done)
     else:

@@ -1,4 +1,6 @@
-"""Compacting a *unit*: segments of a partition that one file is to replace. Needs log dirs, not the metadata store."""
+"""Compaction of a *unit*: segments of a partition that one file is to replace. Needs log dirs, not the metadata
+store.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +23,18 @@ _VALUES = read_schema(columns=["value"])
 
 @dataclass(frozen=True)
 class Unit:
-    """What a pass is to do with a run of segments; it travels. The rewriting's slices begin at the log start offset."""
+    """The work of a pass on a run of segments; sent to executors. The rewriting's slices begin at the log start
+    offset.
+    """
 
     rewriting: Rewriting
     horizon: int
-    """Tombstones below it may go."""
+    """Tombstones below this offset may be dropped."""
     tombstones_expired: bool
-    """Some below the horizon may be there: the unit is read even if all its records are the last of their keys."""
+    """There may be tombstones below the horizon: the unit is read even if all its records are the last of their keys.
+    """
     dirty: bool
-    """No pass has been over all of it, so nobody knows how many tombstones there are."""
+    """No pass has covered all of it, so its number of tombstones is unknown."""
 
     @property
     def record_count(self) -> int:
@@ -38,20 +43,20 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What became of a unit: the file to swap in, None if nothing has to go."""
+    """The result for a unit: the file to swap in, or None if no record is dropped."""
 
     written: Written | None
     tombstones_left: int
-    """Tombstones that were seen and stay."""
+    """Number of tombstones that were read and stay."""
     tombstones_dropped: int = 0
 
 
 def compact_unit(
     unit: Unit, last_offsets: Offsets, name: str, log_dirs: LogDirs, open_: Callable[[LogDirInfo], LogDir]
 ) -> Compacted:
-    """Write the unit's file under `name`, which nobody has used, if it has anything that goes.
+    """Write the unit's file under the unused name `name` if a record of the unit is dropped.
 
-    `last_offsets`: ascending, those of its records that are the last of their keys. Raises what `rewriting.write` does.
+    `last_offsets`: ascending, the offsets of its records that are the last of their keys. Raises as `rewriting.write`.
     """
     if len(last_offsets) == unit.record_count and not unit.tombstones_expired:
         return Compacted(None, _tombstones(unit, log_dirs) if unit.dirty else 0)

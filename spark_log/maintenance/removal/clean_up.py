@@ -1,12 +1,12 @@
-"""Clean-up of what the metadata has let go: retired files, and the folders of deleted topics.
+"""Clean-up of files that the log no longer needs: retired files, and the folders of deleted topics.
 
-A retired file is deleted when readers have had their time (file.delete.delay.ms of its topic), and no Delta table
-lists it any more. It is deleted in the log dirs of its partition's replicas, and then its row. For a log dir that is
-away a row of `retired_copy` remains: when it is back, its Delta table is compared as a whole, and the file deleted. A
-deleted topic's folder goes with all that it has, but its row waits for every log dir: it is one row, and says that what
-lies there belongs to no writer.
+A retired file is deleted when the time for its readers (file.delete.delay.ms of its topic) is over and no Delta table
+lists it any more. It is deleted in the log dirs of its partition's replicas; then its row is deleted. For a log dir
+that is offline, a row of `retired_copy` remains: when the log dir is back, its whole Delta table is compared with the
+log, and the file is deleted. The folder of a deleted topic is deleted with all its content, but its one row stays until
+this is done in every log dir: the row says that no writer uses the folder.
 
-What a retired replica left behind in its old log dir is for `cluster.retired_replicas`.
+Files that a retired replica left in its old log dir are deleted by `cluster.retired_replicas`.
 """
 
 import re
@@ -36,14 +36,14 @@ from spark_log.quantities import count_of
 TOPIC_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,249}-[0-9a-f]{8}")
 
 _FILES_MAX = 1_000
-"""Retired files in one turn."""
+"""Maximum number of retired files per transaction."""
 _THREADS = 8
-"""Deletions at a time: object stores answer slowly."""
+"""Concurrent deletions: object stores answer slowly."""
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """Files that are gone, one for each log dir that had it, with their bytes; and what is to be said of it."""
+    """Number of deleted files, counted in each log dir that had them, with their bytes, and notes for the report."""
 
     files: int = 0
     bytes: int = 0
@@ -55,16 +55,16 @@ class Deleted:
 
 @dataclass
 class CleanableLogDirs:
-    """The log dirs of a cluster for one run of clean-up: in each only after it has shown its id, again each time.
+    """The log dirs of a cluster for one run of clean-up. Each is used only after its id was verified, every time.
 
-    One that is offline or fails is left alone for the rest of the run; `failures` says why.
+    A log dir that is offline or fails is skipped for the rest of the run; `failures` has the reason.
     """
 
     cluster: Cluster
     infos: Mapping[LogDirId, LogDirInfo]
     failures: dict[LogDirId, str] = field(default_factory=dict)
     expired: Collection[str] = frozenset()
-    """Write ids that are still registered, and count as taken away."""
+    """Write ids that are still registered, but are treated as expired."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Self:
@@ -75,7 +75,7 @@ class CleanableLogDirs:
         return found
 
     def open(self, log_dir_id: LogDirId) -> LogDir | None:
-        """The log dir; None if it is to be left alone."""
+        """The log dir; None if it is skipped in this run."""
         if log_dir_id in self.failures or log_dir_id not in self.infos:
             return None
         info = self.infos[log_dir_id]
@@ -91,7 +91,7 @@ class CleanableLogDirs:
         self.failures[log_dir_id] = redact(str(error))
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
-        """Delete these files, those that are there."""
+        """Delete those of these files that exist."""
         log_dir = self.open(log_dir_id)
         if log_dir is None or not paths:
             return Deleted()
@@ -99,7 +99,7 @@ class CleanableLogDirs:
             sizes = dict(zip(paths, log_dir.sizes(paths), strict=True))
             there = [path for path in paths if sizes[path] is not None]
             self._delete_files(log_dir_id, log_dir, there)
-        except UnsafePathError as error:  # somebody has put a link there
+        except UnsafePathError as error:  # the path contains a symbolic link
             return Deleted(notes=(redact(f"{self.infos[log_dir_id].uri}: {error}"),))
         except LOG_DIR_FAILURES as error:
             self.leave_alone(log_dir_id, error)
@@ -111,23 +111,23 @@ class CleanableLogDirs:
             list(pool.map(log_dir.delete, paths))
 
     def delete_folder(self, log_dir: LogDir, folder: str) -> None:
-        """Delete a folder with all that it has."""
+        """Delete a folder with all its content."""
         log_dir.delete_folder(folder)
 
     def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
-        """Delete a folder unless something is in it."""
+        """Delete a folder if it is empty."""
         log_dir.delete_empty_folder(folder)
 
     def publish(self, topic: Topic) -> None:
-        """Tell the topic's Delta tables what is gone; raises as `delta.publish` does."""
+        """Remove deleted files from the topic's Delta tables; raises as `delta.publish` does."""
         publish(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:
-        """The same; a failure is logged."""
+        """As `publish`, but a failure is logged."""
         try_publish(self.cluster, [topic])
 
     def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
-        """Take the rows of deleted files out of the metadata."""
+        """Delete the metadata rows of deleted files."""
         self.cluster.store.transact(lambda connection, _: delete_rows(connection))
 
     @property
@@ -141,12 +141,12 @@ class CleanableLogDirs:
 
 @dataclass
 class CountedLogDirs(CleanableLogDirs):
-    """For a dry run: counts what clean-up would delete, and changes nothing. Each file counts once."""
+    """For a dry run: counts the files that clean-up would delete, and changes nothing. Each file counts once."""
 
     counted: set[tuple[LogDirId, str]] = field(default_factory=set)
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
-        """Count these files, those that are there."""
+        """Count those of these files that exist."""
         new = [path for path in paths if (log_dir_id, path) not in self.counted]
         self.counted.update((log_dir_id, path) for path in new)
         return super().delete(log_dir_id, new)
@@ -182,13 +182,13 @@ _LISTED = (
     )
     .where(LOG_DIR.log_dir_id == PUBLICATION_CURSOR.log_dir_id, LOG_DIR.online)
 )
-"""A Delta table that can be reached has not been told yet that the file is gone."""
+"""A Delta table in an online log dir still lists the file."""
 
 
 def delete_retired_files(
     cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, fence: Fence = unfenced
 ) -> Deleted:
-    """Delete the topic's retired files that have had their time, and then their rows."""
+    """Delete the topic's retired files that readers no longer need, and then their rows."""
     store, kept_ms = cluster.store, topic.config.file_delete_delay_ms
 
     def due(connection: sa.Connection) -> tuple[sa.ColumnElement[bool], ...]:
@@ -222,7 +222,7 @@ def delete_retired_files(
 
     def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
         fence(connection)
-        # a table that cannot be reached still lists them: compare all of it when it is back
+        # a Delta table in an offline log dir still lists them: compare the whole table when it is back
         listed = sa.exists().where(
             RETIRED_FILE.path.in_(paths), RETIRED_FILE.partition == PUBLICATION_CURSOR.partition, RETIRED_FILE.change
             > PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.high_watermark > 0,
@@ -254,7 +254,7 @@ def delete_retired_files(
 
 
 def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, fence: Fence = unfenced) -> Deleted:
-    """Delete the topic's retired files in log dirs that were away when they were deleted elsewhere, and are back."""
+    """Delete retired files in log dirs that were offline when the other copies were deleted, and are back now."""
     store = cluster.store
 
     def waiting(connection: sa.Connection) -> list[LogDirId]:
@@ -302,7 +302,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
 
 
 def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: Fence = unfenced) -> Deleted:
-    """Delete the folders of topics that were deleted as long ago as file.delete.delay.ms is by default."""
+    """Delete the folders of topics that were deleted longer ago than the default of file.delete.delay.ms."""
     store = cluster.store
 
     def due(connection: sa.Connection) -> tuple[list[str], set[str]]:
@@ -336,7 +336,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
 
 
 def _delete_folder(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, folder: str) -> tuple[Deleted, bool]:
-    """What was deleted, and whether that is all."""
+    """Return the deleted files, and whether the folder is gone."""
     log_dir = log_dirs.open(log_dir_id)
     if log_dir is None:
         return Deleted(), False
@@ -345,7 +345,7 @@ def _delete_folder(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, folder: str
         for one in _sizes(log_dir, folder):
             files, size = files + 1, size + one
         log_dirs.delete_folder(log_dir, folder)
-    except UnsafePathError as error:  # somebody has put a link there
+    except UnsafePathError as error:  # the path contains a symbolic link
         return Deleted(notes=(redact(f"{log_dir.uri}: {error}"),)), False
     except LOG_DIR_FAILURES as error:
         log_dirs.leave_alone(log_dir_id, error)

@@ -1,6 +1,6 @@
-"""Records that retention.ms no longer keeps when they are written: their writer is warned before they are deleted.
+"""Detects appended records that are already older than retention.ms, to warn their writer before they are deleted.
 
-Retention deletes whole segments from the start of a log, by their largest timestamp; the warning counts the same.
+Retention deletes whole segments from the start of a log, by their largest timestamp; the warning uses the same rule.
 """
 
 import logging
@@ -29,7 +29,7 @@ from spark_log.quantities import time_of as shown
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 1_000
-"""An append does not wait longer for a warning."""
+"""Limit of the time by which a warning may delay an append."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Expired:
     oldest_ms: int
     newest_ms: int
     at_next_run: bool
-    """Whether the next run of retention deletes all of them; not while a younger segment lies before one."""
+    """Whether the next run of retention deletes all of them. False while a younger segment precedes one of them."""
     begun_before: bool
-    """Whether the segment before them, in one of their partitions, has expired too."""
+    """Whether the segment before them has expired too, in at least one of their partitions."""
 
     def __str__(self) -> str:
         oldest, newest = shown(self.oldest_ms), shown(self.newest_ms)
@@ -61,10 +61,10 @@ class Expired:
 
 
 def find_expired(store: Store, topic: Topic, written: Mapping[int, OffsetRange]) -> Expired | None:
-    """The part of these segments, by partition and base offset, that retention does not keep; None: nothing."""
+    """The expired ones among these segments, given by partition and base offset; None if there are none."""
 
     def read(connection: sa.Connection) -> Expired | None:
-        known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now
+        known = find_topics(connection, [topic.name]).get(topic.name)  # with its current config
         if known is None or known.topic_id != topic.topic_id:
             return None
         return _find(connection, known, written, store.clock(connection).wall_ms)
@@ -94,7 +94,7 @@ def _find(connection: sa.Connection, topic: Topic, written: Mapping[int, OffsetR
 
 
 def _leaves(connection: sa.Connection, topic: Topic, number: int, end_offset: int, now_ms: int) -> bool:
-    """Whether retention would take away the log up to this offset, once it is below the high watermark."""
+    """Whether retention would drop the log up to this offset once it is below the high watermark."""
     state = read_partition(connection, (topic.topic_id, number))
     if state is None:
         return True
@@ -116,9 +116,9 @@ _BEFORE = Prepared(
 
 
 class ExpiredWatch:
-    """Notices the first expired records that are appended to each topic. Safe to share between threads.
+    """Detects the first expired records that are appended to each topic. Thread-safe.
 
-    A mirror's records are left out: it copies what its source still has.
+    Records of a mirror are exempt: it copies all records that its source still has.
     """
 
     def __init__(self, store: Store) -> None:
@@ -130,7 +130,7 @@ class ExpiredWatch:
     def look(
         self, batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected], topics: Mapping[int, Topic]
     ) -> None:
-        """At what has just been appended. An error of the store is logged: the append is done."""
+        """Check the batches that were just appended. An error of the store is only logged: the append is committed."""
         for topic_id, written in expired_batches(batches, outcomes, topics, self._store.now().wall_ms).items():
             if topic_id in self._noticed:
                 continue
@@ -145,7 +145,7 @@ class ExpiredWatch:
                     self._untold.append(found)
 
     def take(self) -> list[Expired]:
-        """Return the findings since the last call, at most one a topic."""
+        """Return the findings since the last call, at most one per topic."""
         with self._lock:
             untold, self._untold = self._untold, []
         return untold
@@ -157,7 +157,7 @@ def expired_batches(
     topics: Mapping[int, Topic],
     now_ms: int,
 ) -> dict[int, dict[int, OffsetRange]]:
-    """The offsets of the appended batches that retention.ms does not keep, by topic id and partition. Pure."""
+    """Return the offset ranges of the expired ones among the appended batches, by topic id and partition. Pure."""
     configs = {topic_id: topic.config for topic_id, topic in topics.items()}
     found: dict[int, dict[int, OffsetRange]] = {}
     for batch, outcome in zip(batches, outcomes, strict=True):

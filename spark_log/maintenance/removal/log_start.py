@@ -1,12 +1,12 @@
-"""Retention: the oldest segments of a partition go, whole ones from the start. And delete_records, which says up to
-where.
+"""Retention: deletes the oldest segments of a partition, always whole segments from the start. Also `delete_records`,
+which deletes the records below a given offset.
 
-    log_start_offset <= end_offset of every segment row       once a transaction of these has gone over the partition
+    log_start_offset <= end_offset of every segment row       once one of these transactions has run on the partition
 
-One transaction moves the log start offset and takes the rows of the segments below it, with their blobs; their files
-are retired. So an election of a replica that lacks records below the log start (its log end offset may lie there) finds
-no segment that names them, and who catches up goes over them as over blobs. Read plans that were made before still have
-their files for file.delete.delay.ms; the inline ones travel with them.
+One transaction moves the log start offset and deletes the rows of the segments below it, with their blobs; it retires
+their files. So after the election of a replica that lacks records below the log start (its log end offset may lie
+there), no segment names these records, and a replica that catches up skips them as it skips blobs. The files of earlier
+read plans stay for file.delete.delay.ms; the bytes of inline segments are in the plan itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from spark_log.partitions.retired_files import insert_retired, retired_rows
 from spark_log.segments.segment_rows import delete_blobs, delete_segments_below
 
 SEGMENTS_MAX = 1_000
-"""Segments that one transaction drops, about: on SQLite appends wait for it, some tens of milliseconds."""
+"""Approximate maximum of segments per transaction: on SQLite appends wait for it, some tens of milliseconds."""
 _PARTITIONS_MAX = 100
 
 
@@ -52,9 +52,10 @@ _PARTITIONS_MAX = 100
 
 @dataclass(frozen=True)
 class Dropped:
-    """Segments that have left the log. `segments`: files (of one replica) and blobs. `failed`: partitions that failed.
+    """Segments that were dropped from the log. `segments`: files (of one replica) and blobs. `failed`: partitions that
+    failed.
 
-    `why`: the newest record that went for each reason, in ms.
+    `why`: for each reason, the time of the newest dropped record, in ms.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -113,7 +114,9 @@ def next_to_leave(
     now_ms: int,
     page: int = SEGMENTS_MAX,
 ) -> Iterator[tuple[Segment, Reason]]:
-    """The segments of a partition that retention takes away below `end_offset`, by offset; read `page` by `page`."""
+    """The segments of a partition that retention drops below `end_offset`, by offset; read `page` segments at a
+    time.
+    """
     here = {"topic_id": topic.topic_id, "partition": number}
     [(total_bytes,)] = _TOTAL.rows(connection, here) if topic.config.retention_bytes >= 0 else [(0,)]
     start = 0
@@ -127,9 +130,11 @@ def next_to_leave(
 
 
 def apply_retention(cluster: Cluster, topic: Topic, fence: Fence = unfenced) -> Dropped:
-    """Drop what retention.ms and retention.bytes do not keep, and what lies below the log start; then publish.
+    """Drop the segments that retention.ms and retention.bytes do not keep or that lie below the log start; then
+    publish.
 
-    In short transactions. What the metadata of a partition makes impossible is in `failed`, and keeps no other from it.
+    Runs in short transactions. A partition whose metadata makes this impossible is in `failed`; it does not stop the
+    others.
     """
     dropped = Dropped()
     due = cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection)))
@@ -159,11 +164,11 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence) 
 def _drop_some(
     connection: sa.Connection, cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence
 ) -> tuple[Dropped, list[int]]:
-    """What went, and the partitions of which more may have to go."""
+    """Return the dropped segments, and the partitions that may have more segments to drop."""
     fence(connection)
     now = cluster.store.clock(connection)
     before = lock_partitions(connection, [(topic.topic_id, number) for number in numbers])
-    known = find_topics(connection, [topic.name]).get(topic.name)  # as it is configured by now
+    known = find_topics(connection, [topic.name]).get(topic.name)  # with its current config
     if known is None or known.topic_id != topic.topic_id:
         return Dropped(), []
     segments_max = SEGMENTS_MAX // len(numbers)
@@ -236,7 +241,7 @@ def _move_log_start(
     gone: Mapping[Key, Sequence[Segment]],
     now: StoreClock,
 ) -> Dropped:
-    """Begin the logs at `low`, without `gone`: every segment that ends there or before."""
+    """Set the log start offsets to `low`, and drop `gone`: every segment that ends there or before."""
     after: dict[Key, PartitionState] = {}
     blobs: list[str] = []
     retired: list[dict[str, Any]] = []
@@ -281,7 +286,7 @@ _BELOW = (*_HERE, SEGMENT.base_offset < bindparam("low"), SEGMENT.end_offset <= 
 _COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
 _FIRST = Prepared(
     sa.select(*_COLUMNS).where(*_HERE, SEGMENT.base_offset >= bindparam("start")).order_by(SEGMENT.base_offset)
-    .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # or SQLAlchemy adds a parameter of its own
+    .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # without it SQLAlchemy adds its own parameter
 )  # fmt: skip
 _SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(SEGMENT.base_offset))
 _TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(SEGMENT.bytes), sa.BigInteger)).where(*_HERE))
@@ -293,7 +298,7 @@ def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segme
 
 
 def _due(connection: sa.Connection, topic: Topic, now: StoreClock) -> list[int]:
-    """The partitions whose first segment is to go, as far as can be told without the high watermark."""
+    """The partitions whose first segment is to be dropped, judged without the high watermark."""
     mine = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
 
     def of_first(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:

@@ -1,13 +1,16 @@
-"""Orphans: files of ours that nobody needs and nobody will: writers that were killed or whose append failed, log dirs
-that were away when a file was retired, readers that repaired a file which had just been deleted.
+"""Orphans: segment files that are not needed and cannot be appended any more. Sources: writers that were killed or
+whose append failed, log dirs that were offline when a file was retired, readers that repaired a file which had just
+been deleted.
 
-    a segment file goes     when no segment, retired file or open transaction names it, and its write id is gone
-    .<name>.tmp             a writer's: when its write id is gone, since nothing may be appended under it any more
-    .<name>-<random>.tmp    a copy's (followers, repair), whose maker has no write id: after a day without a byte
+    a segment file          is deleted when no segment, retired file or open transaction names it and its write id is
+    gone
+    .<name>.tmp             of a writer: is deleted when its write id is gone: nothing can be appended under it any more
+    .<name>-<random>.tmp    of a copy (followers, repair), which has no write id: is deleted a day after the last write
 
-The write id says who may still name a file, so time plays no part in it: ids that have run out are taken away first
-(`write_ids.expire`), then files are listed, and then the metadata is asked. Whatever was named before the question is
-found by it, and after it nothing can name a file whose id is gone. What has not our form is not touched.
+The write id tells whether a process may still append a file, so the rule for it does not depend on time: expired ids
+are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read. The read finds every file
+that was named before it; after it, no file whose id is gone can be named. Files whose names do not have our form are
+not touched.
 """
 
 import re
@@ -29,10 +32,10 @@ from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION
 from spark_log.partitions.partition_rows import CHUNK
 
 GRACE_MS = 24 * 60 * 60 * 1000
-"""By the file system's clock, which may be wrong by less."""
+"""By the file system's clock. The error of that clock must be smaller than this."""
 
 _FILES_MAX = 5_000
-"""Files of which the metadata is asked at a time, and those of one more partition."""
+"""Number of files after which the metadata is read; the files of one more partition may exceed it."""
 
 _WRITE_ID = r"([0-9a-f]{32})-[A-Za-z0-9-]{1,48}\.parquet"
 _SEGMENT = re.compile(_WRITE_ID)
@@ -46,9 +49,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}")
 
 @dataclass(frozen=True)
 class Needed:
-    """What the metadata says of some files: the names that it needs of each partition, and the write ids that are
-    registered.
-    """
+    """The metadata about some files: the file names that each partition needs, and the registered write ids."""
 
     names: Collection[tuple[int, str]] = frozenset()
     write_ids: Collection[str] = frozenset()
@@ -88,7 +89,7 @@ def delete_orphans(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -
             continue
         try:
             deleted += _delete_in(cluster, log_dirs, log_dir_id, log_dir, topic)
-        except UnsafePathError as error:  # somebody has put a link there
+        except UnsafePathError as error:  # the path contains a symbolic link
             deleted += Deleted(notes=(redact(f"{log_dir.uri}: {error}"),))
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
@@ -107,7 +108,7 @@ def _delete_in(
             break
         orphans = _orphans(found, needed)
         if orphans and not published:
-            try:  # its Delta table may still list one that was retired while the log dir was away
+            try:  # its Delta table may still list a file that was retired while the log dir was offline
                 log_dirs.publish(topic)
             except SparkLogError as error:
                 return deleted + Deleted(notes=(redact(f"orphans stay until the topic is published: {error}"),))
@@ -118,7 +119,7 @@ def _delete_in(
 
 
 def _segment_files(log_dir: LogDir, folder: str) -> Iterator[list[tuple[int, Entry]]]:
-    """The files of ours below a topic's folder with their partitions, many at a time."""
+    """Segment files and temporary files below a topic's folder with their partitions, many at a time."""
     found: list[tuple[int, Entry]] = []
     for entry in log_dir.entries(f"{folder}/_segments"):
         if entry.folder and _NUMBER.fullmatch(entry.name):
@@ -143,7 +144,9 @@ def _needed(
     numbers: Sequence[int],
     found: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
-    """What is needed of these files, in one snapshot. None if the topic was deleted: its readers have their time."""
+    """Read the metadata about these files, in one snapshot. None if the topic was deleted: its readers have their
+    time.
+    """
     topic_id = topic.topic_id
     if connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.topic_id == topic_id)).first() is None:
         return None
@@ -170,22 +173,25 @@ def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Se
     return write_ids.difference(log_dirs.expired)
 
 
-# Folders of topics that nobody knows --------------------------------------------------------------------------------
+# Folders of unknown topics ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Content:
-    """What a folder in a log dir has: segment files and temporaries of ours, and the folders that they lie in."""
+    """The content of a topic's folder in a log dir: segment files and temporary files, and the folders that hold
+    them.
+    """
 
     files: list[tuple[int, Entry]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
 
 
 def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Deleted:
-    """Delete topics' folders that the metadata does not know any more: a writer or a repair made them anew after the
-    topic had been cleaned up.
+    """Delete topics' folders that are not in the metadata any more: a writer or a repair created them again after the
+    clean-up of the topic.
 
-    Only where there is nothing but files of ours whose write ids are gone, and that nobody has touched for a day.
+    Deletes a folder only if it has nothing but segment files and temporary files whose write ids are gone, and none of
+    these was modified for a day.
     """
     deleted = Deleted()
     for log_dir_id in log_dirs.infos:
@@ -224,13 +230,13 @@ def _delete_unknown(
     if young or len(_orphans(content.files, needed)) < len(paths):
         return Deleted()
     deleted = log_dirs.delete(log_dir_id, paths)
-    for path in reversed(content.folders):  # one that somebody has put a file into meanwhile stays
+    for path in reversed(content.folders):  # a folder that has got a new file meanwhile stays
         log_dirs.delete_empty_folder(log_dir, path)
     return deleted
 
 
 def _content(log_dir: LogDir, folder: str) -> _Content | None:
-    """None if there is anything but segment files and temporaries of ours where they belong."""
+    """None if the folder has anything but segment files and temporary files in their places."""
     content = _Content(folders=[folder, f"{folder}/_segments"])
     if [(entry.name, entry.folder) for entry in log_dir.entries(folder)] != [("_segments", True)]:
         return None

@@ -1,4 +1,4 @@
-"""The rules of retention. Pure: which segments leave the start of a log, and why."""
+"""The rules of retention. Pure: the segments that leave the start of a log, and the reason."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -16,7 +16,7 @@ class Reason(Enum):
     SIZE = "retention.bytes"
 
     def told(self, config: TopicConfig) -> str:
-        """With the value of the config."""
+        """The reason with the value of its config."""
         match self:
             case Reason.BELOW:
                 return str(self.value)
@@ -27,12 +27,12 @@ class Reason(Enum):
 
 
 def is_expired(timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
-    """Whether retention.ms does not keep a segment whose largest timestamp is this."""
+    """Whether retention.ms drops a segment with this largest timestamp."""
     return config.deletes and config.retention_ms >= 0 and now_ms - timestamp_ms > config.retention_ms
 
 
 def time_of(segment: Segment) -> int:
-    """The largest timestamp, in ms; of a segment that has none (compaction took its records) when it was appended."""
+    """Largest timestamp of a segment in ms; its append time if it has none (compaction has dropped its records)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.appended_ms
 
 
@@ -44,11 +44,12 @@ def leaving(
     total_bytes: int,
     now_ms: int,
 ) -> list[tuple[Segment, Reason]]:
-    """Which segments leave the log, by Kafka's rules.
+    """The segments that leave the log, by Kafka's rules, with the reasons.
 
     `segments` are the partition's first ones by offset, `total_bytes` is of all its segments. Whole segments below the
-    high watermark go, from the start, up to the first that stays: one is too old by its largest timestamp, or without
-    it the log would still have retention.bytes, or it lies below the log start already.
+    high watermark are dropped from the start, up to the first segment that stays. A segment is dropped if its largest
+    timestamp is too old, if the log would still have retention.bytes without it, or if it lies below the log start
+    already.
     """
     gone: list[tuple[Segment, Reason]] = []
     left = total_bytes
@@ -76,6 +77,6 @@ def new_log_start(
     total_bytes: int,
     now_ms: int,
 ) -> int:
-    """Up to which offset the log goes; `log_start` if nothing does. Arguments as of `leaving`."""
+    """The log start offset after the run; `log_start` if no segment is dropped. Arguments as of `leaving`."""
     gone = leaving(segments, config, log_start, high_watermark, total_bytes, now_ms)
     return max([log_start, *(segment.end_offset for segment, _ in gone)])

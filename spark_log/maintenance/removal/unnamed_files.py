@@ -1,4 +1,4 @@
-"""Segment files in the log dirs that the metadata does not name: what a store that was restored does not know of."""
+"""Segment files in the log dirs that the metadata does not name, such as files that are newer than a restored store."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,18 +16,20 @@ from spark_log.metadata.columns import RETIRED_COPY, RETIRED_FILE, SEGMENT
 
 @dataclass(frozen=True)
 class Unnamed:
-    """Of one topic's folder in one log dir."""
+    """The unnamed files of one topic's folder in one log dir."""
 
     log_dir: str
     folder: str
     files: int
     bytes: int
     newest: str | None
-    """When the last of them was written, by the file system's clock, in ISO 8601."""
+    """Time at which the last of them was written, by the file system's clock, in ISO 8601."""
 
 
 def unnamed_files(cluster: Cluster) -> list[Unnamed]:
-    """In the log dirs that answer, by log dir and topic folder. Every file is listed: minutes for millions."""
+    """The unnamed files of all log dirs that answer, by log dir and topic folder. Lists every file: minutes for
+    millions.
+    """
     log_dirs = CleanableLogDirs.of(cluster)
     found: list[Unnamed] = []
     for log_dir_id in log_dirs.infos:
@@ -43,7 +45,7 @@ def unnamed_files(cluster: Cluster) -> list[Unnamed]:
         except (SparkLogError, OSError) as error:
             log_dirs.leave_alone(LogDirId(log_dir_id), error)
             continue
-        named = cluster.store.read(_named)  # after the listing: what was appended meanwhile is named by now
+        named = cluster.store.read(_named)  # after the listing: files that were appended meanwhile are named by now
         for folder, files in sorted(listed.items()):
             rest = [file for file in files if file.path not in named]
             if rest:

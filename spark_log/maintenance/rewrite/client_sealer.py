@@ -1,7 +1,7 @@
-"""Sealing by the clients that append, in time for delta.max.lag.ms where no coordinator does it.
+"""Sealing by the clients that append, in time for delta.max.lag.ms, where no coordinator runs.
 
-A client knows to which topics it has appended small batches; how old their tails are is asked of the store. So a tail
-that a killed process left is found by the next one that appends to the topic.
+A client remembers the topics to which it has appended small batches, and reads the age of their tails from the store.
+So it also finds a tail that a killed process left, as soon as it appends to the topic.
 """
 
 import logging
@@ -25,47 +25,48 @@ from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, last_files_
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S_MIN = 1.0
-"""How long to wait at least between two looks at the tails of a topic."""
+_CHECK_S_MIN = 1.0
+"""Minimum time between two checks of the tails of a topic."""
 _MERGE_BYTES_MAX = 16 * 2**20
-"""Size of the largest file that a client merges; larger ones are for the coordinator."""
+"""Size of the largest file that a client merges; the coordinator merges larger ones."""
 
 
 @dataclass
 class _Watched:
     """A topic with tails to which this process has appended.
 
-    `full`: partitions that are to be sealed at once. `appended`: it was appended to since the last look began.
-    `failures`: how many looks in a row could not do what was due.
+    `full`: partitions that are to be sealed at once. `appended`: an append came since the last check began. `failures`:
+    number of consecutive checks that could not do the due work.
     """
 
     topic: Topic
-    look_at_s: float = math.inf
+    check_at_s: float = math.inf
     full: set[int] = field(default_factory=set)
     appended: bool = True
     failures: int = 0
 
     @property
-    def look_every_s(self) -> float:
-        return max(_LOOK_S_MIN, seal_after_ms(self.topic.config) / 1000)
+    def check_every_s(self) -> float:
+        return max(_CHECK_S_MIN, seal_after_ms(self.topic.config) / 1000)
 
     @property
     def retry_s(self) -> float:
-        """When to look again after a failure: first in the time that delta.max.lag.ms leaves, then less often."""
+        """Wait after a failure: at first the time that delta.max.lag.ms leaves, then longer and longer."""
         left_ms = self.topic.config.delta_max_lag_ms - seal_after_ms(self.topic.config)
-        return min(self.look_every_s, max(_LOOK_S_MIN, left_ms / 1000) * (1 << min(self.failures, 30)))
+        return min(self.check_every_s, max(_CHECK_S_MIN, left_ms / 1000) * (1 << min(self.failures, 30)))
 
 
 class Sealer:
     """Seals the tails of topics that a process appends to. Thread-safe.
 
-    With `beside`, in a daemon thread, which starts with the first tail; else in the calls of `run_due` and `close`.
+    With `beside`, it works in a daemon thread, which starts with the first tail; otherwise in the calls of `run_due`
+    and `close`.
     """
 
     def __init__(
         self, cluster: Cluster, writer: Writer, seal: Callable[[Topic, int], int], *, beside: bool = False
     ) -> None:
-        """`seal` seals one partition and returns how many files it made; it logs its failures and raises nothing."""
+        """`seal` seals one partition and returns the number of new files; it logs its failures and raises nothing."""
         self._cluster, self._writer, self._seal = cluster, writer, seal
         self._beside = beside
         self._changed = threading.Condition()
@@ -87,15 +88,15 @@ class Sealer:
             watched = self._watched.setdefault(topic.topic_id, _Watched(topic))
             watched.topic, watched.appended = topic, True
             if topic.config.delta_max_lag_ms < 0:
-                watched.look_at_s = math.inf
+                watched.check_at_s = math.inf
             if full is not None:
                 watched.full.add(full)
-            elif watched.look_at_s < math.inf or topic.config.delta_max_lag_ms < 0:
+            elif watched.check_at_s < math.inf or topic.config.delta_max_lag_ms < 0:
                 return
             if topic.config.delta_max_lag_ms >= 0:
-                # without the thread the process may end soon, and `close` looks
-                soon_s = clock.monotonic_s() + (0 if self._beside else watched.look_every_s)
-                watched.look_at_s = min(watched.look_at_s, soon_s)
+                # without the thread the process may end soon, and `close` checks the tails
+                soon_s = clock.monotonic_s() + (0 if self._beside else watched.check_every_s)
+                watched.check_at_s = min(watched.check_at_s, soon_s)
             if self._beside and self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
                 self._thread.start()
@@ -103,17 +104,17 @@ class Sealer:
             self._changed.notify_all()
 
     def run_due(self) -> None:
-        """Without a thread: do what has become due."""
+        """Without a thread: do the due work."""
         while not self._beside and (due := self._take(clock.monotonic_s())) is not None:
-            self._tend(*due)
+            self._handle(*due)
 
     def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
-        """Seal what is full; and all tails of the topics that were appended to, unless a coordinator is there to do it.
+        """Seal the full tails, and all tails of the topics that were appended to unless a coordinator runs.
 
-        With `more_to_come` only tails whose time is over, or whose topic has gone without new files for a while: the
-        first micro-batch after a pause is sealed, since it may be the only one, and many in a row share a file.
-        Begins nothing after `timeout_s`, or `begin_nothing_more`: the rest is for the next client that appends, or the
-        coordinator.
+        With `more_to_come` only tails that are due are sealed, or those of a topic that got no new files for a while:
+        the first micro-batch after a pause is sealed, since it may be the only one, and many consecutive micro-batches
+        share a file. Starts no work after `timeout_s`, or after `begin_nothing_more`: the next client that appends, or
+        the coordinator, does the rest.
         """
         with self._changed:
             until_s = self._until_s = min(self._until_s, clock.monotonic_s() + timeout_s)
@@ -128,19 +129,19 @@ class Sealer:
                 return
             for topic in left:
                 if self._time_is_left() and (not more_to_come or self._may_be_the_last(topic)):
-                    self._freshen(topic, [tail.partition for tail in self._tails(topic)])
+                    self._seal_and_merge(topic, [tail.partition for tail in self._tails(topic)])
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
-        except Exception:  # a bug: what was appended is appended
+        except Exception:  # a bug: the records are appended all the same
             logger.exception("inline tails are left to the next client that appends")
 
     def _has_ended(self) -> bool:
-        """Whether the thread has sealed what is full, or is not going to."""
+        """Whether the thread has sealed all full tails, or has stopped."""
         stopped = self._stopped or not self._time_is_left()
         return not self._busy and (stopped or not any(each.full for each in self._watched.values()))
 
     def begin_nothing_more(self) -> None:
-        """Have a `close` in another thread, begun or not, end when what is being sealed is sealed and published."""
+        """End a `close` in another thread, running or future, as soon as its current tail is sealed and published."""
         with self._changed:
             self._until_s = -math.inf
             self._changed.notify_all()
@@ -149,7 +150,7 @@ class Sealer:
         return clock.monotonic_s() < self._until_s
 
     def request_stop(self) -> list[threading.Thread]:
-        """Seal nothing more in the thread than what is being sealed; `close` seals the rest."""
+        """Stop the thread after the tail that it is sealing now; `close` seals the rest."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -159,49 +160,51 @@ class Sealer:
         while True:
             with self._changed:
                 while not self._stopped and (due := self._take(clock.monotonic_s())) is None:
-                    next_s = min((each.look_at_s for each in self._watched.values()), default=math.inf)
+                    next_s = min((each.check_at_s for each in self._watched.values()), default=math.inf)
                     self._changed.wait(min(next_s - clock.monotonic_s(), threading.TIMEOUT_MAX))
                 if self._stopped:
                     return
                 self._busy = True
             try:
                 assert due is not None
-                self._tend(*due)
+                self._handle(*due)
             finally:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
 
     def _take(self, now_s: float) -> tuple[_Watched, list[int], bool] | None:
-        """A topic with something to do: its full partitions, and whether to look at its other tails."""
+        """Return a topic with due work: the topic, its full partitions, and whether to check its other tails. None:
+        nothing is due.
+        """
         with self._changed:
             for topic_id, watched in self._watched.items():
-                look = watched.look_at_s <= now_s
-                if watched.full or look:
+                check = watched.check_at_s <= now_s
+                if watched.full or check:
                     self._watched[topic_id] = self._watched.pop(topic_id)  # behind the other topics
                     full, watched.full = sorted(watched.full), set()
-                    if look:
-                        watched.look_at_s = now_s + watched.retry_s
+                    if check:
+                        watched.check_at_s = now_s + watched.retry_s
                         watched.appended = False
-                    return watched, full, look
+                    return watched, full, check
         return None
 
-    def _tend(self, watched: _Watched, full: list[int], look: bool) -> None:
-        """Raises nothing: what could not be done is due again at the next look, and for every other client."""
+    def _handle(self, watched: _Watched, full: list[int], check: bool) -> None:
+        """Raises nothing: work that fails is due again at the next check, and for every other client."""
         topic = watched.topic
         try:
-            if look:
-                self._look(watched, full)
+            if check:
+                self._check(watched, full)
             else:
                 self._seal_full(topic, full)
             return
         except (SparkLogError, OSError) as error:
             logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
-        except Exception:  # a bug: the thread goes on for the other topics
+        except Exception:  # a bug: the thread continues with the other topics
             logger.exception("topic %s: tails not sealed", topic.name)
         watched.failures += 1
 
-    def _look(self, watched: _Watched, full: list[int]) -> None:
+    def _check(self, watched: _Watched, full: list[int]) -> None:
         topic = watched.topic
         found = self._tails(topic)
         now_ms = self._cluster.store.now().wall_ms
@@ -210,19 +213,19 @@ class Sealer:
             self._seal_full(topic, full)
             done = not due
         else:
-            done = self._freshen(topic, sorted({*full, *(tail.partition for tail in due)}))
+            done = self._seal_and_merge(topic, sorted({*full, *(tail.partition for tail in due)}))
         oldest_ms = min((tail.first_appended_ms for tail in found if tail not in due), default=now_ms)
         until_due_s = (oldest_ms + seal_after_ms(topic.config) - now_ms) / 1000
         with self._changed:
-            if watched.look_at_s < math.inf:
-                wait_s = max(_LOOK_S_MIN, until_due_s) if done else watched.retry_s
-                watched.look_at_s = clock.monotonic_s() + wait_s
+            if watched.check_at_s < math.inf:
+                wait_s = max(_CHECK_S_MIN, until_due_s) if done else watched.retry_s
+                watched.check_at_s = clock.monotonic_s() + wait_s
             watched.failures = 0 if done else watched.failures + 1
-            if done and not found and not watched.full and not watched.appended:  # the next append brings it back
+            if done and not found and not watched.full and not watched.appended:  # the next append adds it again
                 self._watched.pop(topic.topic_id, None)
 
     def _may_be_the_last(self, topic: Topic) -> bool:
-        """Whether to seal now although the next append could."""
+        """Whether to seal now because there may be no further append."""
         files_ms = self._cluster.store.read(lambda connection: last_files_ms(connection, topic.topic_id))
         now_ms = self._cluster.store.now().wall_ms
         paused_ms = topic.config.delta_max_lag_ms - seal_after_ms(topic.config)
@@ -232,9 +235,9 @@ class Sealer:
         if sum(self._seal(topic, partition) for partition in partitions):
             try_publish(self._cluster, [topic])
 
-    def _freshen(self, topic: Topic, partitions: list[int]) -> bool:
-        """Seal the tails of these partitions, publish, and merge the small files that have gathered. Whether all of
-        these were sealed, and the Delta tables list what is in files.
+    def _seal_and_merge(self, topic: Topic, partitions: list[int]) -> bool:
+        """Seal the tails of these partitions, publish, and merge small files. Returns whether all of these were sealed
+        and the Delta tables list all files.
         """
         sealed = [partition for partition in partitions if self._time_is_left() and self._seal(topic, partition)]
         done = len(sealed) == len(partitions)

@@ -1,12 +1,12 @@
-"""Rewriting: a run of a partition's segments becomes one file with the same offsets, or with some records less.
+"""Rewriting: one file replaces a run of a partition's segments, with the same offsets and all or some of the records.
 
-Sealing, merging, compaction and erasing all go this way, in three steps that may be in three places:
+Sealing, merging, compaction and erasing all use it. It has three steps, which may run in three places:
 
-    plan     in one snapshot: which segments, where they lie, and the log dirs of the ISR that are to have the new file
-    write    anywhere, a Spark task too: reads the inputs, writes the file into all those log dirs
+    plan     in one snapshot: the segments, their files, and the log dirs of the ISR that are to have the new file
+    write    anywhere, also in a Spark task: reads the inputs, writes the file into all those log dirs
     swap     one transaction, which changes nothing unless the inputs are still the log and the ISR is still the same
 
-So appends, readers and other maintenance never notice: until the swap no metadata names the file, and after it none
+So appends, readers and other maintenance do not notice: until the swap no metadata names the file, and after it none
 names the inputs, which stay on disk for file.delete.delay.ms.
 """
 
@@ -44,7 +44,7 @@ from spark_log.segments.segment_rows import delete_blobs, delete_segments, inser
 from spark_log.segments.slices import LogDirs, Slice
 
 OFFSETS_MAX = 2**31 - 1
-"""Offsets that one file may span: offset_delta is an int32."""
+"""Maximum number of offsets in one file: offset_delta is an int32."""
 
 _TABLE_RECORDS = 65_536
 _READ_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
@@ -52,8 +52,8 @@ _READ_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a partition, as its row describes it: offsets [base_offset, end_offset), of which it holds
-    record_count.
+    """A segment of a partition, as its row describes it. It holds record_count of the offsets [base_offset,
+    end_offset).
     """
 
     base_offset: int
@@ -74,11 +74,11 @@ _SEGMENT_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
 
 
 def may_follow(first: Segment, last: Segment, following: Segment, seen: Collection[int] = ()) -> bool:
-    """Whether a file that goes from `first` to `last` may go on with `following`: the offsets meet, the timestamp type
-    is the same, and the span fits into an offset_delta.
+    """Whether a file with the segments from `first` to `last` may also include `following`: the offsets meet, the
+    timestamp type is the same, and the span fits into an offset_delta.
 
-    Nor does it begin at one of `seen` (`publication.seen_offsets`): the file would be old data and new data at once to
-    the stream of some Delta table.
+    `following` must not begin at one of `seen` (`publication.seen_offsets`): the file would then hold both old and new
+    records for the stream of some Delta table.
     """
     return (
         last.end_offset == following.base_offset
@@ -90,7 +90,8 @@ def may_follow(first: Segment, last: Segment, following: Segment, seen: Collecti
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Segments of a partition that one file is to replace, and all that is needed to write it; it travels.
+    """Segments of a partition that one file is to replace, and all data that is needed to write it. It is sent to
+    executors.
 
     The inputs' offsets meet, they have one timestamp type, and are all files or all inline. `log_dirs` are the ISR's,
     by broker, as of `partition_epoch`.
@@ -114,7 +115,7 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a rewriting has made: its name and facts, and the brokers whose log dirs have it or failed."""
+    """A file that a rewriting has written: its name and facts, and the brokers whose log dirs have it or failed."""
 
     name: str
     facts: SegmentFacts
@@ -123,7 +124,7 @@ class Written:
 
 
 Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
-"""Which records stay, given their offsets and the records (RECORD_SCHEMA): no nulls."""
+"""Marks the records that stay, given their offsets and the records (RECORD_SCHEMA). The result has no nulls."""
 
 
 def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline: bool) -> list[Segment]:
@@ -145,9 +146,9 @@ def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline:
 def plan_rewriting(
     connection: sa.Connection, topic: Topic, partition: int, inputs: Sequence[Segment]
 ) -> Rewriting | None:
-    """The rewriting of these segments, in the snapshot that `connection` reads; None if they are not the log any more.
+    """The rewriting of these segments, in the snapshot that `connection` reads; None if the log has changed since.
 
-    Inline segments travel in it, with their bytes.
+    It contains the bytes of inline segments.
     """
     assert all(a.end_offset == b.base_offset for a, b in pairwise(inputs)), "offsets meet"
     assert len({(each.timestamp_type, each.inline) for each in inputs}) == 1, "of one kind"
@@ -172,10 +173,10 @@ def write(
     open_: Callable[[LogDirInfo], LogDir],
     keep: Keep | None = None,
 ) -> Written:
-    """Write the file under `name`, which nobody has used; on executors too. Memory: a row group or two.
+    """Write the file under the unused name `name`; also runs on executors. Memory: a row group or two.
 
-    `keep` says which records stay; all of them without. A bad replica of an input is passed over, and repaired. Raises
-    what no replica and no log dir can help: CorruptRecordError, StorageUnavailableError, LogDirMismatchError.
+    `keep` selects the records that stay; without it all stay. A bad replica of an input is skipped, and repaired.
+    Raises CorruptRecordError, StorageUnavailableError or LogDirMismatchError if all replicas or log dirs fail.
     """
     path = segment_path(rewriting.topic.folder, rewriting.partition, name)
     targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
@@ -218,17 +219,17 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
         if piece.data is None:
             for batch in fetcher.read([piece], _READ_SCHEMA):
                 yield pa.Table.from_batches([batch])
-        else:  # whole, since there may be thousands
+        else:  # undivided, since there may be thousands
             records = decode_inline(piece.data, piece.checksum, piece.record_count)
             offsets = pa.array(np.arange(piece.base_offset, piece.end))
             yield records.append_column(_READ_SCHEMA.field("offset"), offsets).select(_READ_SCHEMA.names)
 
 
 def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:
-    """Put the file in place of its inputs. False if that may not be any more: then the file is removed again.
+    """Replace the inputs with the file. False if the swap is refused: then the file is deleted.
 
-    Refused: the inputs are not the log any more, the ISR has changed, too few of it have the file, or the write id has
-    expired (see `replication.rewrite`).
+    Refused if the inputs are not the log any more, the ISR has changed, too few of the ISR have the file, or the write
+    id has expired (see `replication.rewrite`).
     """
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
@@ -242,7 +243,7 @@ def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written
 
 
 def discard(cluster: Cluster, rewriting: Rewriting, written: Written) -> None:
-    """Remove a file that nobody names and nobody will: it was written under our write id, and not swapped in."""
+    """Delete a file that no metadata names and none will name: written under our write id, but not swapped in."""
     path = segment_path(rewriting.topic.folder, rewriting.partition, written.name)
     infos = cluster.log_dirs()
     for broker_id in written.brokers:
@@ -279,7 +280,7 @@ def _swap(
     if names != [each.name for each in inputs]:
         return False
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
-        return False  # of the file's records, some would be new to the stream of a Delta table and some not
+        return False  # for the stream of a Delta table, some records of the file would be new and some not
     check_write_id(connection, write_id, release=False)
     delete_segments(connection, *key, start, end)
     if inputs[0].inline:

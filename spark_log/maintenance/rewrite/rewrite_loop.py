@@ -1,4 +1,4 @@
-"""Tasks that rewrite segments: each partition by itself, several at a time, one report a topic."""
+"""The loop of tasks that rewrite segments: several partitions at the same time, one report per topic."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,14 +12,14 @@ from spark_log.maintenance.report import Amount, Report
 from spark_log.maintenance.rewrite.rewrite import Rewriting, Written
 
 Rewrites = Callable[[Topic, int], Iterator[tuple[Rewriting, Written]]]
-"""Does the work of one partition, and says of each swap when it is done."""
+"""Does the work of one partition, and yields each swap when it is done."""
 
 _KEEP_S = 30.0
 
 
 @dataclass
 class _Done:
-    """Of one partition; `error` ended it early, and what was swapped before stays."""
+    """The result of one partition; `error` ended it early, and the swaps before it stay."""
 
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
@@ -33,9 +33,9 @@ def rewrite_partitions(
     rewrites: Rewrites,
     threads: int,
 ) -> Iterator[Report]:
-    """Do the work of these partitions; a report for each topic with something in it, once its table is published.
+    """Do the work of these partitions; yields a report for each changed or failed topic, once its table is published.
 
-    A partition that fails keeps no other from it: it is noted, and the first failure is raised at the end. Raises
+    A failing partition does not stop the others: its error is noted, and the first error is raised at the end. Raises
     NotCoordinatorError at once.
     """
     failed: Exception | None = None
@@ -85,6 +85,6 @@ def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, part
 
 
 def _wait(context: MaintenanceContext, futures: Sequence[Future[_Done]]) -> None:
-    """Until all are done; a file that takes long to write keeps its write id."""
+    """Wait until all are done; meanwhile keep the write id, since writing a file may take long."""
     while wait(futures, timeout=_KEEP_S).not_done:
         context.writer.keep()

@@ -1,16 +1,17 @@
-"""Merging: consecutive small segments of a partition become one, at the same offsets, up to segment.bytes.
+"""Merging: one segment of at most segment.bytes replaces consecutive small segments of a partition, at the same
+offsets.
 
 A run of files is merged if, over its inputs,
 
     2 * max(bytes) <= sum(bytes) <= segment.bytes    and    2 * max(record_count) <= sum(record_count)
 
 So a record's segment at least doubles each time the record is written again: that happens at most log2(n / m) times
-while its segment grows from m records to n, however segments come in and however often merging runs. Of a run of equal
-files nothing is left over; in the worst case the sizes that stay are each larger than all that follow together.
+while its segment grows from m records to n, whatever the sizes of new segments and the frequency of merging. A run of
+equal files is merged completely; in the worst case each of the remaining files is larger than all that follow together.
 
-That is with GROWTH = 2, on request. In the background the factor is BACKGROUND_GROWTH, which writes a record a third
-as often while small files come in without end (what is replaced stays on disk for file.delete.delay.ms), and leaves a
-few more of them. A run that fills half of segment.bytes needs a factor of 2 only: it is seldom merged again.
+This holds for GROWTH = 2, which is used on request. In the background the factor is BACKGROUND_GROWTH: it writes a
+record a third as often while small files keep coming (replaced files stay on disk for file.delete.delay.ms), and leaves
+a few more files. A run that fills half of segment.bytes needs only a factor of 2: it is seldom merged again.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,19 +42,20 @@ GROWTH = 2
 BACKGROUND_GROWTH = 8
 
 FILES_MAX = 1_000
-"""Inputs of one merge: its transaction, which appends wait for, stays a matter of milliseconds."""
+"""Maximum number of inputs of one merge, so that its transaction, which appends wait for, takes only milliseconds."""
 
 Write = Callable[[Rewriting, str, LogDirs], Written]
-"""`rewriting.write`, wherever it runs."""
+"""`rewriting.write`, in this process or in a Spark task."""
 
 
 def runs(
     files: Sequence[Segment], bytes_max: int, seen: Collection[int] = (), growth: int = GROWTH
 ) -> list[list[Segment]]:
-    """Which files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
+    """The files to merge: disjoint runs, by offset, each as long as the rule above allows. `files` are by offset.
 
-    Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run reaches over
-    one of `seen`, up to where some Delta table has shown the records: its stream would see some of them twice, or not.
+    Within a run offsets meet, there is one timestamp type, and the span fits into an offset_delta. No run crosses one
+    of `seen`, the offsets up to which some Delta table has shown the records: the stream of that table would show some
+    records twice or never.
     """
     boundaries = frozenset(seen)
     found: list[list[Segment]] = []
@@ -67,7 +69,7 @@ def runs(
 
 
 def _longest(files: Sequence[Segment], first: int, bytes_max: int, boundaries: frozenset[int], growth: int) -> int:
-    """How many files from `first` on may be merged, 0 for none."""
+    """Number of files from `first` on that may be merged, 0 for none."""
     start = last = files[first]
     size, count, largest, most = start.bytes, start.record_count, start.bytes, start.record_count
     longest = 0
@@ -94,11 +96,11 @@ def merge(
     growth: int = GROWTH,
     bytes_max: int | None = None,
 ) -> Iterator[tuple[Rewriting, Written]]:
-    """Merge what there is to merge in the partition, into files of at most `bytes_max` (segment.bytes without it);
-    each merge when its swap is done.
+    """Merge the files of the partition where the rule allows it, into files of at most `bytes_max` (without it:
+    segment.bytes). Yields each merge when its swap is done.
 
-    Ends with the first one that is refused, because an input or the ISR has changed: the next run sees the new state.
-    `write_file` writes the files, here without it.
+    Ends with the first swap that is refused, because an input or the ISR has changed: the next run sees the new state.
+    `write_file` writes the files; without it they are written in this process.
     """
     largest = min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     while True:
@@ -124,9 +126,9 @@ def merge(
 def runs_of(
     connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
 ) -> list[list[Segment]]:
-    """The runs of a partition that may be merged: of the files below the inline tail. Delta tables list a file above
-    it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such a file
-    is merged once the tail is sealed.
+    """The runs of a partition that may be merged. They have only files below the inline tail. Delta tables list a file
+    above it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such
+    a file is merged once the tail is sealed.
     """
     tail = segments(connection, topic, partition, inline=True)
     end = tail[0].base_offset if tail else None
@@ -139,7 +141,7 @@ def runs_of(
 def partitions_to_merge(
     connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
 ) -> list[int]:
-    """Partitions of the topic that may have something to merge: so many files of which two would fit into one."""
+    """Partitions with at least `files_min` files of which two would fit into one: they may have files to merge."""
     fits = SEGMENT.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     query = (
         sa.select(SEGMENT.partition)

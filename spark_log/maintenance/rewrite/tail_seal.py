@@ -1,4 +1,4 @@
-"""Sealing: the inline tail of a partition becomes Parquet segments, at the same offsets."""
+"""Sealing: writes the inline tail of a partition into Parquet segments, at the same offsets."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,11 @@ from spark_log.metadata.columns import PARTITION, SEGMENT
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
-    """The segments, all of the tail or all files, cut into runs that may each become one file: the offsets meet, one
-    timestamp type, at most OFFSETS_MAX offsets, and `bytes_max` bytes unless a single one is larger. By offset.
+    """Divide the segments, all of the tail or all files, into runs that may each become one file: the offsets meet, one
+    timestamp type, at most OFFSETS_MAX offsets, and at most `bytes_max` bytes unless a single segment is larger. By
+    offset.
 
-    No run of files reaches over one of `seen` (`publication.seen_offsets`).
+    No run of files crosses one of `seen` (`publication.seen_offsets`).
     """
     found: list[list[Segment]] = []
     size = 0
@@ -45,7 +46,7 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
 
 
 def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, fence: Fence = unfenced) -> int:
-    """Write the partition's tail below the high watermark into segment files; returns how many."""
+    """Write the partition's tail below the high watermark into segment files; returns their number."""
     return sum(1 for _ in sealing(cluster, writer, topic, partition, fence))
 
 
@@ -57,9 +58,10 @@ def sealing(
     fence: Fence = unfenced,
     end_offset: int | None = None,
 ) -> Iterator[tuple[Rewriting, Written]]:
-    """The same, each file when it has been swapped in; only what ends at or below `end_offset`, if that is given.
+    """As `seal`, but yields each file when it has been swapped in. With `end_offset` only segments that end at or below
+    it.
 
-    Each swap is a transaction that changes nothing if somebody else has sealed the run meanwhile.
+    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
     """
     tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
     if end_offset is not None:
@@ -78,7 +80,9 @@ def sealing(
 
 @dataclass(frozen=True)
 class Tail:
-    """The inline tail of a partition; `first_appended_ms` is when its first blob came, by the store's clock."""
+    """The inline tail of a partition; `first_appended_ms` is the append time of its first blob, by the store's
+    clock.
+    """
 
     partition: int
     bytes: int
@@ -86,10 +90,10 @@ class Tail:
 
 
 def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms: int = 0) -> list[Tail]:
-    """The tails of a topic that are to be sealed; `ahead_ms`: how long it takes until the next look.
+    """The tails of a topic that are to be sealed; `ahead_ms`: time until the next check.
 
-    When one has reached delta.max.lag.ms, all are: they make one Delta commit. Else those that are older than
-    segment.ms, or as large as inline.tail.bytes (sealing them failed before).
+    If one tail has reached delta.max.lag.ms, all are due: they make one Delta commit. Otherwise due are the tails that
+    are older than segment.ms, or as large as inline.tail.bytes (sealing them failed before).
     """
     if any(lag_is_over(tail, config, now_ms + ahead_ms) for tail in tails):
         return list(tails)
@@ -101,14 +105,14 @@ def due_tails(tails: Sequence[Tail], config: TopicConfig, now_ms: int, ahead_ms:
 
 
 def lag_is_over(tail: Tail, config: TopicConfig, now_ms: int) -> bool:
-    """Whether to seal it for delta.max.lag.ms, of which the last tenth is left for sealing and publication; also if the
-    clock was set back since its first record came.
+    """Whether to seal the tail for delta.max.lag.ms, of which the last tenth is reserved for sealing and publication;
+    also if the clock was set back since the tail's first record.
     """
     return config.delta_max_lag_ms >= 0 and not 0 <= now_ms - tail.first_appended_ms < seal_after_ms(config)
 
 
 def seal_after_ms(config: TopicConfig) -> int:
-    """How long the first record of a tail may wait."""
+    """Time that the first record of a tail may wait, in ms."""
     return config.delta_max_lag_ms * 9 // 10
 
 
