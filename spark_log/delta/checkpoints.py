@@ -1,7 +1,7 @@
 """Maintenance of a topic's Delta tables: publication, a recent checkpoint, removal of expired log files.
 
-A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration go, except
-those that a version within it is read from: time travel and streams within it go on.
+A reader loads the last checkpoint and every commit after it. Log files older than delta.logRetentionDuration are
+deleted, except those that are needed to read a version within it: time travel and streams within it continue to work.
 """
 
 import json
@@ -22,12 +22,12 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.metadata.tables import publication as t_publication
 
 COMMITS_MAX = 10
-"""Commits since the last checkpoint that make the next one due: Delta's own default of delta.checkpointInterval."""
+"""A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
 
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The maintenance of the log of one table: files and bytes before and after. `version`: of the checkpoint."""
+    """Log maintenance of one table: files and bytes before and after, and the `version` of the checkpoint."""
 
     version: int
     files_before: int
@@ -37,7 +37,8 @@ class LogFiles:
 
 
 def publish_behind(cluster: Cluster, topic: Topic) -> bool:
-    """Bring the tables up to the metadata, whatever kept them behind; whether there was something to do.
+    """Publish the topic to the tables that are behind the metadata, for whatever reason. Returns whether there was a
+    change.
 
     Raises as `publish` does.
     """
@@ -53,7 +54,9 @@ def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
 
 
 def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
-    """Checkpoint and clean up the log of each table that has gone COMMITS_MAX commits without, in online log dirs."""
+    """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its
+    checkpoint.
+    """
     failed: Exception | None = None
     for info in _tables(cluster, topic):
         try:
@@ -78,18 +81,20 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
 
 
 def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
-    """The log dirs that are online and have a table of the topic, or should."""
+    """The online log dirs that have a table of the topic, or should have one."""
     infos = cluster.log_dirs()
     found = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
     return [infos[log_dir_id] for log_dir_id in found]
 
 
 def _due_table(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
-    """The table in the log dir, None without one or before COMMITS_MAX commits since its last checkpoint."""
+    """The table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
+    checkpoint.
+    """
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
     try:
-        # not is_deltatable: it holds the GIL while it waits for an object store, so no other thread of ours could run
+        # not is_deltatable: it holds the GIL while it waits for an object store, which stops all our other threads
         table = DeltaTable(location, storage_options=options)
     except TableNotFoundError:
         return None
@@ -116,7 +121,7 @@ def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
 def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
     try:
         yield
-    except (DeltaError, OSError) as error:  # an OSError: an object store that does not go on with an answer
+    except (DeltaError, OSError) as error:  # an OSError: an object store that does not complete its answer
         raise StorageUnavailableError(redact(f"Delta table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
@@ -127,5 +132,5 @@ def _checkpointed(log_dir: LogDir, folder: str) -> int:
         return -1
     try:
         return int(json.loads(b"".join(bytes(block) for block in log_dir.read_blocks(path)))["version"])
-    except (ValueError, KeyError, TypeError):  # torn by a power cut: made again
+    except (ValueError, KeyError, TypeError):  # torn by a power loss: it is written again
         return -1

@@ -1,5 +1,5 @@
-"""The lag of each Delta table of a topic: the records that readers of the log see and the table does not list, and
-since when.
+"""The lag of each Delta table of a topic: the records that readers of the log see and the table does not list, and the
+age of the oldest of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +17,10 @@ from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, R
 
 @dataclass(frozen=True)
 class DeltaLag:
-    """Of one topic in one log dir; `oldest_ms`: when the first of these records was appended, by the store's clock.
+    """The lag of one topic in one log dir. `oldest_ms`: append time of the first of these records, by the store's
+    clock.
 
-    `sealed_ms`: the same of those that are in segment files, and only have to be published; None if all are inline.
+    `sealed_ms`: the same for records in segment files, which only have to be published; None if all are inline.
     """
 
     records: int
@@ -30,10 +31,11 @@ class DeltaLag:
 def delta_lags(
     connection: sa.Connection, topic_ids: Collection[TopicId] | None = None
 ) -> dict[tuple[TopicId, LogDirId], DeltaLag]:
-    """By topic and online log dir, of these topics or of all; without those that list all below the high watermark.
+    """By topic and online log dir, of these topics or of all; without tables that list all records below the high
+    watermark.
 
-    Up to `seen_offset` a table has shown every record. Above lie the inline tail, and files that came after it: those
-    are listed if the last publication knew them.
+    A table has shown every record up to `seen_offset`. Above it lie the inline tail and later files: the table lists
+    those files that existed at the last publication.
     """
     same = (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition)
     published = (
@@ -83,8 +85,9 @@ def delta_lags(
 
 @dataclass(frozen=True)
 class DeltaTableInfo:
-    """A topic's Delta table in a log dir. `location`: path or URI. It lacks `lag_records` of the log, the oldest of
-    them for `lag_ms`; both 0 if it is up to date, or its log dir is offline.
+    """A topic's Delta table in a log dir. `location`: path or URI. `lag_records`: number of records that it lacks;
+    `lag_ms`: time for which the oldest of them has been missing. Both are 0 if it is up to date, or its log dir is
+    offline.
     """
 
     log_dir_id: int

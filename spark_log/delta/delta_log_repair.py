@@ -1,18 +1,19 @@
-"""Repair of a Delta log that a power loss has torn.
+"""Repair of a Delta log whose files were torn by a power loss.
 
 Neither deltalake nor Spark forces a commit or a checkpoint to disk. Publication does so after its own commits, before
-it records them; what was written and not forced may be found cut off or full of zeros, and no reader opens the table.
+it records them. A file that was written and not forced may be truncated or full of zeros after a power loss; then no
+reader can open the table.
 
-    a torn checkpoint     is deleted: the commits before it are still there, since none is deleted before it is forced
-    a torn commit         becomes an empty one, so that versions stay without a gap; publication adds what it has lost
-    what stays unreadable (the first commit is torn, or commits are missing) is deleted as a whole and made again
+    a torn checkpoint     is deleted: the commits before it still exist, since none is deleted before it is forced
+    a torn commit         becomes an empty one, so that versions have no gap; publication adds the lost changes again
+    an unreadable log     (the first commit is torn, or commits are missing) is deleted as a whole and written again
 
-Torn is only what was read and is bad: a file that cannot be read is a failure of the storage, and nothing is deleted.
-A repair that is cut short leaves a log that opens, or one that the next repair makes readable.
+A file is torn only if it was read and its content is bad: a file that cannot be read is a failure of the storage, and
+nothing is deleted. A repair that is interrupted leaves a log that opens, or one that the next repair makes readable.
 
-Publication repairs only what does not open. These open, and are left as they are: a torn commit below a whole
-checkpoint (readers of older versions fail on it), a commit of no bytes other than the first (it says nothing, as an
-empty one), and a hint that is not JSON.
+Publication repairs only a log that does not open. These logs open, and are not changed: a torn commit below an intact
+checkpoint (readers of older versions fail on it), a commit other than the first without bytes (it acts as an empty
+commit), and a hint that is not JSON.
 """
 
 import json
@@ -35,7 +36,7 @@ _HINT = "_last_checkpoint"
 
 @dataclass(frozen=True)
 class Repair:
-    """Files of a Delta log to delete, in this order, and then to make empty commits."""
+    """Files of a Delta log to delete, in this order, and then the files to replace with empty commits."""
 
     delete: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
@@ -45,10 +46,10 @@ class Repair:
 
 
 def plan_repair(whole: Mapping[str, bool]) -> Repair:
-    """The repair that makes an unreadable Delta log readable, given its files, and which of them are whole.
+    """The repair that makes an unreadable Delta log readable, given its files, and whether each is intact.
 
-    In an order in which it may end after any step: a file goes after its checksums, which Spark would hold against the
-    next file of its name, a checkpoint after the hint that names it, and what is torn last.
+    The repair may end after any step, so the order matters: a file is deleted after its checksums, which Spark would
+    apply to the next file of the same name, a checkpoint after the hint that names it, and torn files last.
     """
     torn = {name for name, good in whole.items() if not good}
     commits = {int(match[1]) for name in whole if (match := _COMMIT.fullmatch(name))}
@@ -66,20 +67,20 @@ def plan_repair(whole: Mapping[str, bool]) -> Repair:
 
 
 def _in_order(names: Collection[str], torn: Collection[str]) -> tuple[str, ...]:
-    """Checksums, the hint, what is whole, what is torn."""
+    """The order: checksums, the hint, intact files, torn files."""
     return tuple(sorted(names, key=lambda name: (not name.endswith(".crc"), name != _HINT, name in torn, name)))
 
 
 def _readable(commits: Collection[int], start: int, *, first_is_whole: bool) -> bool:
-    """Whether there is a checkpoint (of version `start`), or the first commit, and every commit after it."""
+    """Whether there is a checkpoint (of version `start`) or the first commit, and every commit after it."""
     last = max(commits, default=start)
     return (start >= 0 or first_is_whole) and all(version in commits for version in range(start + 1, last + 1))
 
 
 def repair(log_dir: LogDir, topic: Topic) -> bool:
-    """Make the topic's Delta log, which does not open, readable; False if that is not for its files' sake.
+    """Make the topic's Delta log, which does not open, readable; False if its files are not the reason.
 
-    StorageUnavailableError if they cannot be read. Object stores tear nothing.
+    StorageUnavailableError if they cannot be read. Object stores never tear a file.
     """
     if not log_dir.local:
         return False
@@ -108,7 +109,9 @@ def _empty_commit() -> bytes:
 
 
 def is_whole(name: str, content: bytes, names: Collection[str]) -> bool:
-    """Whether a file of a Delta log can be read to its end, given the names of all; the hint: names one of them."""
+    """Whether a file of a Delta log is complete, given the names of all files; for the hint: whether it names one of
+    them.
+    """
     if name == _HINT:
         return _names_a_checkpoint(content, names)
     if _COMMIT.fullmatch(name) or (_CHECKPOINT.fullmatch(name) and name.endswith(".json")):
@@ -140,7 +143,7 @@ def _is_whole_parquet(content: bytes) -> bool:
     try:
         pq.read_table(pa.BufferReader(content))
     except (pa.ArrowNotImplementedError, pa.ArrowCapacityError):
-        return True  # others may be able to read it
+        return True  # other readers may be able to read it
     except MemoryError:
         raise
     except OSError as error:
@@ -153,6 +156,6 @@ def _is_whole_parquet(content: bytes) -> bool:
 
 
 def _content(log_dir: LogDir, folder: str, name: str) -> bytes:
-    """Of the files that are judged by it."""
+    """The content of a file whose completeness is judged by its content."""
     judged = name == _HINT or _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)
     return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/{name}"))) if judged else b""

@@ -1,10 +1,10 @@
 """Publication: a topic in a log dir is also a Delta table, whose active files are the sealed segments that its replicas
 there have below the high watermark.
 
-By state, not by event: the difference between what the metadata says and what the Delta table has is committed, and the
-commit is refused unless the table is still at the version that was compared. So a second publisher, a crash between any
-two steps and a foreign commit all heal with the next publication. Where the table is known to be as we left it (its
-version and our app transaction are those recorded), only the segments that changed since are looked at; else all are.
+It is based on state, not on events: it commits the difference between the metadata and the Delta table, and the commit
+is refused unless the table is still at the version that was compared. So the next publication corrects the effects of a
+second publisher, of a crash between any two steps and of a foreign commit. If the table is known to be unchanged (its
+version and our app transaction are those recorded), only the segments that changed since are compared; otherwise all.
 """
 
 import json
@@ -41,12 +41,12 @@ DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64())
 """offset = base_offset + offset_delta, for any Delta reader."""
 
 _CHECKPOINT_COMMITS = 100
-"""Commits between checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
+"""Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
-    # VACUUM must leave what a lagging reader of an older version is on; clean-up of segments is spark-log's. Not for
-    # ever: every checkpoint lists what was removed within it
+    # VACUUM must keep the files that a lagging reader of an older version reads; spark-log itself cleans up segments.
+    # The time is limited, since every checkpoint lists the files that were removed within it
     "delta.deletedFileRetentionDuration": "interval 30 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
@@ -64,22 +64,22 @@ class Difference:
 
 
 def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """The changes that make the active files of a table the wanted ones."""
+    """The changes after which the active files of a table are the wanted ones."""
     there = set(active)
     return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
-    """Path or URI of the topic's Delta table in each log dir. Their union is the topic."""
+    """Path or URI of the topic's Delta table in each log dir. Together the tables contain the whole topic."""
     log_dir_ids = cluster.store.read(lambda connection: publication_state.log_dirs_with_replicas(connection, topic))
     infos = cluster.log_dirs()
     return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
 
 
 def publish(cluster: Cluster, topic: Topic) -> None:
-    """Bring the topic's Delta tables up to the metadata, in every log dir that is online.
+    """Publish the topic to its Delta tables in every log dir that is online.
 
-    One that fails keeps no other from it; then the first error is raised, StorageUnavailableError mostly.
+    A failing table does not stop the others; the first error, usually StorageUnavailableError, is raised at the end.
     """
     infos = cluster.log_dirs()
     log_dirs = cluster.store.read(lambda connection: publication_state.log_dirs_to_publish(connection, topic))
@@ -94,8 +94,8 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
 
 def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
-    """Publish after an append that is done: a failure is logged and healed by the next publication, not raised.
-    Whether all went well.
+    """Publish after a completed append: a failure is logged, and the next publication corrects it. Returns whether all
+    tables were published.
     """
     done = True
     for topic in topics:
@@ -110,7 +110,7 @@ def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
 
 
 def publish_all(cluster: Cluster) -> None:
-    """Bring the Delta tables of every topic up to the metadata."""
+    """Publish every topic to its Delta tables."""
     for topic in cluster.store.read(find_topics).values():
         publish(cluster, topic)
 
@@ -119,7 +119,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     log_dir = cluster.log_dir(info)
-    log_dir.verify(info.uuid)  # each time: a folder that came back empty must not be given a table behind our back
+    log_dir.verify(info.uuid)  # each time: a folder that is back but empty must not get a new table unnoticed
     for _ in range(_ATTEMPTS):
         try:
             table = _open_table(log_dir, topic, create=has_replicas)
@@ -128,13 +128,13 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
         except CommitFailedError:  # another process committed first: compare with the new state
             continue
         except BaseException as error:
-            # an OSError: an object store that does not go on with an answer
+            # an OSError: an object store that does not complete its answer
             if not (isinstance(error, DeltaError | OSError) or type(error).__name__ == "PanicException"):
                 raise
             if isinstance(error, DeltaError) and repair(log_dir, topic):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, redact(info.uri))
                 continue
-            # it panics, in a class of its own, in the child of a process that has used it before the fork
+            # in a forked child of a process that has used deltalake, it panics, with its own exception class
             raise StorageUnavailableError(
                 redact(f"Delta table of topic {topic.name} in {info.uri}: {_one_line(error)}")
             ) from error
@@ -144,7 +144,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
 
 
 def _one_line(error: BaseException) -> str:
-    """deltalake draws its errors as a coloured tree of lines."""
+    """Needed because deltalake formats its errors as a coloured tree of lines."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
@@ -160,8 +160,8 @@ class _Found(NamedTuple):
     gone: list[str]
 
 
-def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
-    """None if nothing is to be done. `left_at`: our transaction's version in the table, and the table's version."""
+def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
+    """None if the table is up to date. `left_at`: our transaction's version in the table, and the table's version."""
     check_identity(connection)
     in_table = left_at[0]
     recorded = publication_state.recorded(connection, topic, info)
@@ -172,7 +172,7 @@ def _look(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tu
         return None
     if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
         return None  # deleted meanwhile, together with its records
-    # a table that never had a commit of ours has seen nothing
+    # a table without a commit of ours has not shown any record
     cursors = publication_state.cursors(connection, topic, info) if in_table else {}
     if as_we_left_it and not due.fallen:
         wanted = publication_state.changed_segments(connection, topic, info)
@@ -185,11 +185,11 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     application = f"spark-log/{topic.uuid}/{info.uuid}"
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
-    found = cluster.store.read(lambda connection: _look(connection, topic, info, left_at))
+    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, left_at))
     if found is None:
         return True
     recorded, in_doubt, due, cursors, incremental, wanted, gone = found
-    if in_doubt:  # a publisher did not come to record its commit
+    if in_doubt:  # a publisher died before it recorded its commit
         cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
         return False
     active = _active_files(table)
@@ -211,7 +211,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if version is None:
         return False
     failpoint("publish.before-commit")
-    # without retries a commit makes exactly the version after the one that was compared, or fails
+    # without retries a commit makes exactly the version after the compared one, or fails
     delta_version = table.version() + 1
     _commit(table, what, active, cursors, application, version)
     log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
@@ -226,8 +226,8 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
 def _check_store_is_not_older(
     cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable", what: Difference
 ) -> None:
-    """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not know
-    of: then it was restored from a copy, and does not tell what is to go.
+    """StoreChangedError if the table lists segments that the metadata has never named, in commits that it does not
+    know: then the metadata was restored from a copy, and cannot tell which files to remove.
     """
     ours = [path for path in what.remove if path.startswith("_segments/")]
     if not ours:
@@ -246,9 +246,9 @@ def _check_store_is_not_older(
 
 
 def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
-    """When a version was committed, by its commit file; 0 if that has been cleaned up.
+    """Time of the commit of a version, by its commit file; 0 if that has been cleaned up.
 
-    `DeltaTable.history` says the same, but holds the GIL while it waits for an object store.
+    `DeltaTable.history` has it too, but holds the GIL while it waits for an object store.
     """
     try:
         blocks = log_dir.read_blocks(f"{topic.folder}/_delta_log/{version:020d}.json")
@@ -259,7 +259,7 @@ def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
 
 
 def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
-    """Force the checkpoint of this version to disk, which deltalake does not: every reader would read a torn one."""
+    """Force the checkpoint of this version to disk, which deltalake does not do: a torn one stops every reader."""
     paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
     for path, size in zip(paths, log_dir.sizes(paths), strict=True):
         if size is not None:
@@ -267,7 +267,7 @@ def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
 
 
 def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
-    """The topic's table in the log dir, made if need be; None if there is none and none is needed."""
+    """The topic's table in the log dir, created with `create`; None if there is none and it is not created."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -291,7 +291,7 @@ def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable |
         )
         log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
         return table
-    except DeltaError:  # another publisher was first
+    except DeltaError:  # another publisher created it first
         return DeltaTable(location, storage_options=options)
 
 
@@ -313,7 +313,9 @@ def _commit(
     application: str,
     transaction_version: int,
 ) -> None:
-    """One Delta commit, on exactly the version that was compared. CommitFailedError if another process was first."""
+    """Make one Delta commit, on exactly the version that was compared. CommitFailedError if another process was
+    first.
+    """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -365,7 +367,7 @@ def storage_options(log_dir: LogDir) -> dict[str, str]:
     if log_dir.local or parts.scheme != "s3":
         return {}
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    # an endpoint of http://, from the URI or from AWS_ENDPOINT_URL, is the user's word already: the records go there
+    # the user has chosen the http:// endpoint, in the URI or in AWS_ENDPOINT_URL, and the records are sent to it too
     options = {"aws_allow_http": "true"}
     if parts.username:
         options["aws_access_key_id"] = unquote(parts.username)

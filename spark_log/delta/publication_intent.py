@@ -1,13 +1,14 @@
 """The intent of a publication: the files it will add to a Delta table, recorded before its commit.
 
-    note      one SQL transaction: up to where each partition's records will have been seen, under a new version number
-    commit    of the Delta table, whose app transaction has that version
-    settle    the table has this version, so this intent was carried out: it becomes what is recorded
+    note      one SQL transaction: the offset up to which each partition's records will have been seen, under a new
+    version
+    commit    of the Delta table, with that version in its app transaction
+    settle    the table has this version, so this intent was carried out: it becomes the recorded state
 
-A publisher that dies after its commit leaves an intent, and the version in the table tells the next one which. Until
-then no file reaches over the offset (`publication.seen_offsets`). A note is always forced to disk, and with it all that
-was committed before: a Delta table never lists a segment that the metadata could still lose. Settling is not forced:
-lost with the power, it is done again by the next publication, whose own note would have forced it.
+A publisher that dies after its commit leaves an intent, and the version in the table identifies it for the next one.
+Until then no file crosses the offset (`publication.seen_offsets`). A note is always forced to disk, and with it
+everything that was committed before: a Delta table never lists a segment that the metadata could still lose. Settling
+is not forced: if a power loss reverts it, the next publication settles again; its own note is forced.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from spark_log.metadata.columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CU
 from spark_log.partitions.partition_rows import CHUNK, lock_partitions
 
 _UNKNOWN = -1
-"""As publication.delta_version: all of the table is to be compared."""
+"""Value of publication.delta_version that makes the next publication compare the whole table."""
 
 
 def note(
@@ -35,9 +36,9 @@ def note(
     add: Sequence[PublishedFile],
     due: Due,
 ) -> int | None:
-    """Note that the files are to be added; the version that the commit's app transaction must have.
+    """Note that the files are to be added. Returns the version for the commit's app transaction.
 
-    `before` is what was recorded, and `in_table` our version and the Delta version of the table, when the two were
+    `before` is the recorded state, and `in_table` our version and the Delta version of the table, when the two were
     compared. None if the metadata has changed since, so that they must be compared again.
     """
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
@@ -109,7 +110,7 @@ def settle(connection: sa.Connection, topic: Topic, info: LogDirInfo, version: i
 
 
 def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[PublishedFile]) -> bool:
-    """Whether every file is a segment of the log. The partitions are locked: no swap takes one away meanwhile."""
+    """Whether every file is a segment of the log. Locks the partitions, so that no swap removes one meanwhile."""
     lock_partitions(connection, sorted({(topic.topic_id, file.partition) for file in files}))
     wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
     for first in range(0, len(wanted), CHUNK):

@@ -1,4 +1,4 @@
-"""Changes of the log that take back what is recorded of a topic's Delta tables."""
+"""Changes of the log that reset the recorded state of a topic's Delta tables."""
 
 import sqlalchemy as sa
 
@@ -15,8 +15,8 @@ def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: 
 
 
 def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:
-    """Let the next publication compare the whole Delta tables of the topic for which `where` holds: they may list files
-    that are missing.
+    """Make the next publication compare the whole Delta tables of the topic for which `where` holds: they may list
+    files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
     connection.execute(t.publication.update().where(here).values(delta_version=-1))

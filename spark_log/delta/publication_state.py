@@ -1,7 +1,7 @@
-"""The Delta tables in the metadata: the files each must list, the files it is known to list, and recording them.
+"""The state of Delta tables in the metadata: the files each must list, the files it is known to list, and its updates.
 
 A log dir's table of a topic lists the sealed segments of *its* replicas, each up to min(high watermark, the replica's
-LEO). A cursor for each partition says what was published last, so that only what has changed since is looked at.
+LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
 from collections.abc import Iterable
@@ -27,13 +27,13 @@ from spark_log.metadata.columns import (
 REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
 )
-"""Up to where this replica's segments may be published: whole there, and below the high watermark."""
+"""The offset up to which this replica's segments may be published: complete there, and below the high watermark."""
 _CHUNK = 5_000
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file as the Delta table should list it. `path` is relative to the table."""
+    """A file that the Delta table should list. `path` is relative to the table."""
 
     path: str
     partition: int
@@ -49,8 +49,8 @@ class PublishedFile:
 class Cursor:
     """The state of a partition in a publication.
 
-    With partition.change `change`, the files below `limit` were listed. Below `seen_offset` every record has been in
-    the table, at some time, as a file's.
+    At partition.change `change`, the files below `limit` were listed. Every record below `seen_offset` has been in the
+    table at some time, in some file.
     """
 
     change: int = 0
@@ -58,20 +58,20 @@ class Cursor:
     seen_offset: int = 0
 
     def has_seen(self, file: PublishedFile) -> bool:
-        """Whether the records of a file that is added have been in the table before, perhaps in other files."""
+        """Whether the records of an added file have been in the table before, perhaps in other files."""
         known = file.change <= self.change
         listed = known and file.base_offset < self.limit
-        # its replica lost it, or was replaced, and has it again; or others' files were rewritten into it
+        # its replica lost it, or was replaced, and has it again; or other files were rewritten into it
         returned = file.end_offset <= self.seen_offset and (known or file.rewritten)
         return listed or returned
 
 
 @dataclass(frozen=True)
 class Due:
-    """The cursors of the partitions that have changed since the last publication, as they are to be.
+    """The new cursors of the partitions that have changed since the last publication.
 
-    `fallen`: something that was listed may have to go although it has not been retired. `has_replicas` False: nothing
-    is to be listed any more.
+    `fallen`: the table may have to remove files that have not been retired. `has_replicas` False: the table is to list
+    no file any more.
     """
 
     cursors: dict[int, Cursor]
@@ -87,7 +87,7 @@ def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogD
 
 
 def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
-    """Online log dirs with a replica of the topic (True), or with a table that may list files of those they had."""
+    """Online log dirs with a replica of the topic (True), or with a table that may list files of earlier replicas."""
     online = set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
     known = connection.execute(
         sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == topic.topic_id)
@@ -97,7 +97,7 @@ def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirI
 
 
 def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
-    """(our transaction version, Delta version) of the last publication recorded; None before the first."""
+    """(our transaction version, Delta version) of the last recorded publication; None before the first."""
     query = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
         PUBLICATION.topic_id == topic.topic_id, PUBLICATION.log_dir_id == info.log_dir_id
     )
@@ -150,7 +150,7 @@ def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int
 
 
 def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
-    """Of every partition that was published, as the last publication noted them."""
+    """The cursors of all published partitions, as the last publication noted them."""
     query = sa.select(
         PUBLICATION_CURSOR.partition,
         PUBLICATION_CURSOR.change,
@@ -161,8 +161,9 @@ def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[i
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
-    """Up to where each log dir's table has shown the partition's records, or may have after a commit that was noted
-    and not recorded. Of a file that reached over one of these, some records would be new to that table and some not.
+    """For each log dir's table, the offset up to which it has shown the partition's records, or may have after a commit
+    that was noted and not recorded. If a file crossed such an offset, some of its records would be new to that table
+    and some not.
     """
     known, noted = (
         sa.select(table.c.seen_offset).where(table.c.topic_id == topic.topic_id, table.c.partition == partition)
@@ -178,7 +179,7 @@ _FILE_COLUMNS = (
 
 
 def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """Everything that the table is to list."""
+    """All files that the table is to list."""
     source, here = _replicas(topic, info)
     source = source.join(
         t.segment, (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
@@ -190,7 +191,9 @@ def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> l
 
 
 def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """Segments that came since the cursors, or lay above their limit then. Two index scans rather than one OR."""
+    """Segments that were added since the cursors, or lay above their limit then. Two index scans are faster than one
+    OR.
+    """
     source, stale = _stale(topic, info)
     same = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
     newer = same & (SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
@@ -207,7 +210,7 @@ def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) 
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
-    """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired ones."""
+    """Paths, relative to the topic's folder, of every file that the metadata names: segments, and retired files."""
     live = sa.select(SEGMENT.partition, SEGMENT.name).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
     named = {f"_segments/{partition}/{name}" for partition, name in connection.execute(live)}
     retired = sa.select(RETIRED_FILE.path).where(
@@ -237,7 +240,7 @@ def record(
     what: Due,
 ) -> None:
     """Record a publication, unless another one has been recorded since `before` was read."""
-    # the partitions' parent row: a topic deleted meanwhile takes no more notes, two publishers take turns
+    # the partitions' parent row: it refuses notes for a deleted topic, and serializes two publishers
     now = find_topics(connection, [topic.name], lock=True).get(topic.name)
     if now is None or now.topic_id != topic.topic_id or recorded(connection, topic, info) != before:
         return
@@ -283,7 +286,7 @@ def values(cursor: Cursor) -> dict[str, int]:
 
 
 def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
-    """FROM partition, its replica in this log dir, and its cursor; and the condition that picks the topic."""
+    """FROM partition, its replica in this log dir, and its cursor; and the condition that selects the topic."""
     source = t.partition.join(
         t.replica,
         (REPLICA.topic_id == PARTITION.topic_id)
@@ -299,7 +302,7 @@ def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
 
 
 def _stale(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
-    """The same, of partitions that have changed since they were published."""
+    """As `_replicas`, for the partitions that have changed since they were published."""
     source, here = _replicas(topic, info)
     return source, here & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 

@@ -1,12 +1,12 @@
-"""Erasing records by key: every record of the given keys goes, with its value and headers, tombstones too.
+"""Erasing records by key: deletes every record of the given keys, with its value and headers, also tombstones.
 
     erased = erase(cluster, "users", [b"N14228"], purge=True)
 
-The other records keep their offsets; offsets of those that went are gaps, as after compaction. It is done for the
-records below the high watermarks of the moment when it began (`Erased.ends`): of what is appended meanwhile, nothing is
-erased. Tails are sealed first; then each segment that holds such a record is replaced (`log.rewriting`), until a look
-at all segments finds none. Readers and writers go on. What was replaced stays on disk for file.delete.delay.ms,
-where older Delta versions and lagging readers still see it; with `purge` it goes at once (`maintenance.purge`).
+The other records keep their offsets; the erased records leave gaps, as after compaction. An erase covers the records
+below the high watermarks at its beginning (`Erased.ends`), not those that are appended meanwhile. It seals the tails
+first; then it replaces each segment that holds such a record (`log.rewriting`), until a scan of all segments finds
+none. Readers and writers continue. The replaced files stay on disk for file.delete.delay.ms, and older Delta versions
+and lagging readers still see them; with `purge` they are deleted at once (`maintenance.purge`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ from spark_log.segments import plan as planner
 from spark_log.segments.slices import Slice
 
 _FRUITLESS_MAX = 10
-"""Looks in a row that come to nothing, overtaken by a merge or a change of the ISR, before it gives up."""
+"""Consecutive scans without effect (because of a merge or a change of the ISR) after which the erase fails."""
 
 
 def erase(
@@ -63,11 +63,12 @@ def erase(
     workers: Callable[[KeySet], Workers] = Here,
     settings: ClusterSettings | None = None,
 ) -> Erased:
-    """Erase every record of these keys. `ends`: offsets, at most the high watermarks, that partitions end at instead.
+    """Erase every record of these keys. `ends`: offsets, at most the high watermarks, below which to erase instead.
 
     Raises UnknownTopicOrPartitionError, PolicyViolationError (an internal topic), OffsetOutOfRangeError (`ends`),
-    StoreChangedError (with `purge`); and where it has to give up, the last reason, mostly NotEnoughReplicasError or
-    StorageUnavailableError. What was erased by then stays erased; it may be called again.
+    StoreChangedError (with `purge`). If it cannot be completed, it raises the last reason, usually
+    NotEnoughReplicasError or StorageUnavailableError. The records that were erased by then stay erased; the call may be
+    repeated.
     """
     validate_user_topic(topic, "erase from")
     wanted = _distinct(keys)
@@ -91,7 +92,7 @@ def erase(
     failpoint("erase.published")
     purged = None
     if purge:
-        run.fallback.detect_failures()  # a log dir that has come back or gone away
+        run.fallback.detect_failures()  # a log dir may have come back or failed meanwhile
         purged = purge_old_files(cluster, found, team, run.replaced)
         notes += purged.notes
     return Erased(
@@ -111,7 +112,7 @@ def _distinct(keys: Iterable[bytes] | pa.Array | pa.ChunkedArray) -> pa.Array:
 def _begin(
     connection: sa.Connection, name: str, ends: Mapping[int, int]
 ) -> tuple[Topic, dict[int, int], dict[int, int]]:
-    """The topic; up to where each partition is erased; and how many offsets lie above its high watermark."""
+    """The topic; the offset below which each partition is erased; the number of offsets above each high watermark."""
     topic = find_topic(connection, name)
     query = sa.select(PARTITION.partition, PARTITION.high_watermark, PARTITION.log_end_offset).where(
         PARTITION.topic_id == topic.topic_id
@@ -138,7 +139,7 @@ def _notes(above: Mapping[int, int]) -> list[str]:
 
 @dataclass
 class _Run:
-    """The looks at a topic's segments until none holds a record to erase."""
+    """Scans a topic's segments and rewrites them until none holds a record to erase."""
 
     cluster: Cluster
     topic: Topic
@@ -147,11 +148,11 @@ class _Run:
     writer: Writer
     fallback: FallbackController
     clean: set[str] = field(default_factory=set)
-    """Names of segments that hold none: a segment's file never changes."""
+    """Names of segments without such a record: a segment's file never changes."""
     scanned: set[str] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
-    """Paths of the files that were taken out of the log."""
+    """Paths of the files that were removed from the log."""
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
     error: SparkLogError | None = None
@@ -177,14 +178,14 @@ class _Run:
                 self.fallback.detect_failures()
 
     def _seal(self) -> int:
-        """Seal what lies below the ends; how many tails still reach below them."""
+        """Seal the tails below the ends; returns the number of tails that still begin below them."""
         tails = self._with_tails()
         for partition in tails:
             try:
                 seal(self.cluster, self.writer, self.topic, partition)
             except SparkLogError as error:
                 self.error = error
-        if tails:  # Delta tables are to know of what was sealed below files that they list, before those are replaced
+        if tails:  # publish before these files are replaced: Delta tables may list files above the sealed tail
             try_publish(self.cluster, [self.topic])
         left = len(self._with_tails())
         failpoint("erase.sealed")
@@ -201,7 +202,7 @@ class _Run:
         return self.cluster.store.read(read)
 
     def _suspects(self) -> list[tuple[Segment, Slice]]:
-        """Segments that may hold a record to erase, and where their files lie."""
+        """Segments that may hold a record to erase, with their files."""
         found: list[tuple[Segment, Slice]] = []
         for partition, end in self.ends.items():
             found += self.cluster.store.read(partial(self._suspects_of, partition=partition, end=end))
@@ -223,7 +224,7 @@ class _Run:
         return [(each, by_name[each.name]) for each in files]
 
     def _holding(self, suspects: Sequence[tuple[Segment, Slice]]) -> list[tuple[Segment, int]]:
-        """Those that hold one, with their partitions; the others are clean."""
+        """The segments that hold a record to erase, with their partitions; the others are added to `clean`."""
         log_dirs = self.cluster.log_dirs()
         scans = [Scan(piece, self.ends[piece.partition], log_dirs) for _, piece in suspects]
         holding: list[tuple[Segment, int]] = []

@@ -1,4 +1,4 @@
-"""The keys of an erase, from text and files. They are personal data: an error says where, never which."""
+"""The keys of an erase, from text and files. They are personal data: an error gives the position, never the key."""
 
 import base64
 import binascii
@@ -14,9 +14,9 @@ STDIN = "-"
 
 
 def keys_of(given: Sequence[str], file: str | None, *, encoded: bool) -> pa.Array:
-    """Keys given one by one, and those of a file with one on each line ("-": stdin), empty lines left out.
+    """The keys that are given one by one, and those of a file with one key per line ("-": stdin), without empty lines.
 
-    UTF-8 text, or base64 of the keys' bytes if `encoded`. InvalidOptionError for what is not.
+    They are UTF-8 text, or base64 of the keys' bytes if `encoded`. InvalidOptionError for other input.
     """
     try:
         keys = [text.encode() for text in given]

@@ -1,5 +1,5 @@
-"""Erasing with Spark: many segments at once, each scanned and written by a task. Tasks get keys and log dirs, and
-nothing of the metadata store.
+"""Erasing with Spark: many segments at once; tasks scan and write them. Tasks receive keys and log dirs, and have no
+access to the metadata store.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,19 @@ from spark_log.records.key_set import KeySet
 R = TypeVar("R")
 
 _ITEMS_PER_TASK = 4
-"""A task costs about 30 ms, a segment mostly more; few enough that one slow disk does not hold up a whole stage."""
+"""A task takes about 30 ms, a segment usually more. The number is small, so that a slow disk does not delay a whole
+stage.
+"""
 
 
 def on_spark(spark: SparkSession) -> "Callable[[KeySet], OnSpark]":
-    """For argument `workers` of `erase`."""
+    """The argument `workers` of `erase`."""
     return lambda keys: OnSpark(spark, keys)
 
 
 class OnSpark:
-    """Tasks of a Spark session. The keys are broadcast once: a worker's memory grows with them, by about 50 bytes each,
-    and not with the topic.
+    """Runs the work in tasks of a Spark session. The keys are broadcast once: the memory of a worker grows by about 50
+    bytes per key, and not with the topic.
     """
 
     at_once = 1_000

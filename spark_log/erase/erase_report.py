@@ -1,4 +1,4 @@
-"""What an erase says of its work, for people and for scripts."""
+"""The report of an erase, for people and for scripts."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,26 +11,26 @@ from spark_log.quantities import count_of
 
 @dataclass(frozen=True)
 class Erased:
-    """What was done. Keys are personal data: only their number is told."""
+    """The result of an erase. Keys are personal data: the report has only their number."""
 
     topic: str
     keys: int
     ends: Mapping[int, int]
-    """Per partition: records below this offset were looked at."""
+    """Per partition: the offset below which records were checked."""
     records: int
     partitions: int
-    """With such records."""
+    """Number of partitions with such records."""
     segments_scanned: int
     before: Amount
-    """Segments that were replaced."""
+    """The segments that were replaced."""
     after: Amount
     purged: Purged | None
     """None without `purge`."""
     notes: tuple[str, ...]
-    """For people: what was not reached, and what to do about it."""
+    """For people: data that was not reached, and how to erase it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:

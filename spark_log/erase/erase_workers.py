@@ -1,4 +1,4 @@
-"""Where erasing reads and writes files: in threads of this process, or in Spark's tasks (`erase_on_spark`)."""
+"""The workers that read and write files for an erase: threads of this process, or Spark tasks (`erase_on_spark`)."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,22 +13,22 @@ R = TypeVar("R")
 
 
 class Workers(Protocol):
-    """Runs `work(item, keys)` for each item, with the keys that it was made with. Neither knows the metadata store."""
+    """Runs `work(item, keys)` for each item, with its own keys. Workers have no access to the metadata store."""
 
     at_once: int
-    """Files that are written before they are swapped in."""
+    """Number of files that are written before they are swapped in."""
 
     def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         """The results in the order of the items."""
         ...
 
     def lease_ms(self, settings: ClusterSettings) -> int:
-        """How long a write id must last while `at_once` files are written."""
+        """Duration of the lease of a write id while `at_once` files are written."""
         ...
 
 
 class Here:
-    """Threads of this process: reading and encoding let each other run."""
+    """Threads of this process: reading and encoding do not block other threads."""
 
     at_once = 16
 

@@ -1,6 +1,6 @@
-"""Erasing by key: which records go, which files hold one, and the file that takes a segment's place.
+"""Key matches of an erase: the records to erase, the files that hold one, and the new file of a segment.
 
-Needs log dirs, not the metadata store: on executors too. Keys are personal data: no message here repeats one.
+Needs log dirs, not the metadata store: also runs on executors. Keys are personal data: no message here repeats one.
 """
 
 import logging
@@ -26,12 +26,12 @@ _OFFSETS_AND_KEYS = read_schema(columns=["offset", "key"])
 
 
 def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.BooleanArray:
-    """Which of the records go: their key is one of `erased`, and they lie below `end`."""
+    """Marks the records to erase: their key is one of `erased`, and they lie below `end`."""
     return pc.and_(erased.contains(keys), pc.less(offsets, end))
 
 
 def keep_others(erased: KeySet, end: int) -> Keep:
-    """What `rewriting.write` is to keep: every other record, tombstones and headers as they are."""
+    """The `keep` of `rewriting.write`: keeps every other record, with tombstones and headers unchanged."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
         return pc.invert(to_erase(offsets, records.column("key").combine_chunks(), erased, end))
@@ -41,7 +41,7 @@ def keep_others(erased: KeySet, end: int) -> Keep:
 
 @dataclass(frozen=True)
 class Scan:
-    """A segment file to be looked through; it travels."""
+    """A segment file to scan; sent to executors."""
 
     piece: Slice
     end: int
@@ -50,7 +50,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Write:
-    """A segment file to be written again; it travels. `prefix` of its new name begins with the write id."""
+    """A segment file to rewrite; sent to executors. `prefix` of the new file's name begins with the write id."""
 
     rewriting: Rewriting
     prefix: str
@@ -60,14 +60,14 @@ class Write:
 
 @dataclass(frozen=True)
 class OldFile:
-    """A file that the metadata does not name any more, and the log dirs that have it; it travels."""
+    """A file that the metadata does not name any more, and the log dirs that have it; sent to executors."""
 
     path: str
     log_dirs: Sequence[LogDirInfo]
 
 
 def holds(item: Scan, erased: KeySet) -> bool | SparkLogError:
-    """Whether the segment has a record to erase. Only its keys are read; an error is the value, not raised."""
+    """Whether the segment has a record to erase. Reads only the keys; returns an error instead of raising it."""
     try:
         for batch in Fetcher(item.log_dirs).read([item.piece], _OFFSETS_AND_KEYS):
             if pc.any(to_erase(batch.column("offset"), batch.column("key"), erased, item.end)).as_py():
@@ -78,7 +78,7 @@ def holds(item: Scan, erased: KeySet) -> bool | SparkLogError:
 
 
 def write_without(item: Write, erased: KeySet) -> Written | SparkLogError:
-    """The segment's new file, under a name of this attempt's own. An error is the value, not raised."""
+    """Write the segment's new file, under a name of this attempt only. Returns an error instead of raising it."""
     name = f"{item.prefix}-{uuid.uuid4().hex[:12]}.parquet"
     try:
         return write(item.rewriting, name, item.log_dirs, open_log_dir, keep_others(erased, item.end))
@@ -87,7 +87,7 @@ def write_without(item: Write, erased: KeySet) -> Written | SparkLogError:
 
 
 def old_file_holds(item: OldFile, erased: KeySet) -> bool:
-    """Whether the file has a record with such a key, at any offset; also if none of its copies can be read."""
+    """Whether the file has a record with such a key, at any offset; also true if none of its copies can be read."""
     for info in item.log_dirs:
         try:
             with pq.ParquetFile(open_log_dir(info).open(item.path), page_checksum_verification=True) as file:

@@ -1,5 +1,5 @@
-"""Places that still hold records of erased keys when a purge is done, as notes for people: which place, and what makes
-the records go. In each case that ends with running the same erase again.
+"""Places that still hold records of erased keys after a purge, as notes for people. A note names the place, and the
+action that deletes the records. Each action ends with running the same erase again.
 """
 
 import re
@@ -23,11 +23,13 @@ from spark_log.partitions.partition_rows import CHUNK
 from spark_log.quantities import count_of
 
 _NAMED_MAX = 10
-"""Files or transactions that one note names."""
+"""Maximum number of files or transactions that one note names."""
 
 
 def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[str]:
-    """Batches of open transactions, which an erase does not look at; also those for topics that were deleted since."""
+    """Notes for the batches of open transactions, which an erase does not scan; also for topics that were deleted
+    since.
+    """
     gone = ~sa.exists().where(TOPIC.topic_id == TRANSACTION_SEGMENT.topic_id)
     in_store = sa.func.sum(sa.case((TRANSACTION_SEGMENT.inline, 1), else_=0))
     query = (
@@ -46,7 +48,7 @@ def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Top
 
 
 def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> list[str]:
-    """Every place in the log dirs that may still hold such records."""
+    """Notes for every place in the log dirs that may still hold such records."""
     notes = [
         f"log dir {redact(log_dirs.infos[log_dir_id].uri)} could not be reached ({reason}), and may still hold such"
         " records: when it is back, erase again"
@@ -88,13 +90,13 @@ def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, top
 def _unnamed_files(
     cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic, workers: Workers
 ) -> list[str]:
-    """Files in the topic's folders that no metadata names, and which hold such a record or cannot be read."""
+    """Files in the topic's folders that no metadata names, and that hold such a record or cannot be read."""
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
     paths: list[str] = []
     for folder in [topic.folder, *previous_folders(log_dirs, info.log_dir_id, topic)]:
         paths += [path for path in log_dir.list_files(folder) if not path.startswith(f"{folder}/_delta_log/")]
-    # after the listing: what was appended meanwhile is named by now
+    # after the listing: files that were appended meanwhile are named by now
     named = cluster.store.read(lambda connection: named_paths(connection, topic))
     unnamed = [path for path in sorted(paths) if path.removeprefix(f"{topic.folder}/") not in named]
     items = [OldFile(path, (info,)) for path in unnamed]
@@ -139,7 +141,7 @@ def _name(path: str) -> str:
 
 
 def _holders(connection: sa.Connection, paths: Sequence[str]) -> list[str]:
-    """Who holds the write ids of these files."""
+    """The owners of the write ids of these files."""
     ids = sorted({write_id for path in paths if (write_id := write_id_of(_name(path)))})
     found: set[str] = set()
     for first in range(0, len(ids), CHUNK):

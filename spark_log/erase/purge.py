@@ -1,11 +1,11 @@
-"""Purging: files that have left the log and hold records of erased keys go at once, instead of
+"""Purging: files that have left the log and hold records of erased keys are deleted at once, instead of
 file.delete.delay.ms later.
 
-They are marked in the metadata as if they had been retired for ever, and then clean-up is run for the topic: retired
-files, replicas that a reassignment left behind (whole), and orphans. Files of deleted topics of the same name go too.
-Places that it cannot reach are named (`leftovers`), and are purged when the same erase is run again; clean-up also
-deletes such files in a log dir that was away, when it is back. Readers of a purged file fail, and earlier versions of
-the Delta table cannot be read any more: that is the purpose of a purge.
+Purging marks them in the metadata as if they had been retired long ago, and then runs clean-up for the topic: retired
+files, replicas that a reassignment left behind (completely), and orphans. It also deletes such files of deleted topics
+of the same name. It reports the places that it cannot reach (`leftovers`), which are purged when the same erase is run
+again; clean-up also deletes such files in a log dir that was offline, when it is back. Readers of a purged file fail,
+and earlier versions of the Delta table cannot be read any more: that is the purpose of a purge.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,22 +34,22 @@ from spark_log.quantities import count_of
 
 @dataclass(frozen=True)
 class Purged:
-    """`files` and `bytes` count each copy; `replicas` had moved away, and went whole."""
+    """`files` and `bytes` count each copy; `replicas` had been moved away, and were deleted completely."""
 
     files: int
     bytes: int
     replicas: int
     waiting: int
-    """Retired files that clean-up has still to delete somewhere."""
+    """Number of retired files that clean-up still has to delete in some log dir."""
     unreachable: tuple[str, ...]
     """Log dirs that did not answer."""
     notes: tuple[str, ...]
 
 
 def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Collection[str]) -> Purged:
-    """Purge the topic's retired files that hold such keys; `known` are paths of which that is known.
+    """Purge the topic's retired files that hold such keys; `known`: paths of files that are known to hold some.
 
-    A file that cannot be read goes too. The same for files of deleted topics of the same name.
+    A file that cannot be read is deleted too. So are such files of deleted topics of the same name.
     """
     store = cluster.store
     log_dirs = CleanableLogDirs.of(cluster)
@@ -58,7 +58,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     unknown = [path for path in paths if path not in known and copies[path]]
     items = [OldFile(path, tuple(copies[path])) for path in unknown]
     holding = {path for path, verdict in zip(unknown, workers.run(old_file_holds, items), strict=True) if verdict}
-    # where the only copy is away, nobody can say
+    # a file whose only copies are in an unreachable log dir cannot be checked
     due = [path for path in paths if path in known or path in holding or (log_dirs.failures and not copies[path])]
     store.transact(lambda connection, _attempt: _mark(connection, topic, due))
     failpoint("erase.marked")
@@ -85,7 +85,7 @@ def _retired(connection: sa.Connection, topic: Topic) -> list[str]:
 
 
 def _copies(log_dirs: CleanableLogDirs, paths: Sequence[str]) -> dict[str, list[LogDirInfo]]:
-    """The log dirs that have each file, of those that answer."""
+    """For each file, the log dirs that have it, among those that answer."""
     found: dict[str, list[LogDirInfo]] = {path: [] for path in paths}
     for log_dir_id, info in log_dirs.infos.items():
         log_dir = log_dirs.open(log_dir_id)
