@@ -1,6 +1,4 @@
-"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient, as far as spark-log has
-them.
-"""
+"""`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient that spark-log supports."""
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,14 +39,14 @@ _NOT_HERE = {
 
 @dataclass(frozen=True)
 class AdminSettings:
-    """Settings of kafka-python's admin client that apply; the others are in client_settings."""
+    """The supported settings of kafka-python's admin client that are not in client_settings."""
 
     client_id: str = "spark-log-admin"
-    """For people."""
+    """A name for people."""
     request_timeout_ms: int = 30_000
     """Default time-out of calls to the metadata store."""
     metadata_max_age_ms: int = 300_000
-    """Accepted; nothing is cached: every call asks the store."""
+    """Accepted without effect: nothing is cached, and every call reads the store."""
 
     def __post_init__(self) -> None:
         check_text("client_id", self.client_id)
@@ -62,8 +60,8 @@ class Admin:
     >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
     >>> admin.create_topics({"flights": {"num_partitions": 4}})                # doctest: +SKIP
 
-    `bootstrap_servers` is an alias of `cluster`. Errors are kafka-python's (and ours, see spark_log.kafka_errors). What
-    Kafka has and spark-log has not is refused with UnsupportedVersionError, as an old broker would.
+    `bootstrap_servers` is an alias of `cluster`. Errors are kafka-python's (and ours, see spark_log.kafka_errors). A
+    feature of Kafka that spark-log lacks raises UnsupportedVersionError, as with an old broker.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaAdminClient.DEFAULT_CONFIG
@@ -91,7 +89,9 @@ class Admin:
 
     @kafka_errors()
     def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
-        """A dict a topic, its partitions with leader, replicas and ISR; `error_code` 3 for one that is not there."""
+        """A dict per topic, its partitions with leader, replicas and ISR; `error_code` 3 for a topic that does not
+        exist.
+        """
         return on_topics.describe_topics(self._cluster, topics)
 
     @kafka_errors()
@@ -103,9 +103,9 @@ class Admin:
         raise_errors: bool = True,
         wait_for_metadata: bool = False,
     ) -> dict[str, Any]:
-        """Names, or {name: {num_partitions, replication_factor, configs}}; -1 is one partition, one replica.
+        """Names, or {name: {num_partitions, replication_factor, configs}}; -1 means one partition or one replica.
 
-        A topic is there when the call returns, with a leader for every partition: nothing has to be waited for.
+        When the call returns, the topic exists and every partition has a leader: there is no need to wait.
         """
         _check_timeout(timeout_ms)
         if validate_only and wait_for_metadata:
@@ -115,7 +115,7 @@ class Admin:
         )
 
     def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
-        """Until all of them exist. KafkaTimeoutError names those that do not."""
+        """Wait until all of them exist. KafkaTimeoutError names those that do not."""
         wanted = set(topic_names)
         deadline = clock.monotonic_s() + timeout_ms / 1000
         while True:
@@ -159,7 +159,7 @@ class Admin:
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """{TopicPartition: offset}: records before it go; -1 is the high watermark. All or nothing.
+        """{TopicPartition: offset}: delete the records before it; -1 is the high watermark. All or nothing.
 
         OffsetOutOfRangeError, PolicyViolationError (cleanup.policy has no delete), UnknownTopicOrPartitionError.
         """
@@ -170,9 +170,10 @@ class Admin:
     def list_partition_offsets(
         self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, OffsetAndTimestamp]:
-        """{TopicPartition: OffsetSpec or a timestamp in ms}, all as of one moment.
+        """{TopicPartition: OffsetSpec or a timestamp in ms}; all results are of the same moment.
 
-        Both isolation levels see the same here. UnknownTopicOrPartitionError names a partition that is not there.
+        The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
+        exist.
         """
         _check_timeout(timeout_ms)
         return on_topics.list_partition_offsets(self._cluster, topic_partition_specs)
@@ -188,7 +189,7 @@ class Admin:
     ) -> dict[str, dict[str, dict[str, Any]]]:
         """{'topic': {name: {config: {'value', 'config_source', …}}}}. UnknownTopicOrPartitionError.
 
-        A resource of type BROKER, with any name, is the whole cluster: {'broker': {name: …}}.
+        A resource of type BROKER, with any name, means the whole cluster: {'broker': {name: …}}.
         """
         return configs.describe_configs(self._cluster, config_resources, config_filter)
 
@@ -200,7 +201,7 @@ class Admin:
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """{'topic' or 'broker': {name: 'OK' or the error}}. BROKER, with any name, is the whole cluster."""
+        """{'topic' or 'broker': {name: 'OK' or the error}}. BROKER, with any name, means the whole cluster."""
         return configs.alter_configs(
             self._cluster,
             config_resources,
@@ -217,7 +218,7 @@ class Admin:
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Put the named configs, or all, back to their defaults."""
+        """Reset the named configs, or all, to their defaults."""
         return configs.reset_configs(
             self._cluster, config_resources, validate_only=validate_only, raise_on_unknown=raise_on_unknown
         )
@@ -233,8 +234,8 @@ class Admin:
     def describe_cluster(self) -> dict[str, Any]:
         """Cluster id, controller and brokers; embedded brokers have no host and port.
 
-        The controller is the served broker that holds the lease, else the first live embedded broker, for which clients
-        and coordinators do the work; -1 without either.
+        The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
+        whose clients and coordinators do the controller's work; -1 if there is neither.
         """
         return partitions.describe_cluster(self._cluster)
 
@@ -242,8 +243,8 @@ class Admin:
     def describe_log_dirs(
         self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Of each broker its log dirs, with the size and lag of each replica there. UnknownTopicOrPartitionError for
-        a topic that is named and not there.
+        """The log dirs of each broker, with the size and lag of each replica there. UnknownTopicOrPartitionError for a
+        named topic that does not exist.
         """
         return partitions.describe_log_dirs(self._cluster, topic_partitions, brokers)
 
@@ -253,7 +254,7 @@ class Admin:
     ) -> Any:
         """ElectionType.PREFERRED or UNCLEAN for {topic: partitions}, a list of topics, or all: ElectLeadersResponse.
 
-        UnknownTopicOrPartitionError for a topic that is named and not there; with `raise_errors` the first error.
+        UnknownTopicOrPartitionError for a named topic that does not exist; with `raise_errors` the first error.
         """
         _check_timeout(timeout_ms)
         return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)
@@ -264,7 +265,8 @@ class Admin:
     ) -> dict[Any, Any]:
         """{TopicPartition: broker ids, or None to cancel}; the error class of each, None if it was accepted.
 
-        It begins them; a controller and served brokers, or `spark-log partition reassign`, carry them out.
+        Only starts the reassignments; a controller and served brokers, or `spark-log partition reassign`, complete
+        them.
         """
         _check_timeout(timeout_ms)
         return partitions.alter_partition_reassignments(self._cluster, reassignments)
@@ -273,7 +275,7 @@ class Admin:
     def list_partition_reassignments(
         self, topic_partitions: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, dict[str, list[int]]]:
-        """Those under way, of {topic: partitions}, a list of TopicPartition, or all."""
+        """The reassignments in progress, of {topic: partitions}, a list of TopicPartition, or all."""
         _check_timeout(timeout_ms)
         return partitions.list_partition_reassignments(self._cluster, topic_partitions)
 
@@ -314,7 +316,8 @@ class Admin:
     ) -> dict[Any, dict[str, Any]]:
         """{TopicPartition: OffsetSpec, OffsetTimestamp or an offset}, clamped to the readable offsets.
 
-        NonEmptyGroupError; UnknownTopicOrPartitionError where a topic is deleted meanwhile; then nothing is written.
+        NonEmptyGroupError; UnknownTopicOrPartitionError if a topic is deleted meanwhile. After an error nothing is
+        written.
         """
         return groups.reset_group_offsets(self._cluster, group_id, offset_specs)
 
@@ -354,33 +357,35 @@ class Admin:
 
     @kafka_errors()
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, Any]:
-        """{transactional id: TransactionDescription}; TransactionalIdNotFoundError for one that there is not."""
+        """{transactional id: TransactionDescription}; TransactionalIdNotFoundError for an unknown id."""
         return transactions.describe_transactions(self._cluster, transactional_ids)
 
     @kafka_errors()
     def find_hanging_transactions(
         self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
     ) -> list[dict[str, Any]]:
-        """Transactions that are open although their own time-out is over, or open for five minutes longer than this.
+        """Transactions that are still open after their own time-out, or that are open for this time and five minutes
+        more.
 
-        They keep no reader waiting. A coordinator, and `spark-log maintenance transactions`, aborts the former.
+        They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts those after their
+        time-out.
         """
         return transactions.find_hanging_transactions(self._cluster, max_transaction_timeout_ms)
 
     @kafka_errors()
     def abort_transaction(self, spec: Any) -> None:
-        """kafka-python's AbortTransactionSpec. Here it ends the whole transaction, in every partition it has sent to.
+        """kafka-python's AbortTransactionSpec. Here it aborts the whole transaction, in all its partitions.
 
-        The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can go on.
+        The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
         """
         transactions.abort_transaction(self._cluster, spec)
 
     @kafka_errors()
     def describe_producers(self, partitions: Iterable[Any], broker_id: int | None = None) -> dict[Any, Any]:
-        """{TopicPartition: PartitionProducerState}: idempotent producers, and those with an open transaction there.
+        """{TopicPartition: PartitionProducerState}: idempotent producers, and producers with an open transaction there.
 
-        The start offset of an open one is the log end offset: where it would begin if it was committed now.
-        UnknownTopicOrPartitionError names a partition that is not there.
+        The start offset of an open transaction is the log end offset: it would begin there if it was committed now.
+        UnknownTopicOrPartitionError names a partition that does not exist.
         """
         return transactions.describe_producers(self._cluster, partitions)
 

@@ -1,7 +1,7 @@
 """Configs of topics and of the cluster, in kafka-python's arguments and results. All are dynamic.
 
-A resource of type BROKER, of any name, is the cluster: its settings are Kafka's cluster-wide defaults of brokers, and
-no broker has settings of its own.
+A resource of type BROKER, with any name, means the cluster: its settings are Kafka's cluster-wide broker defaults, and
+no broker has its own settings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def describe_configs(
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
-    """As kafka-python, but settings of the whole cluster count as modified: there is no other place to set them."""
+    """As kafka-python, but settings of the whole cluster count as modified: they can be set only there."""
     if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
         return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
     return bool(wanted.should_skip(source))
@@ -61,7 +61,7 @@ def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dict[str, dict[str, Any]]:
-    """Facts of the configs that are set, or of `everything`, as a broker describes them."""
+    """Facts of the configs that are set, or of all with `everything`, as a broker describes them."""
     values = TopicConfig.from_overrides(overrides).as_text()
     return {
         definition.name: {
@@ -91,7 +91,7 @@ def alter_configs(
 ) -> dict[str, dict[str, str]]:
     """'OK' or the error for each resource. A config's value, or (AlterConfigOp, value); APPEND and SUBTRACT for lists.
 
-    With `incremental=False` configs that are not named go back to their defaults.
+    With `incremental=False` configs that are not named are reset to their defaults.
     """
     changes = {id(resource): dict(resource.configs or {}) for resource in resources}
     if raise_on_unknown:
@@ -116,7 +116,7 @@ def alter_configs(
 def reset_configs(
     cluster: Cluster, resources: Sequence[ConfigResource], *, validate_only: bool, raise_on_unknown: bool
 ) -> dict[str, dict[str, str]]:
-    """Put the named configs, or all for none, back to their defaults."""
+    """Reset the named configs, or all for none, to their defaults."""
     if raise_on_unknown:
         _raise_unknown(resources)
 
@@ -175,7 +175,7 @@ def _new_setting(name: str, given: Any) -> str | None:
 
 
 def _new_value(topic: engine.Topic, name: str, given: Any) -> str | None:
-    """The text to store; None puts the config back to its default."""
+    """The text to store; None resets the config to its default."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)
     if op is AlterConfigOp.DELETE:

@@ -71,7 +71,7 @@ def _by_topic(partitions: Partitions) -> list[dict[str, Any]]:
 
 
 def list_group_offsets(cluster: Cluster, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-    """As Kafka, a partition that is asked for by name and has no commit has the offset -1."""
+    """As in Kafka, a partition that is requested by name and has no commit has the offset -1."""
     if isinstance(group_specs, str):
         group_specs = [group_specs]
     if not isinstance(group_specs, Mapping):
@@ -143,7 +143,7 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
 
 
 def remove_group_members(cluster: Cluster, group_id: str, members: Iterable[Any]) -> dict[str, type[Exception]]:
-    """All that are named are members and go, or none goes and the error is raised."""
+    """Remove these members. If one of them is not a member, none is removed and the error is raised."""
     wanted = list(members)
     group_operations.remove_from_group(
         cluster.store,

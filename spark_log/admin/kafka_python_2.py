@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class MemberMetadata(NamedTuple):
-    """The topics that a member subscribes."""
+    """The topics that a member is subscribed to."""
 
     version: int
     topics: list[str]
@@ -117,13 +117,13 @@ _KEYS = {
     "replicas": "replica_nodes",
     "topic": "name",
 }
-"""Key of a result in version 2: in version 3."""
+"""Key of a result in version 2 -> key in version 3."""
 
 _ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "topic_error_codes": lambda result: [(one["name"], one["error_code"]) for one in _entries(result)],
     "topic_errors": lambda result: [(one["name"], one["error_code"], one["error_message"]) for one in _entries(result)],
 }
-"""Attribute of a result in version 2: its replacement."""
+"""Attribute of a result in version 2 -> its replacement."""
 
 
 def _entries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def _entries(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class Result(dict[str, Any]):
-    """A result of version 3, which also answers to the names that version 2 had."""
+    """A result of version 3 that also accepts the names of version 2."""
 
     def __missing__(self, key: Any) -> Any:
         if _KEYS.get(key) in self:

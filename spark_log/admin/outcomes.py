@@ -1,4 +1,4 @@
-"""Several things asked for at once, each with an outcome of its own, as brokers answer."""
+"""Outcomes of requests for several objects: each object has its own outcome, as in a broker's answers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """(result, None) or (None, the error as kafka-python's)."""
+    """(result, None), or (None, the error converted to kafka-python's)."""
     try:
         return action(), None
     except SparkLogError as error:

@@ -27,7 +27,7 @@ from spark_log.kafka_errors import kafka_error
 
 
 def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *, raise_errors: bool) -> Any:
-    """kafka-python's ElectLeadersResponse. An election that is not needed is an error code, and never raised."""
+    """kafka-python's ElectLeadersResponse. An unnecessary election gets an error code, and never raises."""
     unclean = ElectionType(election_type) is ElectionType.UNCLEAN
     chosen = cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
     outcomes = elect(cluster, chosen, unclean=unclean)
@@ -63,7 +63,7 @@ def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, 
 
 
 def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dict[Any, dict[str, list[int]]]:
-    """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of those that are under way."""
+    """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
     if isinstance(topic_partitions, Mapping):
         topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
     wanted = None if topic_partitions is None else {TopicPartition(*given) for given in topic_partitions}
@@ -126,11 +126,11 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
-    """The served broker whose process holds the controller's lease, else the first live embedded broker: its clients do
-    the controller's work, or a coordinator does. -1 without either.
+    """The served broker whose process holds the controller's lease. Without one it is the first live embedded broker:
+    its clients, or a coordinator, do the controller's work. -1 if there is neither.
     """
     lease = lease_status(cluster.store, LEASE)
-    process = (lease.holder or "").rpartition("-")[0]  # host-process-random
+    process = (lease.holder or "").rpartition("-")[0]  # the holder is host-process-random
     held = [b.broker_id for b in brokers if lease.left_ms and b.lease_left_ms and b.holder == process]
     embedded = [b.broker_id for b in brokers if not b.served and b.alive]
     return next(iter([*held, *embedded]), -1)
@@ -151,7 +151,7 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
 
 
 def _space(uri: str) -> dict[str, int]:
-    """Of the volume of a local folder; -1 if unknown."""
+    """Space of the volume of a local folder; -1 if unknown."""
     try:
         log_dir = LogDir(uri)
         if log_dir.local:
@@ -163,7 +163,7 @@ def _space(uri: str) -> dict[str, int]:
 
 
 def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:
-    """{topic: partitions}, a list of topics, or None for all."""
+    """The partitions of {topic: partitions}, of a list of topics, or all for None."""
     if isinstance(topic_partitions, Mapping):
         return [TopicPartition(name, number) for name, numbers in topic_partitions.items() for number in numbers]
     topics = find_topics(connection)

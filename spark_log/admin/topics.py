@@ -28,9 +28,9 @@ from spark_log.segments.timed_offsets import first_records
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Kafka's error code."""
 NUM_PARTITIONS = 1
-"""Kafka's num.partitions: for -1."""
+"""Kafka's num.partitions: used for -1."""
 REPLICATION_FACTOR = 1
-"""Kafka's default.replication.factor: for -1."""
+"""Kafka's default.replication.factor: used for -1."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
 
 
 def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
-    """A dict for each topic as in Kafka's metadata; one that is not there has an error code and no partitions."""
+    """A dict for each topic as in Kafka's metadata; a topic that does not exist has an error code and no partitions."""
     given = None if topics is None else list(topics)
 
     def look(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
@@ -190,7 +190,8 @@ def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dic
 def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
     """Offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
-    All as of one moment. A timestamp that nothing is as young as gives offset and timestamp -1, as a broker answers.
+    All are of the same moment. If all records are older than the timestamp, offset and timestamp are -1, as in a
+    broker's answer.
     """
     for partition, spec in specs.items():
         if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
@@ -235,7 +236,7 @@ _SPECS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetSpec.MAX_TIMESTAMP)
 
 
 def _newest_timestamp_ms(connection: sa.Connection, topic: engine.Topic, partition: int) -> int:
-    """-1 without a record."""
+    """-1 if there is no record."""
     query = sa.select(sa.func.max(SEGMENT.max_timestamp_ms)).where(
         SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
     )

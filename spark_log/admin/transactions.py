@@ -1,6 +1,6 @@
 """Transactions and producers, in kafka-python's arguments and results.
 
-Every transaction is in the metadata store, which no broker coordinates: coordinators have the id -1.
+Every transaction is in the metadata store and has no broker as its coordinator: the coordinator id is -1.
 """
 
 import re
@@ -25,7 +25,7 @@ from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_store import abort
 
 NOBODY = -1
-"""Kafka's id of a broker that there is not."""
+"""Kafka's id for a broker that does not exist."""
 
 
 def list_transactions(
@@ -35,7 +35,7 @@ def list_transactions(
     duration_ms: int | None,
     pattern: str | None,
 ) -> dict[int, list[TransactionListing]]:
-    """{-1: of every transactional id its current or last transaction}. A duration is of open ones only."""
+    """{-1: the current or last transaction of every transactional id}. Only open ones have a duration."""
     wanted_ids = set(producer_ids or ())
     wanted_states = {TransactionState.build_from(state).value for state in states or ()}
     try:
@@ -55,7 +55,7 @@ def list_transactions(
 
 
 def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
-    """The start is -1 where there has been no transaction; partitions are those that an open one has sent to."""
+    """The start is -1 if there has been no transaction; partitions are those to which an open one has sent."""
     described = inspection.describe_transactions(cluster.store, list(transactional_ids))
     return {
         each.transaction.transactional_id: TransactionDescription(
@@ -87,11 +87,11 @@ def find_hanging_transactions(cluster: Cluster, max_transaction_timeout_ms: int)
 
 
 def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
-    """The whole transaction, in all its partitions. ProducerFencedError for another epoch than the current one,
-    InvalidTxnStateError where the producer has no open transaction in the partition.
+    """Abort the whole transaction, in all its partitions. ProducerFencedError for another epoch than the current one,
+    InvalidTxnStateError if the producer has no open transaction in the partition.
     """
     partition = TopicPartition(*spec.topic_partition)
-    inspection.describe_producers(cluster.store, [partition])  # is there such a partition?
+    inspection.describe_producers(cluster.store, [partition])  # raises if the partition does not exist
     found = inspection.describe_producer(cluster.store, spec.producer_id)
     transaction = found.transaction
     if spec.producer_epoch != transaction.producer_epoch:
@@ -104,7 +104,7 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
 
 
 def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any, PartitionProducerState]:
-    """Kafka's -1 where there is nothing: no sequence, no coordinator, no open transaction."""
+    """Missing values are -1, as in Kafka: no sequence, no coordinator, no open transaction."""
     wanted = [TopicPartition(*partition) for partition in partitions]
     return {
         KafkaTopicPartition(*tp): PartitionProducerState(
@@ -127,5 +127,5 @@ def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any,
 
 
 def _partitions(described: inspection.TransactionDescription) -> list[KafkaTopicPartition]:
-    """In order."""
+    """The partitions, sorted."""
     return [KafkaTopicPartition(each.topic, each.partition) for each in described.pending]

@@ -1,7 +1,7 @@
-"""kafka-python's assignors, and custom ones of that interface, as a function: members and partitions -> who gets what.
+"""kafka-python's assignors, and custom ones of that interface, as a function: members and partitions -> assignment.
 
-An assignor is asked for the final assignment, whatever its protocol: that a partition is first given up by its old
-owner is the group's business (`groups.rules`). Prior ownership is what the store knows, not what members claim.
+An assignor computes the final assignment, whatever its protocol: `groups.rules` ensures that the old owner revokes a
+partition before the new owner gets it. Prior ownership is read from the store; claims of members are not used.
 """
 
 import importlib
@@ -40,23 +40,23 @@ _COOPERATIVE_ROUNDS_MAX = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A member as an assignor sees it."""
+    """The input of an assignor for one member."""
 
     member_id: str
     topics: frozenset[str]
     instance_id: str | None = None
     owned: Partitions = NO_PARTITIONS
-    """What the last assignment gave it."""
+    """The partitions of its last assignment."""
     user_data: bytes = b""
 
 
 def known_assignors() -> dict[str, Assignor]:
-    """kafka-python's own, by name: those that any process can run."""
+    """kafka-python's own assignors by name, which every process can run."""
     return {name: kind() for name, kind in _KNOWN.items()}
 
 
 def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
-    """The assignors by name, in order of preference. InvalidConfigurationError names the one that is none."""
+    """The assignors by name, in order of preference. InvalidConfigurationError names a spec that is not an assignor."""
     found: dict[str, Assignor] = {}
     for spec in specs:
         kind = _import(spec) if isinstance(spec, str) else spec
@@ -88,7 +88,7 @@ def _import(path: str) -> Any:
 
 
 def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
-    """The assignor of a group: of those that all members support, the one that most members like best.
+    """The assignor of a group: the one with the most votes among those that all members support.
 
     As in Kafka: each member votes for the first of its list that all support; the list of the first member breaks ties.
     Raises InconsistentGroupProtocolError.
@@ -103,7 +103,7 @@ def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
 
 
 def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
-    """What a custom assignor wants to know of this member when it assigns; nothing for kafka-python's own."""
+    """Data of this member that a custom assignor needs for the assignment; empty for kafka-python's own."""
     if type(assignor) in _KNOWN.values():
         return b""
     data = assignor.metadata(set(topics)).user_data
@@ -111,17 +111,18 @@ def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
 
 
 def tell(assignor: Assignor, partitions: Partitions, generation: int) -> None:
-    """The assignor's callback: this member's assignment has become this."""
+    """Call the assignor's callback with the new assignment of this member."""
     assignor.on_assignment(ConsumerProtocolAssignment(0, _by_topic(partitions), b""), generation)
 
 
 def assign(
     assignor: Assignor, candidates: Sequence[Candidate], counts: Mapping[str, int], generation: int
 ) -> dict[str, Partitions]:
-    """Who gets what, for every candidate. `counts` has the partition count of the topics that exist, and the assignor
-    hears of no others; `generation` is that of the candidates' `owned`.
+    """The assignment of every candidate. `counts` has the partition count of the topics that exist, and the assignor
+    receives only these; `generation` is that of the candidates' `owned`.
 
-    Raises AssignorFailedError: the assignor raised, gave a partition twice, or one that is not there or not subscribed.
+    Raises AssignorFailedError if the assignor raises, or assigns a partition twice, or one that does not exist or is
+    not subscribed.
     """
     existing = [
         replace(
@@ -136,7 +137,7 @@ def assign(
         result = _ask(assignor, ordered, counts, generation)
         if not _withheld(assignor, ordered, result):
             break
-        # what moves is left out of a cooperative assignor's first answer until its owner has let go: say that it has
+        # a cooperative assignor omits a moved partition until its owner has revoked it: ask again as if it had
         ordered = [replace(c, owned=result[c.member_id]) for c in ordered]
     return result
 
@@ -186,7 +187,7 @@ def _withheld(assignor: Assignor, candidates: Sequence[Candidate], result: Mappi
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """kafka-python's roundrobin, which raises KeyError where subscriptions differ."""
+    """As kafka-python's roundrobin, which raises KeyError if subscriptions differ."""
     given: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
     turn = 0
     for topic in sorted(counts):
@@ -224,7 +225,7 @@ def _by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
 
 @dataclass(frozen=True)
 class _Member:
-    """kafka-python's JoinGroupResponseMember, as far as assignors read it."""
+    """The part of kafka-python's JoinGroupResponseMember that assignors read."""
 
     member_id: str
     group_instance_id: str | None
@@ -232,7 +233,7 @@ class _Member:
 
 
 class _Topics:
-    """kafka-python's ClusterMetadata, as far as assignors read it."""
+    """The part of kafka-python's ClusterMetadata that assignors read."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._counts = counts

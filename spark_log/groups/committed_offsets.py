@@ -28,7 +28,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 from spark_log.segments import offsets_topic
 
 if TYPE_CHECKING:
-    from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries do without kafka-python
+    from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python
 
 _CHUNK = 5_000
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
@@ -45,21 +45,21 @@ _REMEMBER = Prepared(t.group_offset.insert())
 class Commit(NamedTuple):
     """The next offset to read, free text, and the leader epoch of the last record read (-1: unknown).
 
-    In the order of kafka-python's OffsetAndMetadata, and the topic that the offset is of.
+    The fields are in the order of kafka-python's OffsetAndMetadata; the last one is the topic of the offset.
     """
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
     topic_id: int | None = None
-    """None: of the topic that has the name when it is committed."""
+    """None: the topic that has the name at the time of the commit."""
 
 
 def check_commits(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
 ) -> dict[TopicPartition, Commit]:
-    """The commits as given. IllegalArgumentError for an offset that is not a whole number from 0 to 2**63 - 1,
-    OffsetMetadataTooLargeError for text of more than offset.metadata.max.bytes.
+    """Convert and check the given commits. IllegalArgumentError for an offset that is not a whole number from 0 to
+    2**63 - 1, OffsetMetadataTooLargeError for text of more than offset.metadata.max.bytes.
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
@@ -105,7 +105,9 @@ def commit_offsets(
 
 
 def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) -> StoreClock:
-    """The time, of a transaction that holds the group's lock. UnknownMemberIdError while the group has live members."""
+    """Return the time, in a transaction that holds the group's lock. UnknownMemberIdError if the group has live
+    members.
+    """
     now = store.clock(connection)
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
     if live:
@@ -118,9 +120,9 @@ def refuse_with_members(store: Store, connection: sa.Connection, group_id: str) 
 def write_commits(
     connection: sa.Connection, now: StoreClock, group_id: str, commits: Mapping[TopicPartition, Commit]
 ) -> list[TopicPartition]:
-    """The commits, in the caller's transaction, which holds the lock of the group's row.
+    """Write the commits in the caller's transaction, which holds the lock of the group's row.
 
-    Returns the partitions that do not exist, or are of another topic of that name; they are left out.
+    Returns the partitions that do not exist, or are of another topic of that name; these are not written.
     """
     here = of_their_topics(connection, commits)
     if not here:
@@ -155,7 +157,7 @@ def of_their_topics(
 ) -> dict[TopicPartition, Commit]:
     """The commits of partitions that exist, each with the id of its topic.
 
-    One that names another topic id than the topic of that name has is of a topic that was deleted, and left out.
+    A commit whose topic id is not that of the topic with this name belongs to a deleted topic, and is left out.
     """
     topics: dict[str, tuple[int, int]] = {}
     for name in {name for name, _ in commits}:
@@ -184,14 +186,14 @@ def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
 
 
 def committed_offsets(store: Store, group_id: str) -> dict[TopicPartition, int]:
-    """The group's committed offsets; empty for a group that there is not."""
+    """The group's committed offsets; empty for an unknown group."""
     return {partition: commit.offset for partition, commit in store.read(lambda c: read_commits(c, group_id)).items()}
 
 
 def committed(
     store: Store, group_id: str, partitions: Collection[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What the group has committed for the partitions (None: for all); those without a commit are not in it."""
+    """The group's commits for the partitions (None: for all); partitions without a commit are left out."""
     from kafka.structs import OffsetAndMetadata
 
     found = store.read(lambda connection: read_commits(connection, group_id, partitions))
@@ -222,14 +224,15 @@ def read_commits(
 
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Forget what the group has committed for the partitions, in the caller's transaction."""
+    """Delete the group's commits for the partitions, in the caller's transaction."""
     topics = find_topics(connection, {name for name, _ in partitions})
     _delete(connection, group_id, {(topics[name].topic_id, number) for name, number in partitions if name in topics})
 
 
 def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
-    """Forget groups' offsets that are older than offsets.retention.minutes, counted from the last commit and from when
-    the group became empty; and groups of which nothing is left. Returns how many offsets.
+    """Delete groups' offsets that are older than offsets.retention.minutes, counted from the later of the last commit
+    and the time when the group became empty; also delete groups without members and offsets. Returns the number of
+    deleted offsets.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
 
@@ -250,7 +253,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
 
 
 def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
-    """How many offsets `expire_offsets` would forget now."""
+    """Number of offsets that `expire_offsets` would delete now."""
 
     def count(connection: sa.Connection) -> int:
         idle, old = _expired(store.clock(connection).wall_ms - settings.offsets_retention_ms)
@@ -263,7 +266,7 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
 
 
 def _expired(before_ms: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    """Which groups have been empty since, and which offsets of theirs are as old."""
+    """Conditions: groups that have been empty since that time, and offsets that are as old."""
     return CONSUMER_GROUP.empty_since_ms <= before_ms, GROUP_OFFSET.committed_ms <= before_ms
 
 

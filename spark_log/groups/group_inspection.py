@@ -1,4 +1,4 @@
-"""What groups there are, who is in them, and how far behind they are. Reads only, each answer from one snapshot."""
+"""Descriptions of groups: their list, their members, and their lag. Reads only, each answer from one snapshot."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +16,12 @@ from spark_log.metadata.store import Store, StoreClock
 from spark_log.segments.plan import positions
 
 State = Literal["Empty", "Assigning", "Reconciling", "Stable", "Dead"]
-"""Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: partitions are
-on their way. Dead: there is no such group."""
+"""Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are
+still revoking or getting partitions. Dead: the group does not exist.
+"""
 
 GROUP_TYPE = "consumer"
-"""Kafka's name for groups whose assignment the server keeps."""
+"""Kafka's name for groups whose assignment is stored on the server."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class GroupListing:
     group_id: str
     state: State
     members: int
-    """Live ones."""
+    """Number of live members."""
     type: str = GROUP_TYPE
 
 
@@ -40,11 +41,11 @@ class MemberDescription:
     host: str
     topics: frozenset[str]
     assignment: Partitions
-    """What it has been given and has not let go of."""
+    """The partitions that were assigned to it and that it has not revoked."""
     target: Partitions
-    """What it is to have."""
+    """The partitions of its target."""
     generation: int
-    """The one that it was told last."""
+    """The generation of its last heartbeat response."""
     session_left_ms: int
 
 
@@ -61,22 +62,22 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """log_start <= log_end. `lag` is None without a commit; records below `log_start` that are gone count in it."""
+    """log_start <= log_end. `lag` is None without a commit; it includes deleted records below `log_start`."""
 
     topic: str
     partition: int
     committed: int | None
     log_start: int
     log_end: int
-    """The high watermark: what can be read ends there."""
+    """The high watermark: the end of the readable records."""
     lag: int | None
     metadata: str
     member: MemberDescription | None
-    """Who has been given the partition."""
+    """The member to which the partition is assigned."""
 
 
 def state_of(group: Group, members: Sequence[Member]) -> State:
-    """`members`: the live ones."""
+    """The state of a group with these live members."""
     if not members:
         return "Empty"
     if group.stale:
@@ -86,7 +87,7 @@ def state_of(group: Group, members: Sequence[Member]) -> State:
 
 
 def list_groups(store: Store) -> list[GroupListing]:
-    """Every group, by id: with members, or with offsets."""
+    """Every group with members or offsets, by id."""
 
     def read(connection: sa.Connection) -> list[GroupListing]:
         now = store.clock(connection)
@@ -102,7 +103,7 @@ def list_groups(store: Store) -> list[GroupListing]:
 
 
 def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:
-    """The groups in the order asked for; one that does not exist has state Dead, as in Kafka."""
+    """The groups in the requested order; a group that does not exist has state Dead, as in Kafka."""
 
     def read(connection: sa.Connection) -> list[GroupDescription]:
         now = store.clock(connection)
@@ -112,7 +113,7 @@ def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescr
 
 
 def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
-    """Every partition that the group has committed, owns or is to own, in order."""
+    """Every partition that the group has committed, or that is assigned to a member or in a target, in order."""
 
     def read(connection: sa.Connection) -> list[PartitionLag]:
         described = _describe(connection, store.clock(connection), group_id)
@@ -137,7 +138,7 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
 
 
 def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:
-    """Members whose session has not ended, with what they have been given."""
+    """Members whose session has not ended, with their assigned partitions."""
     assigned: dict[str, set[TopicPartition]] = {}
     for partition, member_id in rows.owners(connection, group_id).items():
         assigned.setdefault(member_id, set()).add(partition)

@@ -1,4 +1,4 @@
-"""What an operator does to a group: reset, delete, remove. Each is one transaction, under the lock of the group."""
+"""Operations on a group: reset, delete, remove members. Each is one transaction, under the lock of the group."""
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
@@ -60,7 +60,9 @@ class AtTime:
 
 @dataclass(frozen=True)
 class ShiftBy:
-    """So many records from the committed offset on; back if negative. Without a commit: IllegalArgumentError."""
+    """This number of records after the committed offset; before it if negative. Without a commit:
+    IllegalArgumentError.
+    """
 
     records: int
 
@@ -81,9 +83,9 @@ class OffsetReset(NamedTuple):
 
 
 def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
-    """The offset that a reset comes to, kept between log start offset and high watermark as kafka-consumer-groups does.
+    """The new offset of a reset, clamped to [log start offset, high watermark] as in kafka-consumer-groups.
 
-    `at_time` is the first offset of the time asked for, None without.
+    `at_time` is the first offset of the requested time, None if there is none.
     """
     match to:
         case Earliest():
@@ -108,11 +110,10 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
 def reset_offsets(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo], *, dry_run: bool = False
 ) -> dict[TopicPartition, OffsetReset]:
-    """Commit other offsets for a group without live members; a group that there is not comes into being.
+    """Commit other offsets for a group without live members; a group that does not exist is created.
 
     Returns the offsets before and after; with `dry_run` nothing is written. Raises NonEmptyGroupError,
-    IllegalArgumentError, UnknownTopicOrPartitionError, also where a topic is deleted meanwhile; then nothing is written
-    either.
+    IllegalArgumentError, UnknownTopicOrPartitionError, also if a topic is deleted meanwhile; then nothing is written.
     """
     resolve = _resolution(cluster, group_id, targets)
 
@@ -146,8 +147,8 @@ class _Resolved(NamedTuple):
 def _resolution(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> Callable[[sa.Connection], _Resolved]:
-    """Finds the commits before and after a reset, in the transaction that writes the new ones and for the topics that
-    exist then.
+    """Return a function that finds the commits before and after a reset. It runs in the transaction that writes the new
+    ones, and uses the topics that exist then.
     """
     check_group_id(group_id)
     legal = [partition for partition in targets if is_legal(partition.topic)]
@@ -191,7 +192,7 @@ def delete_group(store: Store, group_id: str) -> None:
 
 
 def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPartition]) -> None:
-    """Forget a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError where live members
+    """Delete a group's offsets of the partitions. GroupIdNotFoundError; GroupSubscribedToTopicError if live members
     read the topic.
     """
 
@@ -210,7 +211,7 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
 def remove_from_group(
     store: Store, group_id: str, member_ids: Collection[str] = (), instance_ids: Collection[str] = ()
 ) -> None:
-    """Take members out of a group, static ones too. They hear of it with their next heartbeat, and may join again.
+    """Remove members from a group, also static ones. Their next heartbeat reports it, and they may join again.
 
     Raises GroupIdNotFoundError, and UnknownMemberIdError if one is not a member; then all stay.
     """
@@ -227,7 +228,8 @@ def remove_from_group(
         remove_members(connection, store.clock(connection), group_id, group.group, gone)
 
     store.transact(remove, announce=True)
-    with contextlib.suppress(AssignorFailedError, InconsistentGroupProtocolError):  # the members will hear of it
+    # the members' heartbeats will raise it
+    with contextlib.suppress(AssignorFailedError, InconsistentGroupProtocolError):
         refresh_targets(store, group_id, known_assignors())
 
 

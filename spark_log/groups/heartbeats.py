@@ -182,7 +182,7 @@ def _answer_without_write(
 def _write(
     store: Store, connection: sa.Connection, me: Identity, said: rows.Subscription, request: HeartbeatRequest
 ) -> HeartbeatResponse | None:
-    """The heartbeat in its transaction; None if the session had ended and the member is removed."""
+    """Write the heartbeat in its transaction; None if the session had ended and the member is removed."""
     before = rows.read_group(connection, me.group_id, lock=True)
     now = store.clock(connection)
     row = rows.read_member(connection, me.group_id, me.member_id)
@@ -213,7 +213,7 @@ def _write(
 def _decide(
     connection: sa.Connection, me: Identity, group: Group, row: rows.MemberRow, request: HeartbeatRequest
 ) -> tuple[Member, HeartbeatDecision]:
-    """The member with what it has been given, and what the heartbeat makes of it."""
+    """The member with its assigned partitions, and the decision on the heartbeat."""
     member = replace(row.member, assigned=rows.assigned_to(connection, me.group_id, row.member_id))
     missing = member.target - (member.assigned & request.owned)
     taken: Mapping[TopicPartition, str] = {}
@@ -230,5 +230,5 @@ def _without_dead_members(
 
 
 def _renewal_due(row: rows.MemberRow, now: StoreClock) -> bool:
-    """An unchanged member writes once in a third of its session timeout, and has two more tries."""
+    """An unchanged member writes once in a third of its session timeout, so two more attempts fit before it ends."""
     return row.until_ms - now.lease_ms <= row.session_timeout_ms * 2 // 3

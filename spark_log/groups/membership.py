@@ -41,12 +41,12 @@ _PATIENCE_S = 0.3
 """Time for which a member waits for the target of another member's change before it computes it itself."""
 
 _CLIENT_ID_LENGTH_MAX = 200
-"""Of a client id in a member id, which is stored in 249 characters."""
+"""Maximum length of the client id in a member id, which is stored in 249 characters."""
 
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """The facts that a member joins with."""
+    """The settings with which a member joins."""
 
     client_id: str
     host: str
@@ -119,9 +119,9 @@ class GroupMember:
         return renew(self._store, me, assignment)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit next offsets to read, only as a live member, in the generation that it was told last.
+        """Commit next offsets to read. Only a live member may commit, in the generation of its last heartbeat response.
 
-        Raises IllegalGenerationError (also where another member has been given one of the partitions since),
+        Raises IllegalGenerationError (also if one of the partitions has been assigned to another member since),
         UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError; then nothing is
         committed. UnknownTopicOrPartitionError names partitions that do not exist; all others are committed.
         """
@@ -137,13 +137,13 @@ class GroupMember:
         refuse_unknown(unknown)
 
     def leave(self) -> None:
-        """Leave the group, so that others take over at once. A static member stays until its session ends."""
+        """Leave the group, so that other members take over at once. A static member stays until its session ends."""
         with self._turn:
             me = self._identity()
             self._forget()
             if me.member_id and me.instance_id is None and leave_group(self._store, me):
                 failpoint("group.changed")
-                with contextlib.suppress(SparkLogError):  # those who stay find out themselves, and say so
+                with contextlib.suppress(SparkLogError):  # the remaining members compute the target themselves
                     refresh_targets(self._store, self.group_id, self._assignors)
 
     def _join(self, topics: frozenset[str]) -> HeartbeatResponse:
@@ -173,7 +173,7 @@ class GroupMember:
         return assignment
 
     def _stale_for_long(self, group: Group) -> bool:
-        """Whether somebody else's change has been without a target for so long that its maker may have died."""
+        """Whether the target of another member's change has been missing for so long that its author may have died."""
         if not group.stale:
             return False
         now_s = clock.monotonic_s()
@@ -183,7 +183,7 @@ class GroupMember:
 
     @contextlib.contextmanager
     def _session(self, *, lost: bool) -> Iterator[None]:
-        """Remember how a session ended. With `lost` the caller says that all is lost; else the next heartbeat will."""
+        """Record how a session ended. With `lost` the caller reports the loss; otherwise the next heartbeat does."""
         if self._fenced is not None:
             raise self._fenced
         try:
@@ -218,7 +218,7 @@ def check_committer(
     *,
     lock: bool = True,
 ) -> StoreClock:
-    """Whether the member may commit these partitions in this transaction, which then holds the group's lock.
+    """Check that the member may commit these partitions in this transaction, which then holds the group's lock.
 
     Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError.
     """

@@ -1,4 +1,4 @@
-"""What a group and its members may be called, and how long they may be silent."""
+"""Limits of the names of groups and members, and of session timeouts."""
 
 from spark_log.cluster.names import is_legal
 from spark_log.config import ClusterSettings
@@ -6,11 +6,11 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidConfigurationError, InvalidGroupIdError, InvalidSessionTimeoutError
 
 GROUP_ID_LENGTH_MAX = 249
-"""What the store keeps; Kafka's own limit is 32,767 bytes."""
+"""The limit of the store; Kafka's own limit is 32,767 bytes."""
 
 
 def check_group_id(group_id: object) -> str:
-    """`group_id`, if it is one. InvalidGroupIdError names the value."""
+    """Return `group_id` if it is valid. InvalidGroupIdError names the value."""
     if not isinstance(group_id, str) or not group_id:
         raise InvalidGroupIdError(f"group_id: {group_id!r} is not a text of one character or more")
     if len(group_id) > GROUP_ID_LENGTH_MAX:
@@ -23,7 +23,7 @@ def check_group_id(group_id: object) -> str:
 
 
 def check_instance_id(instance_id: object) -> None:
-    """InvalidConfigurationError unless it is None or legal: as in Kafka, what a topic could be called."""
+    """InvalidConfigurationError unless it is None or valid: as in Kafka, the rules are those of topic names."""
     if instance_id is not None and not is_legal(instance_id):
         raise InvalidConfigurationError(
             f"group_instance_id: {instance_id!r} is not 1 to 249 ASCII letters, digits, '.', '_' and '-'"

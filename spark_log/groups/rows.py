@@ -1,6 +1,6 @@
-"""The rows of a group: read, locked and written. No rules here.
+"""The rows of a group: reading, locking and writing. No rules here.
 
-Whoever changes a group or one of its members holds the group's row lock; readers take a snapshot.
+A transaction that changes a group or one of its members holds the group's row lock; readers use a snapshot.
 """
 
 import base64
@@ -29,7 +29,7 @@ class GroupRow:
     group: Group
     assignor: str
     topics: Mapping[str, TopicFacts]
-    """What the targets assume of the subscribed topics."""
+    """The facts of the subscribed topics that the targets assume."""
     empty_since_ms: int | None
 
 
@@ -37,7 +37,7 @@ class GroupRow:
 class Subscription:
     topics: frozenset[str]
     assignors: tuple[tuple[str, bytes], ...]
-    """Names in order of preference, with the user data of custom ones."""
+    """Names in order of preference, with the user data of custom assignors."""
 
     def names(self) -> list[str]:
         return [name for name, _ in self.assignors]
@@ -45,7 +45,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """A member without what it has been given: `member.assigned` is empty until `with_given`."""
+    """A member without its assigned partitions: `member.assigned` is empty until `with_given`."""
 
     member_id: str
     instance_id: str | None
@@ -137,7 +137,7 @@ def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) 
 
 
 def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
-    """The group's row, locked; made, empty, if there is none."""
+    """The group's row, locked; created without members if there is none."""
     found = read_group(connection, group_id, lock=True)
     if found is None:
         new = {"group_id": group_id, "generation": 0, "assignor": "", "empty_since_ms": now.wall_ms}
@@ -171,7 +171,7 @@ def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
 
 
 def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:
-    """What the members say, each different one once."""
+    """The distinct subscriptions of the members."""
     query = sa.select(GROUP_MEMBER.subscription).where(GROUP_MEMBER.group_id == group_id).distinct()
     return [_subscription_of(text) for text in connection.execute(query).scalars()]
 
@@ -190,7 +190,7 @@ def assigned_to(connection: sa.Connection, group_id: str, member_id: str) -> Par
 
 
 def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str]:
-    """Who has been given what, in the whole group."""
+    """The assigned partitions of the whole group, with their owners."""
     query = sa.select(GROUP_PARTITION.topic, GROUP_PARTITION.partition, GROUP_PARTITION.member_id).where(
         GROUP_PARTITION.group_id == group_id
     )
@@ -200,7 +200,7 @@ def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str
 def assigned_to_others(
     connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """Those of the partitions that other members have been given, with their owners."""
+    """Those of the partitions that are assigned to other members, with their owners."""
     found: dict[TopicPartition, str] = {}
     for topic, numbers in _chunks(partitions):
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
@@ -265,7 +265,7 @@ def save_targets(connection: sa.Connection, group_id: str, targets: Mapping[str,
 
 
 def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: MemberRow) -> None:
-    """`new` in the place of a member, with all that it has been given."""
+    """Replace a member with `new`, which gets all its assigned partitions."""
     connection.execute(
         t.group_member.delete().where(GROUP_MEMBER.group_id == group_id, GROUP_MEMBER.member_id == old_id)
     )
@@ -275,7 +275,7 @@ def replace_member(connection: sa.Connection, group_id: str, old_id: str, new: M
 
 
 def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequence[str]) -> None:
-    """The members and whatever they had been given."""
+    """Delete the members and their assigned partitions."""
     for table in (t.group_partition, t.group_member):
         for first in range(0, len(member_ids), _PARAMETERS_MAX):
             some = member_ids[first : first + _PARAMETERS_MAX]

@@ -135,7 +135,7 @@ def _subscribed(connection: sa.Connection, group_id: str) -> set[str]:
 
 
 def _candidates(members: Sequence[MemberRow], owners: Mapping[TopicPartition, str], assignor: str) -> list[Candidate]:
-    """Prior ownership is the last target; and, of partitions without one, the member that still has them."""
+    """Prior ownership is the last target; for partitions that are in no target, the member that still has them."""
     targeted: set[TopicPartition] = {p for m in members for p in m.member.target}
     held: dict[str, set[TopicPartition]] = {}
     for partition, member_id in owners.items():

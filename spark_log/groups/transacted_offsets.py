@@ -31,7 +31,7 @@ Commits = Mapping[TopicPartition, Commit]
 
 
 class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-python has no types
-    """A consumer in its group, and the ids of the topics that it reads: offsets that it sends are of those."""
+    """A consumer in its group, and the ids of the topics that it reads: the offsets that it sends belong to these."""
 
     topic_ids: Mapping[TopicPartition, int]
 
@@ -42,7 +42,7 @@ class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-pytho
 
 @dataclass(frozen=True, order=True)
 class Committer:
-    """Who commits: a member in a generation of its group, or with an empty member id somebody for a group without."""
+    """The author of a commit: a member in a generation of its group; an empty member id for a group without members."""
 
     group_id: str
     member_id: str = ""
@@ -64,15 +64,16 @@ def check_offsets(store: Store, connection: sa.Connection, who: Committer, commi
 
 
 def commit_offsets_hook(store: Store, offsets: Mapping[Committer, Commits]) -> CommitHook:
-    """The part of an append that commits the offsets of one or more groups.
+    """The append hook that commits the offsets of one or more groups.
 
-    Raises CommitFailedError if one who commits is not a live member of the group's current generation, or another has
-    been given a partition; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the append is done.
+    Raises CommitFailedError if a committer is not a live member of the group's current generation, or if a partition is
+    assigned to another member; FencedInstanceIdError; UnknownTopicOrPartitionError. Then nothing of the append is
+    committed.
     """
 
     def commit(connection: sa.Connection, _now: StoreClock) -> bool:
         now = {who: _check(store, connection, who, offsets[who], lock=True) for who in sorted(offsets, key=_by_group)}
-        # with the locks of all groups, before any of __consumer_offsets, and those in the order that everybody keeps
+        # first the locks of all groups, then those of __consumer_offsets, in the same order in every transaction
         for who, commits in sorted(offsets.items(), key=lambda each: log_partition_of(each[0].group_id)):
             refuse_unknown(write_commits(connection, now[who], who.group_id, commits))
         return True
