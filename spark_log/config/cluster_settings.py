@@ -11,115 +11,131 @@ from spark_log.errors import InvalidConfigurationError
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Limits and leases that hold for the whole cluster, not for one topic. Values are positive whole numbers.
+    """Limits and leases of the whole cluster, not of one topic. Values are positive whole numbers.
 
-    What differs from the defaults is stored with the cluster (`cluster/settings.py`). Clients and coordinators read it
-    when they need it, and again after some seconds (`Store.settings`).
+    Values that differ from the defaults are stored with the cluster (`cluster/settings.py`). Clients and coordinators
+    read them on first use, and again after some seconds (`Store.settings`).
     """
 
     plan_tasks_max: int = 200
-    """Tasks of one Spark read, unless the user asks for more with minPartitions or maxRecordsPerPartition. A task costs
-    about 30 ms, so 10,000 topic-partitions at one task each would spend minutes on starting tasks."""
+    """Tasks of one Spark read, unless the user requests more with minPartitions or maxRecordsPerPartition. A task costs
+    about 30 ms, so 10,000 topic-partitions at one task each would spend minutes on starting tasks.
+    """
 
     plan_inline_bytes_per_task_max: int = 4 * MIB
-    """Inline records that may travel inside one task of a read plan. A planner above it seals the tail first."""
+    """Inline records that may be sent in one task of a read plan. A planner above it seals the tail first."""
 
     plan_inline_bytes_max: int = 64 * MIB
-    """Inline records that may travel inside one read plan: half of Spark's `spark.rpc.message.maxSize` (128 MiB)."""
+    """Inline records that may be sent in one read plan: half of Spark's `spark.rpc.message.maxSize` (128 MiB)."""
 
     commit_inline_bytes_per_task_max: int = MIB
-    """Records that a write task may hand back in its commit message; above it the task writes a segment file. Below
-    `spark.driver.maxResultSize` (1 GiB) for a thousand tasks."""
+    """Records that a write task may return in its commit message; above it the task writes a segment file. Below
+    `spark.driver.maxResultSize` (1 GiB) for a thousand tasks.
+    """
 
     spark_write_id_lease_ms: int = DAY_MS
-    """Lease of a Spark job's write id. Long, since nothing renews it while tasks run; the files of a job that takes
-    longer may be removed as orphans, and its append is then refused."""
+    """Lease of a Spark job's write id. It is long, since it is not renewed while tasks run; the files of a job that
+    takes longer may be removed as orphans, and its append is then refused.
+    """
 
     producer_write_id_lease_ms: int = 15 * 60 * 1000
     """Lease of a Producer's write id, which it renews at a third of this."""
 
     producer_id_expiration_ms: int = DAY_MS
-    """How long a producer's sequences are remembered after its last append (Kafka's producer.id.expiration.ms)."""
+    """Time for which a producer's sequences are kept after its last append (Kafka's producer.id.expiration.ms)."""
 
     transaction_max_timeout_ms: int = 15 * 60 * 1000
-    """Largest transaction.timeout.ms that a producer may ask for (Kafka's transaction.max.timeout.ms)."""
+    """Largest transaction.timeout.ms that a producer may request (Kafka's transaction.max.timeout.ms)."""
 
     transaction_abort_interval_ms: int = 10_000
-    """How often the coordinator aborts transactions whose time is over (Kafka's
-    transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+    """Interval at which the coordinator aborts transactions that have exceeded their time-out (Kafka's
+    transaction.abort.timed.out.transaction.cleanup.interval.ms).
+    """
 
     transactional_id_expiration_ms: int = 7 * DAY_MS
-    """How long a transactional id is remembered after its last transaction (Kafka's transactional.id.expiration.ms)."""
+    """Time for which a transactional id is kept after its last transaction (Kafka's transactional.id.expiration.ms)."""
 
     broker_session_timeout_ms: int = 9_000
     """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
 
     initial_broker_registration_timeout_ms: int = 60_000
-    """How long a broker that starts waits for the lease of its predecessor, which was killed, to run out (Kafka's
-    initial.broker.registration.timeout.ms)."""
+    """Time for which a starting broker waits until the lease of its killed predecessor has expired (Kafka's
+    initial.broker.registration.timeout.ms).
+    """
 
     controller_lease_ms: int = 9_000
     """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock."""
 
     offsets_retention_ms: int = 7 * DAY_MS
-    """How long committed offsets stay once their group is empty (Kafka's offsets.retention.minutes)."""
+    """Time for which committed offsets are kept once their group is empty (Kafka's offsets.retention.minutes)."""
 
     offset_metadata_max_bytes: int = 4096
     """Largest free text of a committed offset, in UTF-8 (Kafka's offset.metadata.max.bytes)."""
 
     group_min_session_timeout_ms: int = 100
-    """Smallest session.timeout.ms of a member. Kafka's is 6 s, to spare its brokers; a member here reads the store at
-    its own expense, and writes once in a third of it. Below some seconds a busy host loses sessions for nothing."""
+    """Smallest session.timeout.ms of a member. Kafka's is 6 s, to limit the load of its brokers; here each member reads
+    the store itself, and writes once in a third of the time-out. Below some seconds, members on a busy host lose their
+    sessions without need.
+    """
 
     group_max_session_timeout_ms: int = 30 * 60 * 1000
     """Largest session.timeout.ms of a member (Kafka's group.max.session.timeout.ms)."""
 
     replica_lag_time_max_ms: int = 30_000
-    """A replica that has not come to where its leader was so long ago leaves the ISR (Kafka's
+    """A replica leaves the ISR if it has not reached the log end offset that its leader had this long ago (Kafka's
     replica.lag.time.max.ms)."""
 
     auto_leader_rebalance_enable: bool = True
-    """Whether the controller gives leadership back to preferred leaders (Kafka's auto.leader.rebalance.enable)."""
+    """Whether the controller returns leadership to preferred leaders (Kafka's auto.leader.rebalance.enable)."""
 
     leader_imbalance_per_broker_percentage: int = 10
-    """Share of the partitions that prefer a broker and are led by another, above which the controller gives leadership
-    back (Kafka's leader.imbalance.per.broker.percentage)."""
+    """Share of the partitions that prefer a broker and are led by another, above which the controller returns
+    leadership (Kafka's leader.imbalance.per.broker.percentage).
+    """
 
     leader_imbalance_check_interval_ms: int = 300_000
-    """How often the controller checks that (Kafka's leader.imbalance.check.interval.seconds)."""
+    """Interval at which the controller checks that share (Kafka's leader.imbalance.check.interval.seconds)."""
 
     log_retention_check_interval_ms: int = 300_000
-    """How often the coordinator drops what retention no longer keeps (Kafka's log.retention.check.interval.ms)."""
+    """Interval at which the coordinator drops expired segments (Kafka's log.retention.check.interval.ms)."""
 
     log_clean_up_interval_ms: int = 3_600_000
-    """How often the coordinator deletes files that no reader needs any more. It lists every partition's folder in every
-    log dir, and object stores charge for that."""
+    """Interval at which the coordinator deletes files that readers no longer need. It lists every partition's folder in
+    every log dir, and object stores charge for that.
+    """
 
     log_cleaner_backoff_ms: int = 15_000
-    """How long the coordinator waits before it checks again what to compact (Kafka's
-    log.cleaner.backoff.ms)."""
+    """Time for which the coordinator waits before it checks again for partitions to compact (Kafka's
+    log.cleaner.backoff.ms).
+    """
 
     log_cleaner_local_bytes_max: int = GIB
-    """Ours. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave compacting it to
-    jobs/compact.py, with a note."""
+    """Ours. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave its compaction to
+    jobs/compact.py, with a note.
+    """
 
     log_flush_scheduler_interval_ms: int = 1_000
-    """How often the coordinator checks for data that is due to be forced to disk by flush.ms (Kafka's
-    log.flush.scheduler.interval.ms, which is for ever by default; here a check is one short statement)."""
+    """Interval at which the coordinator checks for data that is due to be forced to disk by flush.ms (Kafka's
+    log.flush.scheduler.interval.ms, which is infinite by default; here a check is one short statement).
+    """
 
     log_seal_interval_ms: int = 5_000
-    """Ours. How often the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or left over by a
-    failure), and for Delta tables that are behind. Lower it where some delta.max.lag.ms is smaller."""
+    """Ours. Interval at which the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or left
+    over by a failure), and for Delta tables that are behind. Lower it if some delta.max.lag.ms is smaller.
+    """
 
     log_merge_interval_ms: int = 60_000
-    """Ours. How often the coordinator merges small segments."""
+    """Ours. Interval at which the coordinator merges small segments."""
 
     delta_maintenance_interval_ms: int = 600_000
-    """Ours. How often the coordinator compares Delta tables with the log, writes checkpoints, deletes old log files."""
+    """Ours. Interval at which the coordinator compares Delta tables with the log, writes checkpoints, deletes old log
+    files.
+    """
 
     offsets_retention_check_interval_ms: int = 600_000
-    """How often the coordinator forgets offsets of empty groups, and silent producers (Kafka's
-    offsets.retention.check.interval.ms)."""
+    """Interval at which the coordinator deletes offsets of empty groups, and inactive producers (Kafka's
+    offsets.retention.check.interval.ms).
+    """
 
     @classmethod
     def parse(cls, pairs: Mapping[str, str]) -> "ClusterSettings":
@@ -139,7 +155,7 @@ class ClusterSettings:
 
     @classmethod
     def from_stored(cls, overrides: Mapping[str, str]) -> "ClusterSettings":
-        """As `parse`, but what a newer spark-log has set and this one does not know is left out."""
+        """As `parse`, but settings of a newer spark-log that this version does not know are left out."""
         known = cls().as_text()
         return cls.parse({name: text for name, text in overrides.items() if name in known})
 

@@ -1,8 +1,9 @@
 """Topic configs, each documented where it is defined.
 
-Names, units and meaning of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs); a default
-that differs says so and why. All are dynamic: an altered value holds for the next append, plan or maintenance run. Only
-the overrides are stored, as text; `TopicConfig.from_overrides` is the one place where text becomes types.
+Names, units and meaning of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs); a config
+whose default differs says so and gives the reason. All are dynamic: an altered value applies from the next append, plan
+or maintenance run. Only the overrides are stored, as text; `TopicConfig.from_overrides` is the one place where text
+becomes types.
 """
 
 import difflib
@@ -38,7 +39,7 @@ class ConfigDefinition:
     kind: str
     """Kafka's name of the type: long, int, double, boolean, string, list."""
     default: str
-    """The default as one would type it."""
+    """The default as a user would type it."""
     valid: str
     """The accepted values, in words."""
     unit: str
@@ -46,7 +47,7 @@ class ConfigDefinition:
     doc: str
     """Its effect, and the reason if the default differs from Kafka's."""
     kafka_default: str | None
-    """Kafka's default where ours differs; None where they agree or Kafka has no such config."""
+    """Kafka's default if ours differs; None if they are equal or Kafka has no such config."""
 
 
 def _config(name: str, default: Any, value_type: ValueType, doc: str, unit: str = "", kafka: str | None = None) -> Any:
@@ -251,9 +252,9 @@ class TopicConfig:
 
     @classmethod
     def from_overrides(cls, overrides: Mapping[str, str]) -> "TopicConfig":
-        """The defaults with `overrides` (dotted name -> text) on top.
+        """The defaults, overridden by `overrides` (dotted name -> text).
 
-        Raises InvalidConfigurationError that names the config, the value and what is expected.
+        Raises InvalidConfigurationError that names the config, the value and the expected values.
         """
         named = canonical(overrides)
         config = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
@@ -282,11 +283,11 @@ class TopicConfig:
 _FIELDS_BY_NAME = {entry.metadata["definition"].name: entry for entry in fields(TopicConfig)}
 
 _OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
-"""Names that are accepted, and may be stored, for configs that have another one."""
+"""Other accepted names of configs, which may also be stored."""
 
 
 def canonical(values: Mapping[str, V]) -> dict[str, V]:
-    """`values` under the names that `definitions` has. InvalidConfigurationError if a config is there by two names."""
+    """`values` under the names in `definitions`. InvalidConfigurationError if a config is given under two names."""
     named: dict[str, V] = {}
     for name, value in values.items():
         its_name = _OTHER_NAMES.get(name, name)
@@ -311,7 +312,7 @@ _WITHOUT_MEANING = {
     "segment.index.bytes": "the metadata store is the index",
     "segment.jitter.ms": "sealing is spread by the coordinator",
 }
-"""Kafka's configs that cannot apply here, and why: refused by name, not ignored."""
+"""Kafka's configs that cannot apply here, with the reasons: they are refused by name, not ignored."""
 
 
 def definitions() -> list[ConfigDefinition]:

@@ -1,7 +1,7 @@
-"""Text of one config value -> its type. No rule here knows the name of a config.
+"""Text of one config value -> its type. No rule here depends on the name of a config.
 
-A `ValueType` refuses what Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN): what is stored is what
-was typed, and `parse(text) -> value`, `show(value) -> text` are inverse up to the spelling of numbers.
+A `ValueType` refuses texts that Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN): the stored value
+is the typed one, and `parse(text) -> value`, `show(value) -> text` are inverse up to the spelling of numbers.
 """
 
 import math
@@ -20,7 +20,7 @@ _DECIMAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?|\.[0-9]{1,20}")
 
 
 def can_be_stored(text: str) -> bool:
-    """Whether the metadata store can keep the text: PostgreSQL knows neither NUL nor a lone surrogate."""
+    """Whether the metadata store can keep the text: PostgreSQL stores neither NUL nor a lone surrogate."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -104,7 +104,7 @@ class Boolean(ValueType):
 
 @dataclass(frozen=True)
 class Choice(ValueType):
-    """One of some words; `aliases` are other spellings, `refused` are words that deserve a reason."""
+    """One of some words; `aliases` are other spellings, `refused` are words that are refused with a reason."""
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,7 @@
-"""`format("spark_log")`: the door that Spark comes through.
+"""`format("spark_log")`: the entry point that Spark calls.
 
-Modules that only some need are imported where they are used: each process that Spark starts to plan a read or a write,
-and each executor that unpickles these classes for its tasks, would pay for all of them (SQLAlchemy is 0.2 s).
+Modules that only some processes need are imported on use: otherwise each process that Spark starts to plan a read or a
+write, and each executor that unpickles these classes for its tasks, would import all of them (SQLAlchemy takes 0.2 s).
 """
 
 import functools
@@ -51,9 +51,9 @@ _TABLE_PROPERTY = "provider"
 class SparkLogDataSource(DataSource):
     """Driver. Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector.
 
-    Spark pickles it between processes of the driver. But the function that it makes of a reader and sends to executors
-    holds on to the source as well, so one that has made a reader pickles without its options: they hold the store's
-    address, and a password maybe.
+    Spark pickles it between processes of the driver. But the function that Spark builds from a reader and sends to
+    executors holds the source as well. So a source that has created a reader is pickled without its options: they
+    contain the store's address, and maybe a password.
     """
 
     _options_may_travel = True
@@ -63,11 +63,12 @@ class SparkLogDataSource(DataSource):
         return "spark_log"
 
     def schema(self) -> StructType:
-        """The seven columns of Spark's Kafka source, `headers` with includeHeaders; or those that option `columns`
-        names.
+        """The seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
+        `columns`.
 
-        `load()` calls it without saying whether it is for a batch or a stream: InvalidOptionError for options that are
-        wrong in both. CREATE TABLE passes the properties of the table, and each query of the table its own options.
+        `load()` calls it without the information whether it is for a batch or a stream: InvalidOptionError for options
+        that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the table its own
+        options.
         """
         if _TABLE_PROPERTY not in self.options:
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)
@@ -82,7 +83,7 @@ class SparkLogDataSource(DataSource):
         return BatchReader(ReadOptions.parse(self.options, streaming=False, environ=os.environ))
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        # never raises: Spark would stop the reader that it has not got, and show the error of that
+        # never raises: Spark would call stop on the reader that it does not have, and show that error instead
         self._options_may_travel = False
         return StreamReader(functools.partial(self._stream_options, schema), parse_columns(self.options))
 
@@ -90,8 +91,8 @@ class SparkLogDataSource(DataSource):
         from spark_log.datasource.write.batch_writer import BatchWriter
         from spark_log.datasource.write.write_schema import check_write_schema
 
-        # Modes errorifexists (the default) and ignore never get here: Spark's DataFrameWriter refuses them for every
-        # Python data source, without asking it.
+        # Modes errorifexists (the default) and ignore do not reach this code: Spark's DataFrameWriter refuses them for
+        # every Python data source.
         if overwrite:
             raise InvalidOptionError(
                 'Save mode Overwrite not allowed for spark_log. Allowed save mode is Append: use .mode("append")'
@@ -104,8 +105,8 @@ class SparkLogDataSource(DataSource):
         from spark_log.datasource.write.stream_writer import StreamWriter
         from spark_log.datasource.write.write_schema import check_write_schema
 
-        # `overwrite` is output mode complete: as in Kafka's sink, every batch appends all of its rows. (Mode update is
-        # Spark's to allow, and it does not for Python data sources.)
+        # `overwrite` is output mode complete: as in Kafka's sink, every batch appends all of its rows. (Spark does not
+        # allow mode update for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
         return StreamWriter(options)

@@ -1,7 +1,7 @@
 """Errors of the data source without the traceback of the Python process in which Spark runs it.
 
-Spark shows the traceback first and the message last, unless SPARK_HIDE_TRACEBACK is set in the process in which the
-error was raised (its own setting for that hides the traceback of defects, too). Such a process ends with the error.
+Spark shows the traceback first and the message last, unless SPARK_HIDE_TRACEBACK is set in the process that raised the
+error (Spark's own setting for that also hides the traceback of defects). Such a process ends with the error.
 """
 
 import functools
@@ -42,8 +42,8 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except GeneratorExit as closed:
             if isinstance(closed.__context__, BrokenPipeError | ConnectionResetError) and _in_process_of_spark():
-                # Spark has all the rows it wants (LIMIT) and has hung up. The process would end now in any case, but
-                # not before it has printed that it cannot flush its last rows
+                # Spark has all the rows it needs (LIMIT) and has closed the connection. The process would end now in
+                # any case, but it would first print that it cannot flush its last rows
                 os._exit(1)
             raise
 
@@ -51,7 +51,7 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hide_traceback() -> None:
-    """Show the error that is about to be raised by its message alone."""
+    """Show only the message of the error that is about to be raised."""
     if _in_process_of_spark():
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 

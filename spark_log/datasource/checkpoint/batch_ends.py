@@ -1,6 +1,4 @@
-"""The offsets that a group has read when a micro-batch is done: the ends of the batch, from Spark's offset log.
-Driver.
-"""
+"""The offsets that a group has read after a micro-batch: the ends of the batch, from Spark's offset log. Driver."""
 
 import json
 import posixpath
@@ -26,7 +24,7 @@ class BatchEnds:
     entry: str
 
     def commits(self, cluster: Cluster) -> dict[TopicPartition, Commit]:
-        """The commits of the group, for the topics that exist. InvalidOptionError if the query reads none of this
+        """The commits of the group, for the topics that exist. InvalidOptionError if the query does not read from this
         cluster.
         """
         topics = cluster.store.read(find_topics)
@@ -39,10 +37,10 @@ class BatchEnds:
 
 
 def read_ends(group: SinkGroup, query_id: str | None, batch_id: int) -> BatchEnds:
-    """Read without Spark, in whose processes that commit for a sink there is no JVM.
+    """Read the entry without Spark: the processes that commit for a sink have no JVM.
 
-    InvalidOptionError where the checkpoint cannot be read, or is not that of this query: a path without a scheme is
-    Spark's default file system there, and the local one here.
+    InvalidOptionError if the checkpoint cannot be read, or belongs to another query: Spark resolves a path without a
+    scheme in its default file system, this function in the local one.
     """
     checkpoint = group.checkpoint
     try:

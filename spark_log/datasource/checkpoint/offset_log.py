@@ -1,9 +1,9 @@
-"""Spark's offset log: where the sources of a micro-batch end. Spark writes `<checkpoint>/offsets/<batch id>` before it
-runs the batch, and reads the very same when the batch comes again.
+"""Spark's offset log: the ends of a micro-batch in its sources. Spark writes `<checkpoint>/offsets/<batch id>` before
+it runs the batch, and reads the same file when it repeats the batch.
 
     v1                                       the version of the format
-    {"batchWatermarkMs":0,…}                 what else belongs to the batch
-    {"t":{"0":5},"@cluster":"…",…}           a source each; `-` for one without an offset
+    {"batchWatermarkMs":0,…}                 other data of the batch
+    {"t":{"0":5},"@cluster":"…",…}           one line per source; `-` for a source without an offset
     a:{"t":{"0":5},"@cluster":"…",…}         in v2 with the name of the source
 """
 
@@ -29,9 +29,9 @@ class End(NamedTuple):
 def ends_of_batch(
     entry: str, cluster_id: str, topic_ids: Mapping[str, TopicId], group_id: str
 ) -> dict[TopicPartition, End]:
-    """The end of the batch in each partition that its sources of this cluster read; the lowest one, if several read it.
+    """The end of the batch in each partition that its sources of this cluster read; the lowest one if several read it.
 
-    Without topics that are gone, or have been created again since: `topic_ids` are those that there are now. Raises
+    Leaves out topics that were deleted or recreated since: `topic_ids` are the ids of the existing topics. Raises
     InvalidOptionError if no source of the query reads from this cluster.
     """
     version, _, *sources = entry.splitlines()
@@ -53,7 +53,7 @@ def ends_of_batch(
 
 
 def fingerprint_of_batch(entry: str) -> str:
-    """16 hex digits: the same when Spark repeats the batch, others for a batch that was planned anew."""
+    """16 hex digits: the same when Spark repeats the batch, different for a batch that was planned again."""
     return hashlib.blake2b(entry.encode(), digest_size=8).hexdigest()
 
 
@@ -64,7 +64,7 @@ def _ours(line: str, cluster_id: str) -> StreamOffset | None:
     try:
         shown = json.loads(line[line.index("{") :])
     except ValueError:
-        return None  # another source's
+        return None  # the offset of another source
     if not isinstance(shown, dict) or "@cluster" not in shown:
         return None
     offset = StreamOffset.from_json(shown)

@@ -3,10 +3,10 @@
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@epochs":{"t":{"0":2,"1":0}},"@cluster":"…"}    the end of a batch
     {"t":{"0":5,"1":7},"@topics":{"t":3},"@start":{"t":{"0":0,"1":2}},…}                  the end of batch 0
 
-`@` is in no topic's name. `@topics` are the ids of the topics, so that one deleted and created again is not taken for
-the old one; `@epochs` are the leader epochs of the partitions when the offsets were decided, so that records which an
-unclean election has cut off since are missed; `@cluster` is the id of the cluster, so that a sink knows whose offsets
-these are. Spark does not store where a query started and asks anew when it replays batch 0: so its start is kept with
+No topic name contains `@`. `@topics` are the ids of the topics: they distinguish a recreated topic from the deleted
+one. `@epochs` are the leader epochs of the partitions when the offsets were decided: they reveal records that an
+unclean election has truncated since. `@cluster` is the id of the cluster: a sink needs it to know the cluster of the
+offsets. Spark does not store where a query started and asks again when it replays batch 0: so its start is kept with
 its end.
 """
 
@@ -39,7 +39,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """Positions; for the end of batch 0, with those where it starts."""
+    """Positions; the end of batch 0 also has its start."""
 
     positions: Positions
     start: Positions | None = None
@@ -71,7 +71,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "StreamOffset":
-        """InvalidOptionError if the checkpoint holds something else."""
+        """InvalidOptionError if the checkpoint has other content."""
         unknown = [key for key in shown if key.startswith("@") and key not in OUR_KEYS]
         if unknown:
             raise InvalidOptionError(f"checkpoint: offset has {unknown[0]!r}, which a newer spark-log may have written")

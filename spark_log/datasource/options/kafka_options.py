@@ -1,9 +1,9 @@
 """The treatment of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`: one table.
 
-Spark's Kafka connector hands these options to its consumers and producers; here there are none. An option is honoured,
-or refused because a read or a write without it would mean or protect something else, or ignored because without it
-records, order and delivery are what they are with it. An option in no row is ignored, as Kafka's clients do with names
-that they do not know. docs/guides/from-spark-kafka.md is for users.
+Spark's Kafka connector passes these options to its consumers and producers; spark-log has none. An option is honoured,
+or it is refused because a read or a write without it would have another meaning or less protection, or it is ignored
+because records, order and delivery are the same without it. An option without a row is ignored, as Kafka's clients do
+with unknown names. docs/guides/from-spark-kafka.md is for users.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ Side: TypeAlias = Literal["read", "write"]
 
 @dataclass(frozen=True)
 class Honoured:
-    """`options.py` reads it: `meaning` says as what."""
+    """`options.py` reads it: `meaning` explains its effect."""
 
     meaning: str
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """Given to any side it changes nothing: `reason` says why nothing is lost."""
+    """It has no effect on any side: `reason` explains why none is needed."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An error on these sides, unless its value is `unless`, the value that spark-log behaves like. Ignored on the
-    other side.
+    """An error on these sides, unless its value is `unless`, which is the behaviour of spark-log. Ignored on the other
+    side.
 
-    `{name}` in `message` is the option without its prefix. Options of one message are named together.
+    `{name}` in `message` is the option without its prefix. Options with the same message are named together.
     """
 
     sides: tuple[Side, ...]
@@ -64,7 +64,7 @@ KAFKA_OPTIONS: Mapping[str, Decision] = {
     "isolation.level": Honoured("both levels read the same: records of a transaction are visible once it is committed"),
     "compression.type": Honoured("codec of writes to topics that have no compression.type of their own"),
     "acks": Honoured("every write has acks=all, which 1 and 0 do not exceed"),
-    # refused: without it, secrets or bytes would go unprotected
+    # refused: without it, secrets or bytes would be unprotected
     "security.*": Refused(_BOTH, _SECURITY),
     "security.protocol": Refused(_BOTH, _SECURITY, unless="PLAINTEXT", shows_value=True),
     "ssl.*": Refused(_BOTH, _SECURITY),
@@ -136,7 +136,7 @@ def decision_on(name: str) -> Decision:
 
 
 def refuse_kafka_options(given: OptionText, side: Side) -> None:
-    """InvalidOptionError that names all options given that are refused on this side. Shows no secrets."""
+    """InvalidOptionError that names all given options that are refused on this side. Shows no secrets."""
     refused: dict[str, list[str]] = {}
     for name in given.names_after(PREFIX):
         decision = decision_on(name)

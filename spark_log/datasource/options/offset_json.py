@@ -4,9 +4,9 @@
     timestamps   {"topicA":{"0":1700000000000}}                   milliseconds since 1970
     assign       {"topicA":[0,1],"topicB":[0]}
 
-Source: "Structured Streaming + Kafka Integration Guide" and JsonUtils of Spark's connector. Stricter than it in what
-would be guessed: duplicate keys, floats, booleans, "01" for a partition and numbers beyond int64 are refused. What is
-printed is canonical (topics sorted, partitions in numeric order, no spaces), so equal offsets are equal texts.
+Source: "Structured Streaming + Kafka Integration Guide" and JsonUtils of Spark's connector. Stricter than it for
+ambiguous input: duplicate keys, floats, booleans, "01" for a partition and numbers beyond int64 are refused. The
+output is canonical (topics sorted, partitions in numeric order, no spaces), so equal offsets are equal texts.
 """
 
 import json
@@ -31,7 +31,8 @@ _SHOWN_CHARS_MAX = 1000
 
 
 def parse_offsets(text: str, *, resolved: bool = False) -> dict[TopicPartition, int]:
-    """Offsets per partition, -1 (latest) and -2 (earliest) included unless they must be `resolved` (a checkpoint's).
+    """Offsets per partition. They may be -1 (latest) and -2 (earliest) unless they must be `resolved` (those of a
+    checkpoint).
 
     Raises InvalidOptionError "Expected e.g. {…}, got …".
     """
@@ -44,7 +45,7 @@ def parse_timestamps(text: str) -> dict[TopicPartition, int]:
 
 
 def parse_assign(text: str) -> tuple[TopicPartition, ...]:
-    """The partitions named, each once, sorted. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
+    """The named partitions, without duplicates, sorted. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
     partitions = set()
     for topic, numbers in _load(text, ASSIGN_EXAMPLE).items():
         if not isinstance(numbers, list):

@@ -31,7 +31,7 @@ class OptionText:
             raise InvalidOptionError(message)
 
     def word(self, name: str, alias: str | None = None) -> str | None:
-        """A trimmed text that is not empty and has no control characters or lone surrogates; by `name`, or by `alias`
+        """A trimmed text that is not empty and has no control characters or lone surrogates; under `name` or `alias`,
         which must agree.
         """
         found: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """The options of `format("spark_log")`: text becomes types once, here.
 
 Names, defaults, precedence and messages are those of Spark's connector ("Structured Streaming + Kafka Integration
-Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored; what becomes of each `kafka.…` is in
-kafka_options.py. Everything wrong raises InvalidOptionError (a topic name: InvalidTopicError) that names the option and
-the value. Passwords in cluster addresses do not show in reprs or messages.
+Guide", KafkaSourceProvider). Keys are case-insensitive, unknown keys are ignored; kafka_options.py has the treatment of
+each `kafka.…`. Invalid options raise InvalidOptionError (a topic name: InvalidTopicError) that names the option and the
+value. Reprs and messages do not show passwords of cluster addresses.
 """
 
 from collections.abc import Mapping
@@ -46,16 +46,16 @@ TXN_APP_ID_LENGTH_MAX = 508
 
 @dataclass(frozen=True, repr=False)
 class ReadOptions:
-    """The options of a batch or streaming read. Frozen and picklable; the cluster's address stays on the
-    driver."""
+    """The options of a batch or streaming read. Frozen and picklable; the cluster's address stays on the driver."""
 
     cluster: str
-    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), else the environment."""
+    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
     subscription: Subscription
     """Exactly one of subscribe, subscribePattern, assign."""
     starting: Position
-    """startingTimestamp > startingOffsetsByTimestamp > startingOffsets; a batch starts at earliest, a stream at
-    latest. Beyond Kafka's connector, `committed` starts where the group of group.id has got to."""
+    """startingTimestamp > startingOffsetsByTimestamp > startingOffsets; a batch starts at earliest, a stream at latest.
+    Unlike Kafka's connector, it accepts `committed`: start at the committed offsets of the group of group.id.
+    """
     ending: Position
     """endingTimestamp > endingOffsetsByTimestamp > endingOffsets; always latest for a stream."""
     starting_timestamp_strategy: TimestampStrategy = "error"
@@ -64,7 +64,7 @@ class ReadOptions:
     include_headers: bool = False
     """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order. Option `columns`, ours; else all."""
+    """Fields of the rows, in order. Option `columns`, ours; otherwise all."""
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
@@ -73,15 +73,15 @@ class ReadOptions:
     group_id: str | None = None
     """With it a query commits its end offsets to that group. Option `group.id` (alias kafka.group.id)."""
     group_id_prefix: str | None = None
-    """groupIdPrefix; without effect where there is a group id."""
+    """groupIdPrefix; without effect if there is a group id."""
     client_rack: str | None = None
     """Rack of the executors: segments are read from a replica there, if there is one. Option `kafka.client.rack`."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None, environ: Mapping[str, str]) -> "ReadOptions":
-        """`options` as Spark hands them over; `environ` is os.environ, passed in. Raises InvalidOptionError.
+        """`options` as Spark passes them; `environ` is os.environ, passed in. Raises InvalidOptionError.
 
-        `streaming` None: not known yet; only values that neither a batch nor a stream accepts are refused.
+        `streaming` None: not known yet; only values that are invalid for both a batch and a stream are refused.
         """
         given = OptionText(options)
         if streaming:
@@ -142,7 +142,7 @@ class TxnVersion:
 
 @dataclass(frozen=True)
 class SinkGroup:
-    """The group for which a streaming sink commits where the query's sources end, together with the rows."""
+    """The group to which a streaming sink commits the query's end offsets, together with the rows."""
 
     group_id: str
     """Option `group.id` (alias kafka.group.id), streaming writes only."""
@@ -152,13 +152,13 @@ class SinkGroup:
 
 @dataclass(frozen=True)
 class PendingWrite:
-    """A batch write whose rows become pending in an open transaction, for its owner to commit."""
+    """A batch write whose rows become pending in an open transaction; the owner of the transaction commits them."""
 
     ref: TransactionRef
     order: int
-    """Of the writes of the transaction: those of a lower one come first in the log."""
+    """Order among the writes of the transaction: those of a lower one come first in the log."""
     after_topic_id: int = 0
-    """Rows of topics up to this id are left out: they have the batch already."""
+    """Rows of topics up to this id are left out: these topics already have the batch."""
 
     def __str__(self) -> str:
         ref = self.ref
@@ -170,7 +170,7 @@ class WriteOptions:
     """The options of a batch or streaming write. Frozen and picklable."""
 
     cluster: str
-    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), else the environment."""
+    """Folder or SQLAlchemy URL. Option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
     topic: str | None = None
     """Topic of every row; beats the column `topic`. None: each row names its own."""
     txn: TxnVersion | None = None
@@ -179,7 +179,7 @@ class WriteOptions:
     """Option `transaction`: set by `streams.batch_transaction`, for its batch writes."""
     group: SinkGroup | None = None
     compression_type: str | None = None
-    """Option `kafka.compression.type`, for topics that have none of their own; None: the topic's."""
+    """Option `kafka.compression.type`, for topics without their own compression type; None: the topic's."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
@@ -202,7 +202,7 @@ class WriteOptions:
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the rows read, from includeHeaders and `columns` alone: all that a schema needs."""
+    """Fields of the rows read, determined only by includeHeaders and `columns`: sufficient for the schema."""
     return _columns(OptionText(options))
 
 

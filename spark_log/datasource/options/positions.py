@@ -1,6 +1,6 @@
-"""The start and the end of a read: the positions in the options, and the offsets they resolve to.
+"""The start and the end of a read: the positions in the options, and the offsets to which they resolve.
 
-A `Position` is a sum type; `resolve` closes over it. Looking up offsets by timestamp is the shell's work: it asks
+A `Position` is a sum type, and `resolve` handles all its cases. The caller finds offsets by timestamp: it calls
 `timestamps_to_look_up`, fills `found`, and `resolve` decides. Message texts are those of Spark's connector
 (kafka-error-conditions.json, KafkaOffsetReaderAdmin) without the word Kafka.
 """
@@ -14,7 +14,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.ids import OffsetRange, TopicPartition
 
 TimestampStrategy = Literal["error", "latest"]
-"""A start by timestamp in a partition without such a new record: fail, or start at the latest offset."""
+"""For a start by timestamp in a partition without such a new record: fail, or start at the latest offset."""
 
 _SHOWN_PARTITIONS_MAX = 20
 
@@ -38,7 +38,7 @@ class SpecificOffsets:
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """The committed offsets of the group of option group.id; the log start offset where it has none.
+    """The committed offsets of the group of option group.id; the log start offset of partitions without one.
 
     An extension: Spark's Kafka connector has checkpoints only. A batch can read the records that a group has not read.
     """
@@ -62,7 +62,7 @@ Position = EarliestOffsets | LatestOffsets | SpecificOffsets | CommittedOffsets 
 
 
 def check_unresolved(start: Position, end: Position) -> None:
-    """Refuses, before any look at the log, two JSONs that name different partitions or where a start is above its end.
+    """Refuse, before the log is read, two JSONs that name different partitions or whose start is above its end.
 
     Raises InvalidOptionError.
     """
@@ -97,10 +97,10 @@ def resolve(
     """The offset of every assigned partition. The result has the keys of `available`.
 
     `available`: [log start offset, high watermark) of all assigned partitions. `found`: for a position by timestamp,
-    the first offset with a timestamp as new, None if there is none (then latest; an error for a start under strategy
-    "error"). `committed`: the group's offsets. Offsets beyond what is available are kept: whether that is a loss
-    decides `data_loss.resolve_ranges`.
-    Raises InvalidOptionError if the position names other partitions than the assigned ones.
+    the offset of the first record at or after it, None if there is none (then latest; an error for a start under
+    strategy "error"). `committed`: the group's offsets. Offsets outside `available` are kept:
+    `data_loss.resolve_ranges` decides whether that is a loss. Raises InvalidOptionError if the position names other
+    partitions than the assigned ones.
     """
     match position:
         case EarliestOffsets():
@@ -128,7 +128,7 @@ def resolve(
 
 
 def show_all(partitions: Collection[TopicPartition]) -> str:
-    """`Set(t-0, t-1)`, sorted, cut after some: there may be thousands."""
+    """`Set(t-0, t-1)`, sorted, and truncated since there may be thousands."""
     shown = [str(tp) for tp in sorted(partitions)[:_SHOWN_PARTITIONS_MAX]]
     more = len(partitions) - len(shown)
     return f"Set({', '.join(shown)}" + (f", … and {more} more)" if more else ")")

@@ -1,4 +1,4 @@
-"""Which topic-partitions a query reads: options subscribe, subscribePattern and assign as a sum type."""
+"""The topic-partitions that a query reads: options subscribe, subscribePattern and assign as a sum type."""
 
 import re
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ _STRATEGY_OPTIONS = ("subscribe", "subscribepattern", "assign")
 
 @dataclass(frozen=True)
 class SubscribeTopics:
-    """Topics by name, each once, as first given. One that does not exist is an error."""
+    """Topics by name, without duplicates, in the given order. A topic that does not exist is an error."""
 
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SubscribePattern:
-    """Every topic in whose name the regular expression is found, unanchored. None is no error: 0 rows."""
+    """Every topic in whose name the regular expression is found, unanchored. No match is no error: 0 rows."""
 
     pattern: str
 

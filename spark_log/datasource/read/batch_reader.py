@@ -14,18 +14,21 @@ from spark_log.datasource.worker_errors import message_only
 
 @message_only
 class BatchReader(DataSourceReader):
-    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names of the columns travel."""
+    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names of the columns are pickled for
+    executors.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options: ReadOptions | None = options
         self._columns = options.columns
         self._pruning = Pruning()
         # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
-        # although nothing would call it. Ours is set on the instance and shows the base's function to that check.
+        # although it would not call it then. So ours is set on the instance, and that check finds the method of the
+        # base class.
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Keeps the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
+        """Stores the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
         rows.
         """
         self._pruning = prune(filters)

@@ -1,13 +1,13 @@
 """failOnDataLoss: the offsets of [start, end) that a batch can still read, and the lost ones.
 
-Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more witnesses: the id of
-each topic, and the leader epochs. A topic that was deleted and created again, or a log that an unclean election has
-truncated, is seen even if it has grown past the old offset, where Spark would silently go on in the middle of another
+Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more checks: the id of each
+topic, and the leader epochs. They detect a topic that was deleted and created again, or a log that an unclean election
+has truncated, even if it has grown past the old offset. There Spark would silently continue in the middle of another
 log.
 
-With `goes on at` for failOnDataLoss=false:
+The last column is for failOnDataLoss=false:
 
-    loss                                                 goes on at
+    loss                                                 continues at
     start below the log start offset (aged out)          the earliest available offset
     end above the high watermark (lost by an election)   the high watermark, for this batch
     end below start in the same topic                    end
@@ -15,10 +15,10 @@ With `goes on at` for failOnDataLoss=false:
     log truncated below end since end was decided        the offset where it was truncated, for this batch
     topic recreated (its id differs from start's)        the log start offset of the new one
     topic recreated after the end was decided            nothing of it is read; the next batch reads the new one
-    partition gone                                       nothing of it is read
+    partition deleted                                    nothing of it is read
     added partition does not start from offset 0         its earliest offset
 
-A range that is empty loses nothing, except where the topic was recreated or the log truncated below its start.
+An empty range loses nothing, except if the topic was recreated or the log truncated below its start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +44,10 @@ NO_TRUNCATIONS: Mapping[TopicPartition, Sequence[Truncation]] = {}
 
 @dataclass(frozen=True)
 class ResolvedRanges:
-    """The ranges that a batch reads, and the reasons why they are smaller than wanted."""
+    """The ranges that a batch reads, and the reasons why they are smaller than requested."""
 
     ranges: dict[TopicPartition, OffsetRange]
-    """A range, maybe empty, for every partition that is there; 0 <= start <= end, within what is available."""
+    """A range, maybe empty, for every existing partition; 0 <= start <= end, within the available offsets."""
     losses: tuple[str, ...]
     """A sentence for each loss, to be logged as warnings; always empty under failOnDataLoss=true."""
 
@@ -143,8 +143,8 @@ def admission_starts(
     """The offset from which each available partition will be read, to size the next batch (rate limit, minimum,
     metrics).
 
-    New partitions, aged-out starts and recreated topics from their earliest offset, truncated ones from the truncation.
-    The keys are those of `available`. Losses are not judged here, but when the batch is planned.
+    New partitions, aged-out starts and recreated topics are read from their earliest offset, truncated partitions from
+    the truncation. The keys are those of `available`. Losses are detected when the batch is planned, not here.
     """
     recreated = {topic for topic in current_topic_ids if _differs(topic, start_topic_ids, current_topic_ids)}
     starts: dict[TopicPartition, int] = {}
@@ -165,8 +165,8 @@ def in_the_log(
     epochs: Mapping[TopicPartition, int],
     truncations: Mapping[TopicPartition, Sequence[Truncation]],
 ) -> list[TopicPartition]:
-    """The partitions whose offsets are positions in the log as it is now: of a topic that exists, has not been created
-    again, and was not truncated below them.
+    """The partitions whose offsets are still positions in the log: the topic exists, has not been recreated, and was
+    not truncated below them.
     """
     return [
         tp

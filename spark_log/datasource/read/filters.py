@@ -1,7 +1,7 @@
-"""Push-down: which partitions, offsets and timestamps Spark's filters rule out. Pure.
+"""Push-down: the partitions, offsets and timestamps that Spark's filters rule out. Pure.
 
-Only whole partitions, segments and row groups are left out; Spark applies every filter again to the rows that come. So
-a filter that is not understood here costs time, never rows.
+Only whole partitions, segments and row groups are skipped; Spark applies every filter again to the rows that are read.
+So a filter that is not supported here costs time, but loses no rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ class Pruning:
 
 
 def prune(filters: Iterable[Filter]) -> Pruning:
-    """The conjunction of the filters, as far as it is about partition, offset, timestamp or topic."""
+    """The conjunction of the filters on partition, offset, timestamp and topic; other filters are ignored."""
     partition, offset, timestamp_ms = Interval(), Interval(), Interval()
     topics: frozenset[str] | None = None
     for found in filters:
@@ -96,7 +96,7 @@ def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
         case GreaterThan() | GreaterThanOrEqual():
             return Interval(low=value // scale)
         case LessThan():
-            return Interval(high=-(-value // scale))  # rounded up, in whole numbers: a float has not enough digits
+            return Interval(high=-(-value // scale))  # rounded up in whole numbers: a float has not enough digits
         case LessThanOrEqual():
             return Interval(high=value // scale + 1)
         case _:
@@ -108,7 +108,7 @@ def _number(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Microseconds since the epoch; a time without zone could be any, and prunes nothing."""
+    """Microseconds since the epoch; None for a time without a time zone, which prunes nothing."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     since = value.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)

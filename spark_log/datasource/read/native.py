@@ -1,4 +1,4 @@
-"""`read_topic`: a topic on Spark's own Parquet scan (`segments/segment_scan.py`), and its tail with it. Batch only."""
+"""`read_topic`: a topic on Spark's own Parquet scan (`segments/segment_scan.py`), including its tail. Batch only."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,12 +28,12 @@ def read_topic(
     include_headers: bool = False,
     client_rack: str | None = None,
 ) -> DataFrame:
-    """The records of a topic from the log start offsets to the high watermarks, as of now: one snapshot.
+    """The records of a topic from the log start offsets to the high watermarks, in one snapshot of this moment.
 
     The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
     timestamp timestamp, timestampType int, and with `include_headers` headers. Page checksums are verified. The inline
-    tail of the same snapshot travels inside the plan. `cluster` is an address or an open Cluster. Segments are read
-    from a replica in `client_rack`, if there is one.
+    tail of the same snapshot is part of the plan. `cluster` is an address or an open Cluster. Segments are read from a
+    replica in `client_rack`, if there is one.
 
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, and InvalidConfigurationError if Spark's class path lacks
     the file system of an object store (hadoop-aws for S3).

@@ -1,10 +1,10 @@
-"""From offsets to tasks: which ranges a batch takes, and how they are spread.
+"""From offsets to tasks: the ranges that a batch reads, and their distribution to tasks.
 
     start, latest -> should_delay -> rate_limit -> [start, end) -> split_ranges -> pack_tasks
 
-Semantics of Spark's KafkaMicroBatchStream (rate limit, minimum, metrics) and KafkaOffsetRangeCalculator (splitting), in
-exact integers where they use doubles. All functions take and return values, and stay linear (or n log n) in the
-partitions.
+Semantics of Spark's KafkaMicroBatchStream (rate limit, minimum, metrics) and KafkaOffsetRangeCalculator (splitting),
+but in exact integers instead of doubles. All functions take and return values, and take linear time (or n log n) in the
+number of partitions.
 """
 
 import heapq
@@ -29,7 +29,7 @@ class PartitionRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Offsets in the range: the number of records, or more after compaction."""
+        """Number of offsets in the range: the number of records, or more after compaction."""
         return self.end - self.start
 
 
@@ -57,10 +57,10 @@ def rate_limit(
 ) -> dict[TopicPartition, int]:
     """End offsets of a batch of about `limit` records (maxOffsetsPerTrigger), shared in proportion to the new records.
 
-    The share of a partition is limit * size / total, rounded down, but at least 1 where there is anything new, so that
-    a small partition never starves: a batch holds at most limit + (number of partitions) records. Ends never pass
-    `latest`. The keys are those of `latest`; a partition that `start` does not know, or whose start is not below its
-    latest offset, ends at latest. So pass the starts of new partitions too (`data_loss.admission_starts`).
+    The share of a partition is limit * size / total, rounded down, but at least 1 if it has a new record, so that a
+    small partition never starves: a batch holds at most limit + (number of partitions) records. Ends are never above
+    `latest`. The keys are those of `latest`; a partition that is not in `start`, or whose start is not below its latest
+    offset, ends at latest. So pass the starts of new partitions too (`data_loss.admission_starts`).
     """
     sizes = {tp: end - start[tp] for tp, end in latest.items() if tp in start and end > start[tp]}
     total = sum(sizes.values())
@@ -81,10 +81,10 @@ def should_delay(
     now_ms: int,
     last_trigger_ms: int | None,
 ) -> bool:
-    """Whether a batch waits (minOffsetsPerTrigger): too little is new and the last batch that fired is recent enough.
+    """Whether a batch waits (minOffsetsPerTrigger): there are too few new records and the last batch was recent enough.
 
-    `last_trigger_ms` is None before the first batch of a query's run, which always fires. A caller that gets False
-    takes `now_ms` as its new `last_trigger_ms`. A partition that `start` does not know counts from offset 0.
+    `last_trigger_ms` is None before the first batch of a query's run, which never waits. A caller that gets False uses
+    `now_ms` as its new `last_trigger_ms`. A partition that is not in `start` counts from offset 0.
     """
     if last_trigger_ms is None or now_ms - last_trigger_ms >= max_trigger_delay_ms:
         return False
@@ -97,11 +97,12 @@ def split_ranges(
     min_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[PartitionRange]:
-    """The ranges cut for parallelism, sorted; empty ones are dropped. Pieces of a partition cover its range exactly.
+    """The ranges divided for parallelism, sorted; empty ones are dropped. Pieces of a partition cover its range
+    exactly.
 
-    First no piece is larger than `max_records_per_partition`. Then, if there are fewer pieces than `min_partitions`,
-    large ones are cut further in proportion to their size; rounding may leave a few more or fewer than
-    `min_partitions`.
+    First, ranges are divided so that no piece is larger than `max_records_per_partition`. Then, if there are fewer
+    pieces than `min_partitions`, large ones are divided further in proportion to their size; because of rounding the
+    result may have slightly more or fewer pieces than `min_partitions`.
     """
     pieces = sorted(PartitionRange(tp, start, end) for tp, (start, end) in ranges.items() if start < end)
     if max_records_per_partition is not None:
@@ -111,7 +112,7 @@ def split_ranges(
     total = sum(piece.size for piece in pieces)
     counts = [_part_count(piece.size, total, min_partitions) for piece in pieces]
     small = [piece.size for piece, count in zip(pieces, counts, strict=True) if count == 1]
-    # Whole pieces leave the sum, so that they do not take parts away from the large ones.
+    # Undivided pieces are subtracted from the sum, so that they do not take parts away from the large ones.
     large_total, large_parts = total - sum(small), max(min_partitions - len(small), 1)
     return [
         part
@@ -123,11 +124,11 @@ def split_ranges(
 def pack_tasks(
     pieces: Iterable[PartitionRange], *, tasks_max: int, max_records_per_task: int | None = None
 ) -> list[tuple[PartitionRange, ...]]:
-    """Tasks of about equal work: one a piece up to `tasks_max`, shared beyond. Within a task, offsets of a partition
-    ascend.
+    """Tasks of about equal work: one task per piece for up to `tasks_max` pieces; beyond that, tasks share pieces.
+    Within a task, offsets of a partition ascend.
 
-    `max_records_per_task` (maxRecordsPerPartition) is kept even if more than `tasks_max` tasks come of it. Largest
-    piece first into the lightest task: the heaviest task has at most 4/3 of the work of the best packing.
+    `max_records_per_task` (maxRecordsPerPartition) is kept even if it needs more than `tasks_max` tasks. The largest
+    piece goes first into the lightest task: the heaviest task has at most 4/3 of the work of the best packing.
     Deterministic.
     """
     rest = sorted(pieces)
@@ -153,10 +154,10 @@ def pack_tasks(
 def offsets_behind_latest(
     consumed: Mapping[TopicPartition, int] | None, latest: Mapping[TopicPartition, int] | None
 ) -> dict[str, str]:
-    """minOffsetsBehindLatest, maxOffsetsBehindLatest, avgOffsetsBehindLatest as Spark shows them; {} if nothing is
-    known.
+    """minOffsetsBehindLatest, maxOffsetsBehindLatest, avgOffsetsBehindLatest as Spark shows them; {} if there is no
+    data.
 
-    A partition that `consumed` does not know counts from offset 0; one that was recreated shorter is 0 behind.
+    A partition that is not in `consumed` counts from offset 0; one that was recreated shorter is 0 behind.
     """
     if not consumed or not latest:
         return {}
@@ -174,7 +175,7 @@ def _part_count(size: int, total: int, parts: int) -> int:
 
 
 def _cut(piece: PartitionRange, parts: int) -> Sequence[PartitionRange]:
-    """`parts` pieces, the last ones larger by one where it does not divide; fewer if there are not so many records."""
+    """`parts` pieces; the remainder of the division enlarges the last ones by one. Fewer if there are fewer records."""
     if parts == 1:
         return (piece,)
     parts = min(parts, piece.size)

@@ -1,4 +1,4 @@
-"""From options to tasks, on the driver: the only part of reading that sees the metadata store."""
+"""From options to tasks, on the driver: the only part of reading that uses the metadata store."""
 
 import logging
 from bisect import bisect_right
@@ -42,9 +42,9 @@ class Available:
     epochs: dict[TopicPartition, int] = field(default_factory=dict)
     """Leader epochs."""
     truncations: dict[TopicPartition, Sequence[Truncation]] = field(default_factory=dict)
-    """Of those partitions whose logs elections have truncated."""
+    """Truncations of the partitions whose logs were truncated by elections."""
     commits: "dict[TopicPartition, Commit]" = field(default_factory=dict)
-    """Of option group.id, where startingOffsets is committed."""
+    """Commits of option group.id, if startingOffsets is committed."""
 
     @property
     def topic_ids(self) -> dict[str, TopicId]:
@@ -68,7 +68,9 @@ class ReadPlanner:
         self.cluster.close()
 
     def available(self, *, must_exist: bool = True) -> Available:
-        """The subscription now. Without a topic of `subscribe`: UnknownTopicOrPartitionError, if it `must_exist`."""
+        """The subscription now. UnknownTopicOrPartitionError if a topic of `subscribe` is missing and `must_exist` is
+        set.
+        """
         return self.cluster.store.read(lambda connection: self._available(connection, must_exist))
 
     def _available(self, connection: sa.Connection, must_exist: bool) -> Available:
@@ -101,8 +103,8 @@ class ReadPlanner:
         )
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """The offsets where the query starts, and their leader epochs: of a group's committed offsets those that were
-        committed with them, if they are known. Errors as for `offsets`.
+        """The offsets where the query starts, and their leader epochs: for committed offsets of a group the epochs of
+        the commits, if known. Errors as for `offsets`.
         """
         position = self.options.starting
         committed = {tp: commit.offset for tp, commit in available.commits.items()}
@@ -118,8 +120,8 @@ class ReadPlanner:
         starting: bool,
         committed: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
-        """The offsets that a position stands for now. UnknownTopicOrPartitionError if, for a position by timestamp, a
-        topic has been deleted or made again since `available` was looked up.
+        """The current offsets of a position. UnknownTopicOrPartitionError if, for a position by timestamp, a topic has
+        been deleted or recreated since `available` was read.
         """
         wanted = timestamps_to_look_up(position, available.ranges)
         found: dict[TopicPartition, int | None] = {}
@@ -129,7 +131,7 @@ class ReadPlanner:
                 by_topic.setdefault(name, {})[partition] = timestamp_ms
         for name, timestamps_ms in by_topic.items():
             offsets = self.log.offsets_for_times(available.topics[name], timestamps_ms, self.options.client_rack)
-            # a record that was appended since `available` was looked up is none of it
+            # records that were appended after `available` was read do not count
             found.update(
                 (tp, offset)
                 for number, offset in offsets.items()
@@ -144,7 +146,7 @@ class ReadPlanner:
         """Read in the snapshot of the high watermarks, so that the committed offsets are not beyond them."""
         if not isinstance(self.options.starting, CommittedOffsets):
             return {}
-        from spark_log.groups.committed_offsets import read_commits  # only who asks for it pays for its imports
+        from spark_log.groups.committed_offsets import read_commits  # only queries that need it pay for its imports
 
         assert self.options.group_id is not None
         commits = read_commits(connection, self.options.group_id)
@@ -153,8 +155,8 @@ class ReadPlanner:
     def batch_ranges(self) -> tuple[Available, dict[TopicPartition, OffsetRange]]:
         """The ranges of a batch query.
 
-        Raises UnknownTopicOrPartitionError, InvalidOptionError (options that do not fit the partitions that there are),
-        and DataLossError under failOnDataLoss=true.
+        Raises UnknownTopicOrPartitionError, InvalidOptionError (options that do not match the existing partitions), and
+        DataLossError under failOnDataLoss=true.
         """
         while True:
             available = self.available()
@@ -165,7 +167,7 @@ class ReadPlanner:
             except UnknownTopicOrPartitionError:
                 if self.available().topics == available.topics:
                     raise
-                # else a topic has been made again meanwhile: the query is of the new one
+                # otherwise a topic has been recreated meanwhile: the query reads the new one
         check_resolved(start, end)
         resolved = resolve_ranges(
             start,
@@ -188,8 +190,8 @@ class ReadPlanner:
     ) -> list[ReadTask]:
         """The tasks that read the ranges.
 
-        What retention or the deletion of a topic takes away meanwhile is a loss like any other: DataLossError under
-        failOnDataLoss=true; otherwise the remaining offsets are read.
+        Records that retention or the deletion of a topic removes meanwhile are a loss like any other: DataLossError
+        under failOnDataLoss=true; otherwise the remaining offsets are read.
         """
         while True:
             try:
@@ -200,7 +202,7 @@ class ReadPlanner:
     def _still_there(
         self, available: Available, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
-        """The ranges as far as they can be read now. DataLossError under failOnDataLoss=true."""
+        """The part of the ranges that can be read now. DataLossError under failOnDataLoss=true."""
         now = self.available(must_exist=False)
         resolved = resolve_ranges(
             {tp: found.start for tp, found in ranges.items()},

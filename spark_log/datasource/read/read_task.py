@@ -1,4 +1,4 @@
-"""The input of a reading task, and the reading. Executor."""
+"""The input of a read task, and its execution. Executor."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
 
 @dataclass
 class ReadTask(InputPartition):
-    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. Travels to an executor."""
+    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. Sent to an executor."""
 
     slices: list[Slice]
     log_dirs: LogDirs
@@ -27,7 +27,7 @@ def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator[pa.Rec
     from spark_log.records.schema import read_schema
     from spark_log.segments.fetcher import Fetcher
 
-    if not isinstance(task, ReadTask):  # Spark makes one task of its own where there is nothing to read
+    if not isinstance(task, ReadTask):  # if there is nothing to read, Spark creates a task of its own
         return iter(())
     schema = read_schema(include_headers="headers" in columns, columns=columns)
     return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), columns)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 @message_only
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Driver: everything but `read`, in one long-lived process. Executor: `read`. Only the names of the columns travel.
+    """Driver: all methods but `read`, in one long-lived process. Executor: `read`. Only the names of the columns are
+    pickled for executors.
 
-    Offsets that Spark stores are `StreamOffset` as JSON: `{"t":{"0":5}}` and the facts that a restart needs.
+    Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
     """
 
     def __init__(self, options: Callable[[], ReadOptions], columns: tuple[str, ...]) -> None:
@@ -56,11 +57,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch: the high watermarks, or less by the rate limit; `start` if it has to wait."""
+        """The end of the next batch: the high watermarks, or less by the rate limit; `start` if the batch has to
+        wait.
+        """
         planner = self._driver()
         begin = StreamOffset.from_json(start)
         available = planner.available(must_exist=False)
-        if not begin.initial:  # Spark has done all before `start`, but calls `commit` only once there is a next batch
+        # Spark has completed all before `start`, but calls `commit` only when there is a next batch
+        if not begin.initial:
             self._commit_to_group(begin.positions, available)
         latest = {tp: self._target_end(tp, offsets) for tp, offsets in available.ranges.items()}
         ends = self._admitted(begin.positions, available, latest, limit)
@@ -80,7 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_log.datasource.read.data_loss import admission_starts
         from spark_log.datasource.read.ranges import rate_limit, should_delay
 
-        if isinstance(limit, ReadAllAvailable):  # Trigger.Once and no limits: all there is
+        if isinstance(limit, ReadAllAvailable):  # Trigger.Once, and triggers without limits: all available records
             return latest
         options = self._driver().options
         starts = admission_starts(
@@ -115,10 +119,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(Positions(available.ends, {})).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch [start, end). DataLossError under failOnDataLoss if some of it is gone."""
+        """The tasks of the batch [start, end). DataLossError under failOnDataLoss if some of its records are lost."""
         planner = self._driver()
         last = StreamOffset.from_json(end)
-        # batch 0: its start was decided when its end was, whatever initialOffset says now
+        # batch 0: its start was decided together with its end; a later result of initialOffset does not count
         first = StreamOffset.from_json(start).positions if last.start is None else last.start
         available = planner.available(must_exist=False)
         while True:
@@ -126,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planned, available = available, planner.available(must_exist=False)
             if available.truncations == planned.truncations:
                 return tasks
-            # otherwise the plan may be of another lineage than `end`
+            # otherwise the plan may have been made from another lineage than `end`
 
     def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
         from spark_log.datasource.read.data_loss import resolve_ranges
@@ -157,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
 
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
-        """Of the positions those that are in the log as it is now: a loss is judged when the next batch is planned."""
+        """Commit the positions that are still in the log: a loss is detected when the next batch is planned."""
         planner = self._driver()
         if planner.options.group_id is not None and positions != self._committed:
             from spark_log.datasource.read.data_loss import in_the_log

@@ -1,4 +1,4 @@
-"""The session that a thread writes with. Driver."""
+"""The active Spark session of a thread that writes. Driver."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from pyspark.sql import SparkSession
 def activate_session(spark: SparkSession) -> None:
     """Make `spark` the active session of the calling thread, unless the thread has one.
 
-    `write.format("spark_log")` and `writeStream.format("spark_log")` need an active session: Spark looks for a Python
-    data source in the session that is active in the thread, and raises DATA_SOURCE_NOT_FOUND where there is none. Only
-    the thread that made the session and those of foreachBatch have one. Other threads call this before they write:
+    `write.format("spark_log")` and `writeStream.format("spark_log")` need an active session: Spark searches for a
+    Python data source in the active session of the thread, and raises DATA_SOURCE_NOT_FOUND if there is none. Only the
+    thread that created the session and the threads of foreachBatch have one. Other threads call this before they write:
 
         ThreadPoolExecutor(8, initializer=activate_session, initargs=(spark,))
 
-    Nothing is done for a session of Spark Connect, whose server activates it.
+    Does nothing for a session of Spark Connect, whose server activates it.
     """
     if isinstance(spark, SparkSession) and SparkSession.getActiveSession() is None:
         jvm: Any = spark._jvm

@@ -1,7 +1,7 @@
-"""The cluster's address, from the driver process that plans a batch write to the one that commits it.
+"""Passes the cluster's address from the driver process that plans a batch write to the one that commits it.
 
 Spark pickles one writer object for both the executors and the commit. The address (and a password in it) must not reach
-the executors, so it does not go with the object but through a file that only this user of this host can read.
+the executors, so it is not in the object but in a file that only this user of this host can read.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from spark_log.errors import SparkLogError
 from spark_log.ids import WriteId
 
 _KEPT_MS = 7 * ClusterSettings().spark_write_id_lease_ms
-"""Long after clean-up may have taken the write id, and the commit would be refused."""
+"""Longer than the lifetime of the write id: by then clean-up may have deleted it, and the commit would be refused."""
 
 
 def leave(write_id: WriteId, address: str) -> None:
@@ -24,7 +24,7 @@ def leave(write_id: WriteId, address: str) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise SparkLogError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
-    for left in folder.iterdir():  # by drivers that were killed
+    for left in folder.iterdir():  # left by drivers that were killed
         with contextlib.suppress(FileNotFoundError):
             if clock.wall_ms() - left.stat().st_mtime * 1000 > _KEPT_MS:
                 left.unlink()
@@ -34,7 +34,7 @@ def leave(write_id: WriteId, address: str) -> None:
 
 
 def take(write_id: WriteId) -> str:
-    """The address that was left for the write."""
+    """The address that `leave` stored for the write."""
     try:
         return (_folder() / write_id).read_text()
     except FileNotFoundError:

@@ -16,7 +16,9 @@ from spark_log.datasource.write.write_plan import TaskOutput, WritePlan
 
 @message_only
 class BatchWriter(DataSourceArrowWriter):
-    """Driver: planning, `commit`, `abort`. Executor: `write`. The plan travels; the address of the store does not."""
+    """Driver: planning, `commit`, `abort`. Executor: `write`. Pickled with the plan, but without the store's
+    address.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         from spark_log.datasource.write.write_commit import plan_write
@@ -24,7 +26,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._txn: TxnVersion | None = options.txn
         self._pending: PendingWrite | None = options.pending
         self._plan: WritePlan = plan_write(options, fingerprint=False)
-        # Spark sends this very object to the executors and, later, to another process of the driver for the commit
+        # Spark sends this object to the executors and, later, to another process of the driver for the commit
         address_handoff.leave(self._plan.write_id, options.cluster)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

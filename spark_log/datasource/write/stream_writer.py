@@ -19,7 +19,7 @@ from spark_log.records.fingerprint import EMPTY, combine
 class StreamWriter(DataSourceStreamArrowWriter):
     """Driver only: plans a micro-batch when it is sent to executors (as a `StreamTaskWriter`), commits or aborts it.
 
-    Spark makes a new one for each commit; which query it serves, it learns from the tasks' messages.
+    Spark creates a new one for each commit; the tasks' messages identify its query.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -30,8 +30,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise AssertionError("executors get a StreamTaskWriter")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the micro-batch, unless it has been: a replay changes nothing, CheckpointMismatchError for another
-        one. With option group.id the group's offsets are committed with it.
+        """Append the micro-batch, unless it was appended before: then a replay changes nothing, and a different batch
+        raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
         """
         from spark_log.append.rules import SparkBatch
         from spark_log.datasource.checkpoint.batch_ends import read_ends
@@ -62,10 +62,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __reduce__(self) -> tuple[Any, ...]:
         from spark_log.datasource.write.write_commit import plan_write
 
-        if self._plan is None:  # Spark pickles the writer twice, and the write id is to be one
+        if self._plan is None:  # Spark pickles the writer twice, and both copies must have the same write id
             try:
                 self._plan = plan_write(self._options, fingerprint=True)
-            except SparkLogError as error:  # of another class, Spark prints a traceback and shows the class alone
+            # for an error of another class, Spark prints a traceback and shows only the class
+            except SparkLogError as error:
                 hide_traceback()
                 raise pickle.PicklingError(f"{type(error).__module__}.{type(error).__name__}: {error}") from error
         return StreamTaskWriter, (self._plan,)

@@ -1,8 +1,9 @@
-"""Writing in a task: rows are checked, partitioned and encoded as they come. Executor.
+"""Writing in a task: rows are checked, partitioned and encoded as they arrive. Executor.
 
-Memory is bounded whatever the input: rows of a partition gather until they are worth a row group, open files are
-limited, and when all that waits exceeds WAITING_BYTES_MAX the largest part is written out. Rows that wait are slices,
-and a slice keeps the whole batch that it came in: so whenever WAITING_BYTES_MAX has passed, what still waits is copied.
+Memory is bounded whatever the input: rows of a partition are buffered until they are worth a row group, the number of
+open files is limited, and when all buffered rows exceed WAITING_BYTES_MAX the largest part is written to its file.
+Buffered rows are slices, and a slice keeps its whole source batch in memory: so after each WAITING_BYTES_MAX of input,
+the rows that are still buffered are copied.
 """
 
 import uuid
@@ -46,7 +47,7 @@ class TaskWriter:
         self._since_boot_ms = plan.boot_ms if clock.boot_id() == plan.boot_id else clock.boot_ms()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take in a batch of rows as Spark gives them."""
+        """Add a batch of rows from Spark."""
         if batch.num_rows == 0:
             return
         explicit = batch.column("partition") if "partition" in batch.schema.names else None
@@ -61,7 +62,7 @@ class TaskWriter:
             self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
-        """Close the open files; small outputs become blobs that travel to the driver, up to a cap for the task."""
+        """Close the open files; small outputs become blobs in the task's commit message, up to a limit per task."""
         inline_bytes = 0
         for part in list(self._parts.values()):
             blob = None
@@ -116,8 +117,8 @@ class TaskWriter:
             yield topic, records.filter(rows), None if explicit is None else explicit.filter(rows)
 
     def _now_ms(self) -> int:
-        """The store's time, never later than it is: what has passed since the plan, or, where the planner's host is
-        another one and no clock of the two can be compared, since this task began.
+        """The store's time, or earlier, never later. It is the time of the plan plus the elapsed time. If the planner
+        ran on another host, whose clock cannot be compared, only the time since the start of this task is added.
         """
         return self._plan.now_ms + clock.boot_ms() - self._since_boot_ms
 
@@ -145,7 +146,7 @@ class TaskWriter:
                 part.own_rows()
 
     def _pass_on(self, part: "_Part") -> None:
-        """Hand the waiting rows to the partition's file, which gathers row groups."""
+        """Pass the buffered rows to the partition's file, which collects row groups."""
         if part.files is None:
             if len(self._open) >= OPEN_FILES_MAX:
                 self._close(next(iter(self._open.values())))
@@ -172,7 +173,7 @@ class TaskWriter:
             self._waiting_bytes += part.all_waiting_bytes - before
 
     def _close(self, part: "_Part") -> None:
-        """Finish the partition's file; the next rows begin another."""
+        """Finish the partition's file; later rows begin a new one."""
         if part.rows:
             self._pass_on(part)
         if part.files is None:
@@ -195,7 +196,7 @@ class TaskWriter:
 
 
 class _Part:
-    """Rows of one partition on their way into a file."""
+    """Buffered rows of one partition, and its open file."""
 
     def __init__(self, topic: TopicPlan, partition: int) -> None:
         self.topic, self.partition = topic, partition

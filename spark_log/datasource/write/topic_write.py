@@ -19,9 +19,9 @@ def write_topic(
 ) -> None:
     """Append the rows to a topic, all or nothing: `frame.write.format("spark_log")` with an active session.
 
-    Columns: value, and key, headers, partition, timestamp, topic if there are such; `topic` None: each row names its
-    own. `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a
-    version that is not above the application's last one changes nothing. Several threads may write at once.
+    Columns: value, and optionally key, headers, partition, timestamp, topic; `topic` None: each row names its own.
+    `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a version
+    that is not above the application's last one changes nothing. Several threads may write at once.
 
     Raises the exceptions of a Spark write, with our message in them.
     """

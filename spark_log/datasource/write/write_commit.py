@@ -1,4 +1,4 @@
-"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that sees the metadata
+"""Planning, committing and aborting a Spark write, on the driver: the only part of writing that uses the metadata
 store.
 """
 
@@ -32,7 +32,7 @@ from spark_log.transactions.transaction_store import Stored, register
 logger = logging.getLogger(__name__)
 
 WRITE_BATCHES_MAX = 2**32
-"""More than one write has: the places of the next one in a transaction begin there."""
+"""Above the number of batches of any write: in a transaction, the positions of the next write begin there."""
 
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
@@ -53,7 +53,7 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
 
 
 def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
-    """Of the topic of option `topic`, or of all topics that users write to."""
+    """The plan of the topic of option `topic`, or of all topics that users write to."""
     name = options.topic
     found = find_topics(connection, None if name is None else [name])
     if name is not None and name not in found:
@@ -100,7 +100,7 @@ def commit_write(
 
 
 def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
-    """The topics that a Spark batch writes to; without a row the one that it would write to."""
+    """The topics that a Spark batch writes to; for a batch without rows, the topic that it would write to."""
     if batches or not batch.target:
         return {each.topic_id for each in batches}
     return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, [batch.target])).values()}
@@ -124,7 +124,7 @@ def register_write(
 def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
     """Append the whole request; raises the error of a refused batch.
 
-    Warns of records that retention.ms does not keep; of a stream's micro-batches the first with such records does.
+    Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
     """
     topics = _topics(cluster, request.batches)
     log = Log(cluster, holder="spark commit")
@@ -153,13 +153,13 @@ def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, byte
 
 
 def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
-    """Delete the files of the tasks, unless they were appended (a commit whose answer was lost)."""
+    """Delete the files of the tasks, unless they were appended (by a commit whose answer was lost)."""
     with Cluster.open(cluster_address) as cluster:
         _drop(cluster, _written(outputs)[0], write_id)
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
-    """An append deletes the row of the write id in its own transaction. If the row is still there, these files were not
+    """An append deletes the row of the write id in its own transaction. If the row still exists, these files were not
     appended and cannot be appended after the row is deleted here; so they may be deleted.
     """
     if cluster.store.transact(lambda connection, _attempt: take(connection, write_id)):
@@ -167,6 +167,6 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
 
 
 def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
-    """Delete files that no metadata names, nor will; where a log dir is away, clean-up does it later."""
+    """Delete files that no metadata names or will name; if a log dir is offline, clean-up deletes them later."""
     topics = _topics(cluster, batches)
     delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])

@@ -1,4 +1,4 @@
-"""The input of a writing task, and its message to the driver. Both travel, without the address of the store."""
+"""The input of a write task, and its message to the driver. Both are pickled without the address of the store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from spark_log.segments.slices import LogDirs
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """A topic as writers see it: how records are encoded, and where the files of each partition go."""
+    """The facts of a topic that a writer needs: the encoding of records, and the log dirs of each partition's files."""
 
     topic_id: int
     name: str
@@ -27,8 +27,8 @@ class TopicPlan:
 class WritePlan:
     """The plan of one write. `topic` is the option; None: each row names one of `topics`.
 
-    `now_ms` is the store's time when the write was planned, by the host with `boot_id` at its `boot_ms`. A task goes on
-    from there (`TaskWriter`): LogAppendTime of every record, CreateTime of those without.
+    `now_ms` is the store's time when the write was planned, by the host with `boot_id` at its `boot_ms`. A task
+    computes its time from it (`TaskWriter`): LogAppendTime of every record, CreateTime of records without one.
     """
 
     write_id: WriteId

@@ -1,4 +1,4 @@
-"""Which columns a DataFrame needs to be written, with the messages of Spark's KafkaWriter.validateQuery."""
+"""The columns that a DataFrame needs to be written, with the messages of Spark's KafkaWriter.validateQuery."""
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType, TimestampType
 
