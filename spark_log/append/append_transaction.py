@@ -1,7 +1,7 @@
-"""The append transaction: one commit for all partitions of a flush. Under the locks of its rows it
+"""The append transaction: one commit for all partitions of a request. It
 
 1. runs the request's hooks, and validates its write id;
-2. assigns offsets, batch by batch (`append.rules.decide`: validate -> assign -> advance);
+2. locks the rows and assigns offsets, batch by batch (`append.rules.decide`: validate -> assign -> advance);
 3. writes the segment rows and the blobs;
 4. advances partitions, replicas and producers.
 """
@@ -46,7 +46,7 @@ class AppendRequest:
 
     `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
-    `release_write_id` gives it back in the same transaction. `hooks` run in order.
+    `release_write_id` deletes it in the same transaction. `hooks` run in order.
     """
 
     batches: Sequence[Batch]
@@ -97,7 +97,7 @@ class _Assigned:
 
 
 class _AbandonedError(Exception):
-    """Rolls the transaction of an atomic request back."""
+    """Rolls back the transaction of an atomic request."""
 
     def __init__(self, outcomes: Sequence[Appended | Rejected]) -> None:
         self.outcomes = outcomes
@@ -106,8 +106,8 @@ class _AbandonedError(Exception):
 def run_append_transaction(
     store: Store, request: AppendRequest, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> AppendResult:
-    """Append the request's batches. A batch that is refused is an outcome; only failures of the store are raised, and
-    the errors of hooks and of the write id.
+    """Append the request's batches. A refused batch is an outcome, not an error. Raises failures of the store, and the
+    errors of hooks and of the write id.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
@@ -138,7 +138,7 @@ def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) 
 
 
 def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
-    """Pure: each batch in turn, on the partition as the batches before it leave it."""
+    """Decide the batches in order; each sees the partition after the batches before it. Pure."""
     assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
     for batch in request.batches:
         key = (batch.topic_id, batch.partition)
@@ -201,7 +201,7 @@ _REMEMBER = Prepared(t.producer_batch.insert())
 
 
 def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
-    """Producers first, then partitions: the lock order of `metadata.tables`."""
+    """Lock and read producers first, then partitions: the lock order of `metadata.tables`."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
     epochs: dict[int, int] = {}
     for producer_id in sorted({producer_id for producer_id, _, _ in wanted}):
@@ -216,8 +216,8 @@ def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
-    """WriteIdExpiredError unless the write id is registered; with `release` it is given back by this transaction."""
-    # the row's lock makes clean-up, which deletes the row before it deletes files, wait for this append, and us for it
+    """WriteIdExpiredError unless the write id is registered. With `release` this transaction deletes it."""
+    # the row's lock orders this append and clean-up, which deletes the row before the files: each waits for the other
     here = WRITE_ID.write_id == write_id
     if release:
         found = take(connection, write_id)
@@ -278,7 +278,7 @@ def _save_producers(
         ]
         if state.epoch != known.epoch:
             connection.execute(t.producer.update().where(PRODUCER.producer_id == key[0]).values(epoch=state.epoch))
-    if gone:  # the old ones first: an epoch's sequences begin at 0 again
+    if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
         _FORGET.run(connection, gone)
     if new:
         _REMEMBER.run(connection, new)
@@ -289,7 +289,7 @@ def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        lock_partitions(connection, keys)  # an UPDATE alone would lock them in any order
+        lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
         for topic_id, numbers in by_topic(keys):
             here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
             connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))

@@ -1,5 +1,5 @@
-"""From a table of records to a batch that can be appended: a blob if it is small, else a segment file. On executors
-too.
+"""Encoding of a table of records as a batch that can be appended: a blob if it is small, otherwise a segment file. Also
+runs on executors.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
 
 LOG_DIR_FAILURES = (StorageUnavailableError, LogDirMismatchError)
-"""What a log dir raises that is full, away, read-only or swapped."""
+"""Errors of a log dir that is full, unavailable, read-only or swapped."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a topic's records are checked and stored: its configs, as far as a writer needs them."""
+    """The configs of a topic that a writer needs to check and store its records."""
 
     codec: str
     level: int | None
@@ -41,7 +41,7 @@ class Encoding:
 
     @classmethod
     def of(cls, config: TopicConfig, codec: str | None = None) -> "Encoding":
-        """`codec`: the producer's, instead of the topic's."""
+        """The encoding of a topic's config. `codec`: the producer's, instead of the topic's."""
         codec = codec or config.compression_type
         levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
         append_time = config.message_timestamp_type == "LogAppendTime"
@@ -62,7 +62,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a file of a partition goes: log dirs by broker, of the leader and, with acks=all, of the ISR."""
+    """The log dirs by broker for a new file of a partition: of the leader and, with acks=all, of the ISR."""
 
     topic_id: int
     folder: str
@@ -122,7 +122,7 @@ def blob_batch(
 def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
     """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
 
-    `now_ms` is the store's time. Raises the errors of `records.check` for what may not be written at all.
+    `now_ms` is the store's time. Raises the errors of `records.check` for invalid records.
     """
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
@@ -145,10 +145,10 @@ def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | 
 
 
 class SegmentFiles:
-    """One segment in the making in the log dirs of one or more brokers: the same bytes in each.
+    """A segment file that is being written to the log dirs of one or more brokers, with the same bytes in each.
 
-    A log dir that fails is left out as long as another one takes the file: whether the ISR has it is for the append to
-    say. `brokers` have it, after `commit`; `failures` says why the others have not.
+    A failed log dir is left out as long as another one has the file: the append decides whether the ISR is complete.
+    After `commit`, `brokers` have the file, and `failures` has the errors of the others.
     """
 
     def __init__(
@@ -193,23 +193,23 @@ class SegmentFiles:
 
     @property
     def bytes_waiting(self) -> int:
-        """Arrow bytes of the rows that wait for their row group."""
+        """Arrow bytes of the rows that are not in a row group yet."""
         return self._encoder.bytes_waiting
 
     def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
-        """Records (RECORD_SCHEMA); their offset deltas run on, or are the given ones."""
+        """Add records (RECORD_SCHEMA). Their offset deltas continue without a gap, or are the given ones."""
         self._encoder.write(records, offset_deltas)
 
     def flush_rows(self) -> None:
-        """Write out the rows that wait, as a row group smaller than usual."""
+        """Write the buffered rows as a row group, smaller than usual."""
         self._encoder.flush_rows()
 
     def own_rows(self) -> None:
-        """Let go of the batches that the rows that wait are slices of."""
+        """Copy the buffered rows so that their source batches can be freed."""
         self._encoder.own_rows()
 
     def commit(self) -> SegmentFacts:
-        """Finish the file and give it its name, durably, in every log dir; the disks work at the same time."""
+        """Finish the file and rename it to its final name, durably, in every log dir; in parallel over the log dirs."""
         facts = self._encoder.close()
         if len(self._files) == 1:
             outcomes = [_commit(file) for file in self._files.values()]
@@ -228,7 +228,7 @@ class SegmentFiles:
         return facts
 
     def abort(self) -> None:
-        """Give the file up, in every log dir; nothing is left of it."""
+        """Delete the unfinished file in every log dir."""
         self._encoder.abort()
         for file in self._files.values():
             file.abort()

@@ -33,7 +33,7 @@ _UNFORCED = (
 
 
 def is_due(oldest_ms: int, config: TopicConfig, now_ms: int) -> bool:
-    """Whether data appended at `oldest_ms` must be forced now: also at once if flush.messages was set to 1 since."""
+    """Whether data appended at `oldest_ms` must be forced now: at once if flush.messages was set to 1 since then."""
     return config.flush_messages <= 1 or now_ms - oldest_ms >= config.flush_ms
 
 

@@ -1,12 +1,12 @@
-"""Which partition a record goes to. Pure; agrees with Kafka's clients wherever a key decides.
+"""The choice of a record's partition. Pure. Keys go to the same partition as with Kafka's clients.
 
-An explicit partition wins, else the key's hash, else (null key) round-robin:
+A record goes to its explicit partition, otherwise to that of its key's hash, otherwise (null key) round-robin:
 
     partition(key) = (murmur2(key) & 0x7fffffff) % partitions    org.apache.kafka.clients.producer, seed 0x9747b28c
 
-Null keys go round in *runs*: a batch is cut into contiguous blocks of (nearly) equal size, one a partition. The
-partitions get the same share as record by record, but a block is a slice, which costs no copy, and neighbours stay
-together, which is the idea of Kafka's sticky partitioner.
+Records with null keys are distributed in *runs*: a batch is cut into contiguous blocks of (nearly) equal size, one per
+partition. The partitions get the same share as with round-robin by record, but a block is a slice, which needs no copy,
+and adjacent records stay together, as in Kafka's sticky partitioner.
 """
 
 import struct
@@ -34,8 +34,8 @@ def partition_of(
 ) -> npt.NDArray[np.int32]:
     """Partition of each record, shape (records,), 0 <= partition < `partitions`.
 
-    `keys`: binary or string. `explicit`: integers, null where the caller leaves the choice. Runs of null keys start
-    with partition `round_robin_start` % partitions and have at least `run_records_min` records, if there are as many.
+    `keys`: binary or string. `explicit`: integers, null for records without one. Runs of null keys start with
+    partition `round_robin_start` % partitions and have at least `run_records_min` records, if there are as many.
     Raises InvalidRecordError for an explicit partition that does not exist, with its value and the partition count.
     """
     if partitions < 1:
@@ -60,7 +60,7 @@ def partition_of(
 
 
 def partition_of_key(key: bytes, partitions: int) -> int:
-    """Partition of one key: the same as partition_of gives, for producers that have one record at hand."""
+    """Partition of one key: equal to that of `partition_of`, faster for a few records."""
     whole = len(key) >> 2
     state = 0x9747B28C ^ len(key)
     for word in struct.unpack_from(f"<{whole}I", key):
@@ -80,7 +80,7 @@ def murmur2(keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint32]:
 
 
 def split_by_partition(records: pa.Table, partitions: npt.NDArray[np.int32]) -> Iterator[tuple[int, pa.Table]]:
-    """Each partition that occurs, ascending, with its records in their order."""
+    """Yield each partition that occurs, ascending, with its records in their order."""
     if len(partitions) == 0:
         return
     changes = np.flatnonzero(partitions[1:] != partitions[:-1]) + 1
@@ -123,8 +123,8 @@ def _murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
         partial = (group.lengths & 3) != 0
         state = _SEED ^ group.lengths.astype(np.uint32)
         if len(words):
-            # Every word is mixed at once; only the chain over a key's words is sequential. The last word of a key
-            # that is no multiple of 4 bytes enters unmixed, before the multiplication instead of after it.
+            # All words are mixed in one operation; only the chain over a key's words is sequential. If a key is not a
+            # multiple of 4 bytes, its last word enters unmixed, before the multiplication instead of after it.
             whole = words * _M
             whole ^= whole >> np.uint32(24)
             whole *= _M

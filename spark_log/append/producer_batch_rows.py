@@ -1,4 +1,4 @@
-"""Batches of producers, which make a retry safe: their rows after a truncation."""
+"""Removal of remembered producer batches (which make retries safe) after a truncation."""
 
 import sqlalchemy as sa
 

@@ -1,4 +1,4 @@
-"""Forgetting producers that have been silent for producer.id.expiration.ms, as Kafka does."""
+"""Expiry of producers that have not appended for producer.id.expiration.ms, as in Kafka."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,12 @@ _PRODUCERS_A_TURN = 1_000
 def expire_producers(
     store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
 ) -> int:
-    """Forget the sequences of producers that have not appended to any partition for so long, and those of them that are
-    not transactional altogether. A sequence above 0 of theirs is refused after that.
+    """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms.
+    Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of these producers is
+    refused.
 
-    Returns how many producers are gone; does a part at a time, with a transaction each. `fence` raises inside them if
-    the caller may not act any more.
+    Returns the number of deleted producers. Works in several transactions; `fence` raises inside them if the caller may
+    not act any more.
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
 
@@ -30,11 +31,11 @@ def expire_producers(
             _silent(before_ms)
             .order_by(PRODUCER.producer_id)
             .limit(_PRODUCERS_A_TURN)
-            .with_for_update()  # an append locks its producer first: it comes before this, or finds no state
+            .with_for_update()  # an append locks its producer first: it commits before this, or finds no state
         )
         found = connection.execute(silent).all()
         ids = [row.producer_id for row in found]
-        # looked at again under the lock: a statement sees the rows as they were when it began to wait for the locks
+        # read again under the lock: a statement sees the rows as of the time before it waited for the locks
         alive = set(
             connection.execute(
                 sa.select(PRODUCER_BATCH.producer_id).where(
@@ -58,7 +59,7 @@ def expire_producers(
 
 
 def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
-    """How many producers `expire_producers` would forget altogether now."""
+    """The number of producers that `expire_producers` would delete completely now."""
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
@@ -69,7 +70,7 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
 
 def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
-    """The producers that have not appended since, and of which something would be forgotten."""
+    """The producers without an append since `before_ms` that have rows to delete."""
     recent = sa.exists().where(
         PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms
     )

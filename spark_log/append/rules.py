@@ -1,11 +1,11 @@
-"""The rules of an append. Pure: which batches a partition accepts, the offsets they get, the state afterwards.
+"""The rules of an append: which batches a partition accepts, their offsets, and the state afterwards. Pure.
 
-Every record of a partition gets its offset here and nowhere else: base = log end offset, and the log end offset moves
+All offsets are assigned here: base = log end offset, and the log end offset moves
 to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
 grows (invariant 2); a producer's sequence is appended once (invariant 8).
 
-A mirror's batch has the offsets of the source cluster and is accepted only where they fit. A gap that compaction left
-in the source is a gap here.
+A mirror's batch has the offsets of the source cluster and is accepted only if they fit. A gap that compaction left in
+the source stays a gap.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ REMEMBERED_BATCHES = 5
 
 @dataclass(frozen=True)
 class ProducerSequence:
-    """An idempotent producer's place in a partition: records have sequences from `first` on, without gaps."""
+    """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps."""
 
     producer_id: int
     producer_epoch: int
@@ -43,7 +43,7 @@ class ProducerSequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """Records on their way into one partition: already written as a file, or small enough to be a blob."""
+    """Records to append to one partition: either written as a file, or small enough for a blob."""
 
     topic_id: int
     partition: int
@@ -60,9 +60,9 @@ class Batch:
     """Brokers whose log dirs have the file; a blob counts for all."""
     sequence: ProducerSequence | None = None
     leader_epoch: int | None = None
-    """The epoch under which the writer chose the log dirs; None: any (a blob goes to no log dir)."""
+    """The leader epoch for which the writer chose the log dirs; None: any (a blob is in no log dir)."""
     offsets: OffsetRange | None = None
-    """The offsets that the batch covers and must have (a mirror's); None: the next record_count ones."""
+    """The offsets that the batch must get (of a mirror); None: the next record_count offsets."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def decide(
 
 
 def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState) -> RememberedBatch | None:
-    """The earlier batch of the producer that this one repeats, if it does. With acks=all it must be replicated."""
+    """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated."""
     if batch.sequence is None:
         return None
     known = _check_sequence(batch.sequence, batch.record_count, producer)
@@ -130,7 +130,8 @@ def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: Produce
 def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: PartitionState) -> PartitionState:
     """The partition after the batch: LEO of the replicas that have it, high watermark, tail and change counter.
 
-    `begun` is the partition where the batch begins, `before` as it was before (they differ for a mirror's first batch).
+    `begun` is the partition with its log end at the start of the batch; `before` is the partition before that (they
+    differ for a mirror's first batch).
     """
     base, end = assigned.base_offset, assigned.end_offset
     replicas = tuple(
@@ -140,7 +141,7 @@ def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: Pa
         for replica in begun.replicas
     )
     high_watermark = advanced_high_watermark(begun.high_watermark, replicas)
-    # blobs do not concern publication, unless the watermark they move uncovers a file below them
+    # a blob does not affect publication, unless it moves the watermark over a file below it
     concerns_publication = not batch.inline or high_watermark - before.high_watermark > end - base
     return replace(
         begun,
@@ -173,7 +174,7 @@ def _size(batch: Batch) -> int:
         size, fits = batch.record_count, batch.record_count >= 1
     else:
         size = batch.offsets.size
-        # a blob has no gaps; a producer's sequence has a number for each record
+        # a blob has no gaps; a producer's sequence counts records
         dense = batch.inline or batch.sequence is not None
         fits = size >= 1 and (batch.record_count == size if dense else 0 <= batch.record_count <= size)
     if not fits:
@@ -183,7 +184,7 @@ def _size(batch: Batch) -> int:
 
 
 def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState:
-    """The partition with its log end at `start`. A partition without records may be moved there."""
+    """The partition with its log end at `start`. Only a partition without records can be moved there."""
     if state.log_end_offset == start:
         return state
     if start < state.log_end_offset or state.log_start_offset < state.log_end_offset:
@@ -267,7 +268,7 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
             f"partition {batch.partition}: in-sync broker(s) {missing} do not have {batch.name}"
         )
     behind = [r.broker_id for r in state.replicas if r.in_sync and r.log_end_offset < state.log_end_offset]
-    if behind:  # after an append with acks=1: their LEO cannot move over missing records, an election could lose this
+    if behind:  # after an append with acks=1: their LEO cannot pass missing records, an election could lose this batch
         raise NotEnoughReplicasError(
             f"partition {batch.partition}: in-sync broker(s) {behind} are behind {state.log_end_offset}"
         )
@@ -277,8 +278,8 @@ def _check_in_sync(state: PartitionState, batch: Batch) -> None:
 class SparkBatch:
     """A write of Spark that must be appended exactly once.
 
-    `strict`: of a stream; an older version, or other rows under the same version, mean a copied or rolled-back
-    checkpoint. Otherwise of txnAppId/txnVersion; as in Delta, a version that is not newer is skipped.
+    `strict`: a batch of a stream; an older version, or other rows with the same version, mean a copied or rolled-back
+    checkpoint. Not strict: a write with txnAppId/txnVersion; as in Delta, a version that is not newer is skipped.
     """
 
     application: str

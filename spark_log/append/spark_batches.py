@@ -1,8 +1,8 @@
-"""A Spark batch is appended once: a hook of its append checks and remembers the last batch of the query.
+"""Exactly-once append of Spark batches: a hook of the append checks and stores the last batch of the query.
 
 A batch of a sink is identified by its rows; a batch of a transaction (`streams.batch_transaction`) by its entry in
-Spark's offset log. A remembered batch holds for the topics that existed when it was appended. Topic ids only grow, so a
-topic with an id above `newest_topic_id` was created later and has no record of the batch, even under the same name.
+Spark's offset log. A stored batch applies to the topics that existed when it was appended. Topic ids only grow, so a
+topic with an id above `newest_topic_id` was created later and has no record of the batch, even with the same name.
 """
 
 from collections.abc import Collection, Sequence
@@ -69,17 +69,17 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
     here = (SPARK_BATCH.application == new.application) & (SPARK_BATCH.target == new.target)
     last = _last(connection, new.application, new.target, lock=True)
     if last is None and connection.dialect.name == "postgresql":
-        # two first batches at once: no row to lock yet, so one waits here for the other
+        # there is no row to lock yet: of two concurrent first batches one waits here for the other
         lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
         connection.execute(lock)
         last = _last(connection, new.application, new.target, lock=True)
     recreated = last is not None and last.lacks(topic_ids)
     if decide_spark_batch(last.batch if last else None, new, recreated=recreated) == "replay":
         return False
-    # a topic created from now on has a higher id; the topics of the batch cannot be recreated before it is committed
+    # topics created later have a higher id; the topics of the batch cannot be recreated before the commit
     newest = connection.execute(sa.select(sa.func.coalesce(sa.func.max(TOPIC.topic_id), 0))).scalar_one()
     values = {"newest_topic_id": newest, "committed_ms": now.wall_ms}
-    if last is None or new.target or new.version >= last.batch.version:  # otherwise other topics have a later batch
+    if last is None or new.target or new.version >= last.batch.version:  # otherwise other topics have a newer batch
         values |= {"version": new.version, "record_count": new.record_count, "fingerprint": new.fingerprint}
     if last is not None:
         connection.execute(t.spark_batch.update().where(here).values(values))

@@ -1,4 +1,4 @@
-"""Where new segment files go: the leader's log dir, and with acks=all the log dirs of the ISR."""
+"""The log dirs for new segment files: the leader's, and with acks=all those of the ISR."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from spark_log.metadata.columns import PARTITION, REPLICA
 def targets_of(
     connection: sa.Connection, topic: Topic, partitions: Sequence[int] | None, acks: Acks
 ) -> dict[int, Target]:
-    """Where files of the partitions (all for None) go: the leader's log dir, and with acks=all those of the ISR."""
+    """The log dirs for new files of the partitions (None: all): the leader's, and with acks=all those of the ISR."""
     query = (
         sa.select(
             PARTITION.partition,

@@ -1,8 +1,8 @@
-"""Carrying records from one cluster into another at the offsets that they have. On executors: it needs the log dirs of
-both clusters and neither of their stores.
+"""Copy of records from one cluster to another with the same offsets. Runs on executors: it needs the log dirs of both
+clusters, and no metadata store.
 
 A piece of a partition becomes one batch: a segment file in the log dirs of the target's ISR, or, if it is small and
-without gaps, a blob. The append (`Batch.offsets`) puts it where it belongs, or nowhere.
+without gaps, a blob. The append accepts it only at its offsets (`Batch.offsets`).
 """
 
 import uuid
@@ -22,7 +22,7 @@ from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.slices import LogDirs, Slice
 
 PIECE_OFFSETS_MAX = 2**31
-"""Offsets that a piece may span: offset_delta is an int32."""
+"""Maximum number of offsets in a piece: offset_delta is an int32."""
 
 _SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
@@ -30,7 +30,7 @@ _SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 @dataclass(frozen=True)
 class Piece:
     """Records with start <= offset < end of a partition, all of one timestamp type. There may be fewer than
-    end - start, or none: what compaction has taken away.
+    end - start, or none, because compaction has removed records.
     """
 
     start: int
@@ -41,7 +41,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A piece on its way into `target`; it travels. `write_id` prefixes the name of the file, if it becomes one."""
+    """The task to copy a piece to `target`; can be pickled. `write_id` prefixes the name of the file, if there is
+    one.
+    """
 
     write_id: str
     target: Target
@@ -53,7 +55,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Transferred:
-    """The batch to append, with its bytes if it is inline. `record_bytes`: of keys and values."""
+    """The batch to append, with its bytes if it is inline. `record_bytes`: size of keys and values."""
 
     batch: Batch
     blob: bytes | None
@@ -61,8 +63,8 @@ class Transferred:
 
 
 def cut_pieces(slices: Sequence[Slice], where: OffsetRange, bytes_max: int) -> list[Piece]:
-    """The range as pieces that meet and cover it: about `bytes_max` each unless one slice is larger, at most
-    PIECE_OFFSETS_MAX offsets. `slices` are those of the range, by offset; before and between them there may be gaps.
+    """The range as adjacent pieces that cover it, of about `bytes_max` bytes (more if one slice is larger) and at most
+    PIECE_OFFSETS_MAX offsets each. `slices` are those of the range, by offset, possibly with gaps before and between.
     """
     pieces: list[Piece] = []
     waiting: list[Slice] = []
@@ -92,15 +94,15 @@ def cut_pieces(slices: Sequence[Slice], where: OffsetRange, bytes_max: int) -> l
 
 
 def _share(piece: Slice) -> int:
-    """Bytes of the slice, as far as its offsets tell."""
+    """Estimated bytes of the slice, by its share of the segment's offsets."""
     return -(-piece.size * (piece.end - piece.start) // max(piece.record_count, piece.end - piece.base_offset))
 
 
 def transfer(task: Transfer) -> Transferred:
-    """Write the piece; nothing is left of it if that fails.
+    """Write the piece to the target. Deletes the file if that fails.
 
-    Raises what no replica of the source and no log dir of the target can help: CorruptRecordError,
-    StorageUnavailableError, LogDirMismatchError; NotLeaderForPartitionError for a partition that is offline.
+    Raises CorruptRecordError, StorageUnavailableError, LogDirMismatchError if no replica of the source can be read, or
+    no log dir of the target be written; NotLeaderForPartitionError for a partition that is offline.
     """
     target, piece, encoding = task.target, task.piece, task.encoding
     batches = _batches(task)
@@ -138,7 +140,7 @@ def _batches(task: Transfer) -> Iterator[pa.RecordBatch]:
 
 
 def _few(batches: Iterator[pa.RecordBatch], bytes_max: int) -> tuple[list[pa.RecordBatch], bool]:
-    """The first batches, about `bytes_max`; and whether they are all."""
+    """The first batches, of about `bytes_max` bytes; and whether there are no more."""
     first: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -20,7 +20,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 def register(store: Store, holder: str, lease_ms: int) -> WriteId:
-    """A new write id for `lease_ms` milliseconds. `holder` tells people what writes under it."""
+    """Register a new write id with a lease of `lease_ms` milliseconds. `holder` describes the writer, for operators."""
     write_id = WriteId(uuid.uuid4().hex)
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -38,7 +38,7 @@ def register(store: Store, holder: str, lease_ms: int) -> WriteId:
 
 
 def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
-    """Extend the lease; False if clean-up has taken the id away."""
+    """Extend the lease; False if clean-up has deleted the id."""
 
     def update(connection: sa.Connection, _attempt: Attempt) -> bool:
         now = store.clock(connection)
@@ -51,7 +51,7 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
 
 def release(store: Store, write_id: WriteId) -> None:
-    """Give the id back. What was written under it and is named by no segment may be deleted from now on."""
+    """Delete the id. From now on files written under it that no segment names may be deleted."""
     store.transact(lambda connection, _attempt: take(connection, write_id))
 
 
@@ -64,8 +64,8 @@ def take(connection: sa.Connection, write_id: str) -> bool:
 
 
 def expire(store: Store, fence: Fence = unfenced) -> int:
-    """Take away the ids whose lease is over; how many. From now on what was written under them, and is named by no
-    segment, may be deleted; an append that holds such an id comes before this, or fails.
+    """Delete the ids whose lease is over; returns their number. From now on files written under them that no segment
+    names may be deleted. An append with such an id either commits before this, or fails.
     """
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> int:
@@ -76,7 +76,7 @@ def expire(store: Store, fence: Fence = unfenced) -> int:
 
 
 def expired(store: Store) -> set[str]:
-    """The ids that `expire` would take away now."""
+    """The ids that `expire` would delete now."""
 
     def read(connection: sa.Connection) -> set[str]:
         query = sa.select(WRITE_ID.write_id).where(_is_over(store.clock(connection)))
@@ -90,7 +90,7 @@ def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
 
 
 class Writer:
-    """A process's write id, registered with the first file and renewed when half its lease is over."""
+    """The write id of a process: registered with the first file, renewed when half of its lease is over."""
 
     def __init__(self, store: Store, holder: str, lease_ms: int) -> None:
         self._store, self._holder, self._lease_ms = store, holder, lease_ms
@@ -100,7 +100,7 @@ class Writer:
         self._numbers = itertools.count()
 
     def file_name(self) -> tuple[WriteId, str]:
-        """The write id, and a file name under it that nobody has used or will."""
+        """The write id, and a unique file name under it."""
         with self._lock:
             self._renew()
             if self._write_id is None:
@@ -109,7 +109,7 @@ class Writer:
             return self._write_id, f"{self._write_id}-{next(self._numbers)}.parquet"
 
     def keep(self) -> None:
-        """Keep the write id while files are written under it for long."""
+        """Renew the write id, if that is due, during a long write."""
         with self._lock:
             self._renew()
 
@@ -121,7 +121,7 @@ class Writer:
             self._renew_at_s = now_s + self._lease_ms / 2000
 
     def forget(self) -> None:
-        """Take another id for the next file: clean-up has taken this one, whatever its lease was."""
+        """Use a new id for the next file: clean-up has deleted this one, even if its lease was not over."""
         with self._lock:
             self._write_id = None
 

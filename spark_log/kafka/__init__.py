@@ -1,4 +1,4 @@
-"""kafka-python's modules, with spark-log's clients: `from spark_log.kafka import KafkaProducer` moves a program.
+"""kafka-python's modules with spark-log's clients: `from spark_log.kafka import KafkaProducer` migrates a program.
 
 The layout is that of kafka-python 3, with the module paths of kafka-python 2 that programs import. Classes without a
 connection (TopicPartition, NewTopic, serializers, errors, ...) are kafka-python's own, so lines that import them from
@@ -54,7 +54,7 @@ _SAME = {
     "serializer": "kafka.serializer",
     "serializer.abstract": "kafka.serializer.abstract",
     "version": "kafka.version",
-    # inside modules of ours
+    # submodules
     "admin.acl_resource": "kafka.admin._acls",
     "admin.client": "spark_log.kafka.admin",
     "admin.config_resource": "kafka.admin._configs",
@@ -66,10 +66,10 @@ _SAME = {
     "producer.future": "kafka.producer.future",
     "producer.kafka": "spark_log.kafka.producer",
 }
-"""Module here: the module that it is."""
+"""Module name in this package -> the module that implements it."""
 
 for _name, _target in _SAME.items():
-    # `import` looks there first: one module under two names, so that its classes are the same under both
+    # `import` uses sys.modules first: one module has two names, so its classes are the same under both
     _module = sys.modules[f"{__name__}.{_name}"] = import_module(_target)
     _parent, _, _leaf = f"{__name__}.{_name}".rpartition(".")
     setattr(sys.modules[_parent], _leaf, _module)

@@ -1,4 +1,4 @@
-"""kafka.structs, and what the groups of kafka-python 2 are described with."""
+"""kafka.structs, and the classes that describe groups in kafka-python 2."""
 
 from kafka.structs import *  # noqa: F403
 

@@ -1,8 +1,8 @@
-"""The log of a cluster: what a process uses to append and to read.
+"""The log of a cluster: appends and reads of one process.
 
 An append goes through these steps, each in one place:
 
-    validate    `Log.append`: `append.encoding.prepare` refuses what may not be stored
+    validate    `Log.append`: `append.encoding.prepare` refuses invalid records
     write       `Log.write_batches`: blobs, and segment files in the log dirs of the leader and the ISR
     append      `Log.append_batches`: the append transaction, which assigns offsets; `replicas.replicated_append` runs
                 it again where leader or ISR have changed meanwhile
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0
 _TAILS_MAX = 4
-"""Multiple of inline.tail.bytes at which an append seals the tail itself, though tails are sealed in the background."""
+"""Multiple of inline.tail.bytes at which an append seals a tail itself, even if tails are sealed in the background."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Records:
 
 @dataclass(frozen=True)
 class WrittenBatches:
-    """Batches that are written and not appended yet. `write_id`: of those that are files."""
+    """Batches that are written and not appended yet. `write_id`: the write id of the files among them."""
 
     batches: list[Batch]
     blobs: dict[str, bytes]
@@ -99,8 +99,8 @@ class Log(LogReader):
         holder: str = "log",
         seal_beside: bool = False,
     ) -> None:
-        """With `seal_beside` tails are sealed in the background, for a process that appends again and again; an append
-        seals a full one itself only if that does not keep up.
+        """With `seal_beside` tails are sealed in the background, for a process that appends repeatedly. An append seals
+        a full tail itself only if the background thread does not keep up.
         """
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
@@ -108,14 +108,14 @@ class Log(LogReader):
         self._fallback = FallbackController(cluster, settings)
         self._followers = Followers(cluster)
         self.expired = ExpiredWatch(cluster.store)
-        """Records appended here that retention.ms does not keep: `take` them and warn."""
+        """Finds appended records that are already older than retention.ms: `take` them and warn."""
         self._left_behind = False
         self._doubts: list[InDoubt] = []
         self._doubts_lock = threading.Lock()
 
     def close(self, *, more_to_come: bool = False) -> None:
-        """Copy to the replicas that lag behind this log's appends, and seal the tails that it appended to if there is
-        no coordinator. Takes some seconds at most.
+        """Copy to the replicas that lag behind this log's appends, and seal the tails that it appended to if no
+        coordinator runs. Takes a few seconds at most.
 
         With `more_to_come` (after a micro-batch) another Log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
@@ -146,7 +146,7 @@ class Log(LogReader):
     ) -> list[Appended | Rejected]:
         """Append to several partitions of a topic in one transaction; each has its own outcome.
 
-        Raises the errors of `records.check` for what may not be written at all, before anything is. The outcome of a
+        Raises the errors of `records.check` for invalid records, before anything is written. The outcome of a
         partition of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic.config)
@@ -307,7 +307,7 @@ class Log(LogReader):
     def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
-        """Run the append transaction, and then the work that the append has made due."""
+        """Run the append transaction, then its follow-up work (`_follow_up`)."""
         result = replicated_append(self.cluster, self._fallback, request, topics, timeout_ms)
         if not result.committed_before:
             self._follow_up(request, topics, result)
@@ -317,7 +317,7 @@ class Log(LogReader):
         """Wake followers, warn of expired records, force to disk, seal full tails, publish."""
         if any(_has_lagging_replica(state) for state in result.partitions.values()):
             self._left_behind = True
-            self._followers.wake()  # of embedded brokers: no other process copies for them
+            self._followers.wake()  # followers of embedded brokers: no other process copies for them
         self.expired.look(request.batches, result.outcomes, topics)
         if not request.durable:
             self._force_due_partitions(topics, result)

@@ -1,6 +1,6 @@
-"""Reading the log: which segments hold what is asked for, in one snapshot, and their records.
+"""Reads of the log: the plan of the segments for a request, in one snapshot, and the records of the segments.
 
-What drivers of Spark import to plan a read; so what only some need is imported where it is used.
+Spark drivers import this module to plan a read. So modules that few reads need are imported in functions.
 """
 
 import logging
@@ -32,7 +32,7 @@ _ALL_TIMES = TimestampBounds()
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Slices with all that is needed to read them, as of one snapshot. Free of the metadata store; it travels."""
+    """Slices and the log dirs to read them from, as of one snapshot. Can be pickled; needs no metadata store."""
 
     slices: Sequence[Slice]
     log_dirs: LogDirs
@@ -40,7 +40,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The input of a plan, found in the planning's own snapshot: ranges, and the topics that they name."""
+    """The input of a plan, read in the same snapshot as the plan: ranges, and their topics by name."""
 
     topics: Mapping[str, Topic]
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -63,7 +63,7 @@ class LogReader:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The cluster's, if none were given."""
+        """The given settings, otherwise the cluster's."""
         return self._given or self.cluster.store.settings
 
     def find_topic(self, name: str) -> Topic:
@@ -71,7 +71,9 @@ class LogReader:
         return self.cluster.store.read(lambda connection: find_topic(connection, name))
 
     def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
-        """Log start offset and high watermark of each partition. UnknownTopicOrPartitionError if it was deleted."""
+        """Log start offset and high watermark of each partition. UnknownTopicOrPartitionError if the topic was
+        deleted.
+        """
         found = self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
         if not found:  # every topic has a partition
             raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
@@ -87,39 +89,42 @@ class LogReader:
         """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
 
         Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
-        and high watermark; `topics` pins topics by their id, and DataLossError says that one was deleted or recreated.
+        and high watermark; `topics` pins topics by their id: DataLossError if one was recreated.
         Replicas in the reader's `rack` are read first.
         """
 
-        def look(connection: sa.Connection) -> Wanted:
+        def find(connection: sa.Connection) -> Wanted:
             found = find_topics(connection, {name for name, _ in ranges})
             _check_topics(found, ranges, topics)
             _check_ranges(planner.positions(connection, found.values()), ranges)
             return Wanted(found, ranges)
 
-        return self.plan_found(look, times, rack)
+        return self.plan_found(find, times, rack)
 
     def plan_topic(self, name: str, rack: str | None = None) -> ReadPlan:
-        """Everything of a topic that can be read now: one snapshot. UnknownTopicOrPartitionError."""
+        """The slices of all readable records of a topic, in one snapshot. UnknownTopicOrPartitionError."""
 
-        def look(connection: sa.Connection) -> Wanted:
+        def find(connection: sa.Connection) -> Wanted:
             topic = find_topic(connection, name)
             limits = planner.positions(connection, [topic])
             return Wanted({name: topic}, {tp: OffsetRange(*here) for tp, here in limits.items()})
 
-        return self.plan_found(look, rack=rack)
+        return self.plan_found(find, rack=rack)
 
     def plan_found(
         self, look: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:
-        """The slices of what `look` finds, in the snapshot in which it looks. It is called again after sealing."""
+        """The slices of the ranges that `look` returns, in the snapshot in which it runs. It runs again after
+        sealing.
+        """
         sealing = True
         while True:
             wanted, slices, too_long = self.cluster.store.read(
                 lambda connection: self._look_and_plan(connection, look, times, rack, sealing=sealing)  # noqa: B023
             )
             if not too_long:
-                return ReadPlan(slices, self.cluster.log_dirs())  # afterwards: all that the slices name are among them
+                # the log dirs are read after the slices: all that the slices name are among them
+                return ReadPlan(slices, self.cluster.log_dirs())
             # if another process sealed them, or they cannot be sealed, they travel as they are
             sealing = sum(self._try_seal(wanted.topics[name], partition) for name, partition in too_long) > 0
 
@@ -145,9 +150,10 @@ class LogReader:
         rack: str | None = None,
         topics: Mapping[str, Topic] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of the records of the ranges, by partition and offset; all columns with headers by default.
+        """Batches of the records of the ranges, by partition and offset; by default with all columns and headers.
 
-        Raises as `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with `topics`.
+        Raises the errors of `plan`: UnknownTopicOrPartitionError, OffsetOutOfRangeError, and DataLossError with
+        `topics`.
         """
         from spark_log.records.schema import read_schema
         from spark_log.segments.fetcher import Fetcher
@@ -158,17 +164,17 @@ class LogReader:
     def offsets_for_times(
         self, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
     ) -> dict[int, int | None]:
-        """Per partition, the first readable offset with timestamp >= the given one, None without (KIP-79).
+        """The first readable offset of each partition with timestamp >= the given one; None if there is none (KIP-79).
 
-        UnknownTopicOrPartitionError if the topic has been deleted or made again, or a partition does not exist.
+        UnknownTopicOrPartitionError if the topic has been deleted or recreated, or a partition does not exist.
         """
         from spark_log.segments.timed_offsets import offsets_for_times
 
         return offsets_for_times(self.cluster, topic, timestamps_ms, rack)
 
     def _try_seal(self, topic: Topic, partition: int) -> int:
-        """Seal after an append that is done, or before a read that does without: a failure is logged, not raised."""
-        from spark_log.maintenance.rewrite.tail_seal import seal  # reads seldom do
+        """Seal a tail. A failure is logged, not raised: neither a finished append nor a read depends on it."""
+        from spark_log.maintenance.rewrite.tail_seal import seal  # few reads need it
 
         try:
             return seal(self.cluster, self._writer, topic, partition)
@@ -177,7 +183,7 @@ class LogReader:
             return 0
 
     def _too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The longest tails, without which the plan keeps under its caps."""
+        """The longest tails, chosen so that the other tails stay within the limits of a plan."""
         per_task, total = self.settings.plan_inline_bytes_per_task_max, self.settings.plan_inline_bytes_max
         excess = sum(sizes.values()) - total
         chosen: list[TopicPartition] = []

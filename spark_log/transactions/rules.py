@@ -1,9 +1,10 @@
-"""The rules of transactions. Pure: which call may follow which, and what becomes of a transactional id's transaction.
+"""The rules of transactions: the order of calls, and their effect on a transactional id's transaction. Pure.
 
-A transactional id has a producer id and an epoch, which each `init_transactions` raises: lower ones are fenced. Each
-transaction has a number, which grows with every `begin_transaction`, so a late call of an older one cannot touch a
-newer (what KIP-890 mended in Kafka). Its batches are *pending*: they have no offset, and nobody sees them. A commit is
-one transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
+A transactional id has a producer id and an epoch. Each `init_transactions` increases the epoch: producers with a lower
+one are fenced. Each `begin_transaction` increases the transaction's number, so a delayed call of an older transaction
+cannot affect a newer one (the problem that KIP-890 solves in Kafka). The batches of an open transaction are *pending*:
+they have no offsets, and no reader sees them. A commit is one transaction of the metadata store, so Kafka's states
+PrepareCommit and PrepareAbort do not exist.
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +30,13 @@ TRANSITIONS = {
     COMMITTED: {COMMITTED, ONGOING, ABORTED},
     ABORTED: {ABORTED, ONGOING, COMMITTED},
 }
-"""What may come after what. From one that is over, another number begins (and a transaction of group offsets alone is
-over when it begins); the state of one number changes from ONGOING only."""
+"""State -> possible next states. After a state other than ONGOING a transaction with another number begins (one with
+group offsets only ends in the call that begins it). The state of one number changes only from ONGOING."""
 
 
 @dataclass(frozen=True)
 class TransactionRef:
-    """What a producer says of itself in each call."""
+    """The identity that a producer sends in each call."""
 
     producer_id: int
     epoch: int
@@ -51,21 +52,21 @@ class Transaction:
     number: int
     state: TransactionState
     pending: int = 0
-    """Batches that are registered."""
+    """Number of registered batches."""
     expired: bool = False
-    """Ongoing for longer than transaction.timeout.ms: whoever meets it aborts it."""
+    """Ongoing for longer than transaction.timeout.ms: it can only be aborted."""
     transactional_id: str = ""
-    """For messages."""
+    """For error messages."""
 
 
 def initialize(transaction: Transaction) -> Transaction:
-    """init_transactions: fences every producer that had the id, and aborts what the last one left open."""
+    """init_transactions: fences every earlier producer with the id, and aborts the open transaction."""
     fenced = replace(transaction, epoch=transaction.epoch + 1)
     return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
 
 
 def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
-    """So many batches more; the first ones begin the transaction. Raises what `check` does."""
+    """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`."""
     check(transaction, ref)
     if ref.number > transaction.number:
         return replace(transaction, number=ref.number, state=ONGOING, pending=batches)
@@ -73,10 +74,10 @@ def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Tra
 
 
 def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
-    """Over, with all of its `batches`. The same transaction if it was committed before: the answer had been lost.
+    """The committed transaction, with all of its `batches`. Unchanged if it was committed before (the answer was lost).
 
-    Raises what `check` does, and TransactionAbortableError if not all batches are there: their topic was deleted, or
-    the store has lost what it had not forced to disk.
+    Raises the errors of `check`, and TransactionAbortableError if batches are missing: their topic was deleted, or the
+    store has lost batches that were not forced to disk.
     """
     if _is_the_last(transaction, ref) and transaction.state is COMMITTED:
         return transaction
@@ -91,7 +92,7 @@ def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Trans
 
 
 def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
-    """Over, with nothing of it. The same transaction if it was aborted before.
+    """The aborted transaction, without pending batches. Unchanged if it was aborted before.
 
     Raises ProducerFencedError, and InvalidTxnStateError if it was committed or is an older one.
     """
@@ -104,16 +105,15 @@ def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
 
 
 def time_out(transaction: Transaction) -> Transaction:
-    """The same, aborted if its time is over."""
+    """The transaction, aborted if it has timed out."""
     return _over(transaction, ABORTED) if transaction.state is ONGOING and transaction.expired else transaction
 
 
 def check(transaction: Transaction, ref: TransactionRef) -> None:
-    """Whether the claim's transaction can go on, or begin.
+    """Raise an error unless the transaction of `ref` can continue or begin.
 
-    Raises ProducerFencedError for a lower epoch, TransactionAbortableError where it has been aborted (its time was
-    over, or an operator did it), InvalidTxnStateError for an older transaction, one that is committed, and a new one
-    while another is open.
+    ProducerFencedError for a lower epoch; TransactionAbortableError if it has been aborted (by its time-out or by an
+    operator); InvalidTxnStateError for an older transaction, a committed one, and a new one while another is open.
     """
     _check_claim(transaction, ref)
     name = _name(transaction, ref)

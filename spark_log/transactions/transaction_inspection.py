@@ -1,7 +1,7 @@
-"""What transactions and producers there are. Reads only, each answer from one snapshot.
+"""Inspection of transactions and producers. Reads only, each answer from one snapshot.
 
-The store learns of a transaction with the first batch that becomes pending. One that has none yet, or group offsets
-alone, is its producer's own affair until the commit: it is not seen here, and cannot hang.
+A transaction is in the store from its first pending batch on. A transaction without one, or with group offsets only, is
+known to its producer alone until the commit: it is not listed here, and cannot hang.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, Transac
 from spark_log.transactions.transaction_store import read_pending
 
 GRACE_MS = 5 * 60 * 1000
-"""Kafka's own tool adds so much to the largest time-out before it calls a transaction hanging."""
+"""Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class TransactionListing:
     state: TransactionState
     timeout_ms: int
     began_ms: int | None
-    """Store clock, milliseconds since 1970; None: there has been none."""
+    """Store clock, milliseconds since 1970; None: the id has had no transaction."""
     open_ms: int | None
-    """For how long it has been open; None: it is not."""
+    """Time since it began; None: it is not open."""
     overdue: bool
-    """Open for longer than `timeout_ms`, and nobody has aborted it yet."""
+    """Open for longer than `timeout_ms`, and not aborted yet."""
     batches: int
-    """That are pending."""
+    """Number of pending batches."""
 
     @property
     def ref(self) -> TransactionRef:
-        """Names this very transaction: what aborts it cannot touch a later one."""
+        """Identifies this transaction: an abort with it cannot affect a later one."""
         return TransactionRef(self.producer_id, self.producer_epoch, self.number)
 
 
 @dataclass(frozen=True)
 class PendingRecords:
-    """What an open transaction has sent to a partition."""
+    """The records of an open transaction in one partition."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ class PendingRecords:
 
 @dataclass(frozen=True)
 class TransactionDescription:
-    """`pending` is in the order of topic and partition. What was sent to a topic that has been deleted is gone."""
+    """`pending` is in the order of topic and partition, without the records of deleted topics."""
 
     transaction: TransactionListing
     pending: Sequence[PendingRecords]
@@ -73,29 +73,29 @@ class TransactionDescription:
 class PartitionProducer:
     """A producer whose sequences the partition remembers, or whose open transaction has sent to it.
 
-    Of a transaction that is over, a partition remembers no producer: its batches have no sequences.
+    After the end of a transaction the partition does not remember its producer: its batches have no sequences.
     """
 
     producer_id: int
     producer_epoch: int
     transactional_id: str | None
     last_sequence: int | None
-    """None: it is transactional."""
+    """None: the producer is transactional."""
     last_ms: int
-    """Store clock: when it appended its last batch, or began its open transaction."""
+    """Store clock: the time of its last append, or of the begin of its open transaction."""
     transaction_start_offset: int | None
-    """Log end offset of the partition, where its open transaction would begin if it was committed now; None: it has
-    none here. Several open transactions have the same, and it moves with what others append."""
+    """Log end offset of the partition: the first offset of the open transaction if it was committed now. None: it has
+    no open transaction here. Equal for all open transactions; it increases with every append."""
 
 
 def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
-    """Of every transactional id, in their order; only those in one of the `states`, if any are named."""
+    """The transactions of all transactional ids, sorted by id; with `states`, only those in one of the states."""
     where = [TRANSACTION.state.in_(states)] if states else []
     return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
 
 
 def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:
-    """In the order asked for. TransactionalIdNotFoundError for one that there is not."""
+    """The transactions of these ids, in this order. TransactionalIdNotFoundError for an unknown id."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         wanted = [name for name in transactional_ids if can_be_stored(name)]
@@ -111,7 +111,7 @@ def describe_transactions(store: Store, transactional_ids: Collection[str]) -> l
 
 
 def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
-    """By producer id. InvalidProducerIdMappingError where no transactional id has it."""
+    """The transaction of a producer id. InvalidProducerIdMappingError if no transactional id has it."""
 
     def read(connection: sa.Connection) -> TransactionDescription:
         found = _listings(connection, store.clock(connection), PRODUCER.producer_id == producer_id)
@@ -123,7 +123,7 @@ def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
 
 
 def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescription]:
-    """Open transactions that `is_hanging`, those that have been open for the longest first."""
+    """The hanging transactions (`is_hanging`), the longest open ones first."""
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
@@ -136,10 +136,10 @@ def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescripti
 
 
 def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
-    """Open past its own time-out, and nobody has aborted it: no coordinator runs. Or, as Kafka's tool has it, open for
-    longer than the largest time-out that should be and five minutes.
+    """Whether it is open past its own time-out, which means that no coordinator runs; or, as in Kafka's tool, open for
+    at least `timeout_ms_max`, the largest time-out in use, plus five minutes.
 
-    Here a hanging transaction keeps no reader from anything: it keeps its pending batches in the store.
+    A hanging transaction does not block readers; its pending batches stay in the store.
     """
     if transaction.open_ms is None:
         return False
@@ -149,7 +149,7 @@ def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
 def describe_producers(
     store: Store, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, list[PartitionProducer]]:
-    """By producer id. UnknownTopicOrPartitionError for a partition that there is not."""
+    """The producers of each partition, by producer id. UnknownTopicOrPartitionError for an unknown partition."""
 
     def read(connection: sa.Connection) -> dict[TopicPartition, list[PartitionProducer]]:
         topics = find_topics(connection, {tp.topic for tp in partitions})

@@ -6,7 +6,7 @@
     abort                      drop the pending batches
 
 A commit appends all pending batches in one append transaction, which also commits the group offsets. So readers see
-all of the transaction or nothing of it.
+all records of the transaction or none.
 """
 
 import json
@@ -178,7 +178,7 @@ def register(
 
 
 def commit_transaction_hook(ref: TransactionRef, batches: int) -> CommitHook:
-    """The hook of the append that commits the transaction, an append of all its `batches` pending batches."""
+    """Hook of the append transaction that commits: it appends all `batches` pending batches of the transaction."""
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = _lock(connection, now, ref.producer_id)
@@ -332,9 +332,9 @@ def _read(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
 
 
 def _lock(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
-    """The transaction, its producer's row locked until the end of the store's transaction."""
+    """Lock the producer's row until the end of the store's transaction, and read its transaction."""
     _LOCK.rows(connection, {"producer_id": producer_id})
-    # a statement of its own: on PostgreSQL the first shows the row of `transaction` as it was before the wait
+    # a separate statement: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the lock
     found = _read(connection, now, producer_id)
     if found.transaction.state is not ONGOING:
         return found
