@@ -1,4 +1,4 @@
-"""failOnDataLoss, rule by rule; and that what is left to read is always there."""
+"""Rules of failOnDataLoss, and a property: the remaining ranges can always be read."""
 
 from functools import partial
 
@@ -27,15 +27,15 @@ def at(start: int, end: int) -> OffsetRange:
         ({T: 2}, {T: 5}, {T: at(0, 9)}, {T: at(2, 5)}),
         ({T: 2}, {T: 5}, {T: at(2, 5)}, {T: at(2, 5)}),
         ({T: 2}, {T: 2}, {T: at(0, 9)}, {T: at(2, 2)}),
-        ({T: 2}, {T: 2}, {T: at(5, 9)}, {T: at(5, 5)}),  # empty: aged out, but nothing of it
-        ({T: 2}, {T: 2}, {}, {}),  # empty and gone: the next batch will say so
+        ({T: 2}, {T: 2}, {T: at(5, 9)}, {T: at(5, 5)}),  # empty: aged out, but the range has no record of it
+        ({T: 2}, {T: 2}, {}, {}),  # empty and deleted: the next batch reports it
         ({}, {U: 3}, {U: at(0, 4)}, {U: at(0, 3)}),  # an added partition
         ({T: 0}, {T: 1}, {T: at(0, 1), U: at(0, 4)}, {T: at(0, 1)}),  # U is for the next batch
         ({}, {}, {T: at(3, 9)}, {}),
     ],
 )
 @pytest.mark.parametrize("fail", [True, False])
-def test_nothing_is_lost(start: Offsets, end: Offsets, available: Available, ranges: Available, fail: bool) -> None:
+def test_no_loss_is_reported(start: Offsets, end: Offsets, available: Available, ranges: Available, fail: bool) -> None:
     resolved = resolve_ranges(start, end, available, fail_on_data_loss=fail, start_topic_ids=OLD, end_topic_ids=OLD)
     assert (resolved.ranges, resolved.losses) == (ranges, ())
 
@@ -78,7 +78,9 @@ def test_nothing_is_lost(start: Offsets, end: Offsets, available: Available, ran
         ({}, {U: 8}, {}, {}, "Cannot find initial offsets for partitions Set(t-1). They may have been deleted."),
     ],
 )
-def test_losses(start: Offsets, end: Offsets, available: Available, ranges: Available, loss: str) -> None:
+def test_losses_are_reported_and_ranges_reduced(
+    start: Offsets, end: Offsets, available: Available, ranges: Available, loss: str
+) -> None:
     resolved = resolve_ranges(start, end, available, fail_on_data_loss=False)
     assert resolved.ranges == ranges
     assert len(resolved.losses) == 1
@@ -90,8 +92,8 @@ def test_losses(start: Offsets, end: Offsets, available: Available, ranges: Avai
 
 
 @pytest.mark.parametrize("new_end", [1, 2, 50])
-def test_a_recreated_topic_is_read_from_its_log_start(new_end: int) -> None:
-    """Also where the new topic has grown past the old offset, which offsets alone cannot tell."""
+def test_recreated_topic_is_read_from_its_log_start(new_end: int) -> None:
+    """This includes a new topic that has grown past the old offset: offsets alone cannot reveal it."""
     resolve = partial(resolve_ranges, start_topic_ids=OLD, end_topic_ids=NEW, current_topic_ids=NEW)
     for log_start in (0, 1):
         resolved = resolve({T: 2}, {T: new_end}, {T: at(log_start, 60)}, fail_on_data_loss=False)
@@ -122,7 +124,7 @@ CUT = {T: [Truncation(3, 5)]}
         ((6, 2), (8, 2), (5, 5), "Partition t-0 offset was changed from 6 to 5"),
     ],
 )
-def test_truncated_logs(
+def test_truncation_below_an_offset_is_a_loss(
     start: tuple[int, int | None], end: tuple[int, int], ranges: tuple[int, int], loss: str | None
 ) -> None:
     epochs = {"start_epochs": {} if start[1] is None else {T: start[1]}, "end_epochs": {T: end[1]}}
@@ -136,7 +138,7 @@ def test_truncated_logs(
             resolve(fail_on_data_loss=True)
 
 
-def test_positions_in_the_log() -> None:
+def test_only_positions_still_in_the_log_are_kept() -> None:
     def still(offset: int, epoch: int = 2, before: dict[str, TopicId] = OLD, now: dict[str, TopicId] = OLD) -> bool:
         found = in_the_log({T: offset}, topic_ids=before, current_topic_ids=now, epochs={T: epoch}, truncations=CUT)
         return found == [T]
@@ -149,7 +151,7 @@ def test_positions_in_the_log() -> None:
     assert still(5, before={})
 
 
-def test_a_topic_recreated_after_the_batch_was_planned_is_not_read() -> None:
+def test_topic_recreated_after_planning_is_not_read() -> None:
     resolve = partial(resolve_ranges, start_topic_ids=OLD, end_topic_ids=OLD, current_topic_ids=NEW, group_id="g")
     resolved = resolve({T: 2}, {T: 5}, {T: at(0, 60)}, fail_on_data_loss=False)
     assert resolved.ranges[T].size == 0
@@ -160,14 +162,14 @@ def test_a_topic_recreated_after_the_batch_was_planned_is_not_read() -> None:
         resolve({T: 2}, {T: 5}, {T: at(0, 60)}, fail_on_data_loss=True)
 
 
-def test_every_loss_is_named_up_to_a_cap() -> None:
+def test_error_names_losses_up_to_a_limit() -> None:
     start = {TopicPartition("t", number): 5 for number in range(100)}
     end = dict.fromkeys(start, 1)
     with pytest.raises(DataLossError, match=r"t-0 offset .* t-19 offset .* \(and 80 more\)$"):
         resolve_ranges(start, end, {tp: at(0, 1) for tp in start}, fail_on_data_loss=True)
 
 
-def test_admission_starts() -> None:
+def test_admission_starts_cover_new_recreated_and_truncated_partitions() -> None:
     available = {T: at(5, 9), U: at(3, 8)}
     assert admission_starts({T: 7}, available) == {T: 7, U: 3}
     assert admission_starts({T: 2, U: 4}, available) == {T: 5, U: 4}
@@ -186,7 +188,7 @@ IDS = st.dictionaries(st.sampled_from("tu"), st.integers(1, 2).map(TopicId))
 def test_ranges_are_always_readable(  # type: ignore[no-untyped-def]
     start: Offsets, end: Offsets, available: Available, started, ended, current
 ) -> None:
-    """What is planned is there; and if nothing is reported lost, all of [start, end) is planned."""
+    """All planned offsets are available; and if no loss is reported, all of [start, end) is planned."""
     ids = {"start_topic_ids": started, "end_topic_ids": ended, "current_topic_ids": current}
     resolved = resolve_ranges(start, end, available, fail_on_data_loss=False, **ids)
     for tp, planned in resolved.ranges.items():
@@ -204,7 +206,7 @@ def test_ranges_are_always_readable(  # type: ignore[no-untyped-def]
             assert wanted.size == 0 or resolved.ranges[tp] == wanted
 
 
-def test_ten_thousand_losses_are_resolved_at_once() -> None:
+def test_ten_thousand_losses_are_resolved_quickly() -> None:
     start = {TopicPartition(f"topic-{number % 100}", number): number for number in range(10_000)}
     end = {tp: offset + 10 for tp, offset in start.items()}
     available = {tp: at(offset + 5, offset + 20) for tp, offset in start.items()}

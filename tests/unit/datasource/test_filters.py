@@ -1,4 +1,4 @@
-"""Push-down: what pruning leaves out, no filter would have accepted."""
+"""Push-down: pruning drops only rows that the filters reject."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -127,7 +127,7 @@ def filters(draw: st.DrawFn) -> Filter:
 
 
 def kept(pruning: Pruning, row: Row) -> bool:
-    """Whether a segment that holds this row alone, in a range of its own, is read."""
+    """Whether a segment that holds only this row, in a range of its own, is read."""
     ranges = {TopicPartition(row.topic, row.partition): OffsetRange(row.offset, row.offset + 1)}
     low, high = pruning.times
     in_time = (low is None or row.timestamp_ms >= low) and (high is None or row.timestamp_ms < high)
@@ -137,7 +137,7 @@ def kept(pruning: Pruning, row: Row) -> bool:
 @given(st.lists(filters(), max_size=4), ROWS)
 @example([LessThan(("timestamp",), instant(TIMESTAMP_MS_MAX * 1000 - 999))], Row("a", 0, 0, TIMESTAMP_MS_MAX - 1))
 @example([EqualTo(("topic",), None)], Row("a", 0, 0, 0))
-def test_no_row_is_pruned_that_the_filters_accept(found: list[Filter], row: Row) -> None:
+def test_rows_that_the_filters_accept_are_never_pruned(found: list[Filter], row: Row) -> None:
     if all(accepts(one, row) for one in found):
         assert kept(prune(found), row)
 
@@ -158,7 +158,7 @@ def test_no_row_is_pruned_that_the_filters_accept(found: list[Filter], row: Row)
         (EqualTo(("timestamp",), instant(2_000)), [Row("a", 0, 0, ms) for ms in range(5)], [2]),
     ],
 )
-def test_what_is_pruned(found: Filter, rows: list[Row], left: list[int]) -> None:
+def test_filters_prune_segments_without_matching_rows(found: Filter, rows: list[Row], left: list[int]) -> None:
     assert [number for number, row in enumerate(rows) if kept(prune([found]), row)] == left
 
 
@@ -169,18 +169,18 @@ def test_what_is_pruned(found: Filter, rows: list[Row], left: list[int]) -> None
         EqualTo(("headers", "key"), "x"),
         EqualTo(("partition",), True),
         EqualTo(("partition",), 1.5),
-        LessThan(("timestamp",), datetime(1970, 1, 1)),  # whose midnight?
+        LessThan(("timestamp",), datetime(1970, 1, 1)),  # without a time zone, midnight is ambiguous
         StringStartsWith(("topic",), "z"),
         IsNull(("topic",)),
         In(("partition",), ()),
         In(("offset",), (1, "2")),
     ],
 )
-def test_what_is_not_understood_prunes_nothing(found: Filter) -> None:
+def test_unsupported_filters_prune_nothing(found: Filter) -> None:
     assert prune([found]) == Pruning()
 
 
-def test_ranges_are_cut_to_the_offsets() -> None:
+def test_ranges_are_reduced_to_the_offsets_of_the_filter() -> None:
     a, b = TopicPartition("a", 0), TopicPartition("b", 1)
     ranges = {a: OffsetRange(0, 10), b: OffsetRange(5, 20)}
     pruning = prune([GreaterThan(("offset",), 4), LessThan(("offset",), 7)])
@@ -189,7 +189,7 @@ def test_ranges_are_cut_to_the_offsets() -> None:
     assert apply(prune([]), {a: OffsetRange(3, 3)}) == {}
 
 
-def test_intervals() -> None:
+def test_intersection_and_membership_of_intervals() -> None:
     assert Interval(1, 5) & Interval(3, None) == Interval(3, 5)
     assert Interval() & Interval() == Interval()
     assert 5 not in Interval(3, 3)

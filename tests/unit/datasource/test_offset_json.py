@@ -1,4 +1,4 @@
-"""The JSON texts: what they accept, what they refuse and how, and that printing is canonical."""
+"""The JSON texts: accepted and refused texts, error messages, and canonical output."""
 
 import json
 
@@ -23,7 +23,7 @@ PARTITIONS = st.builds(TopicPartition, TOPICS, st.integers(0, 2**31 - 1))
 OFFSETS = st.dictionaries(PARTITIONS, st.integers(-2, 2**63 - 1), max_size=20)
 
 
-def test_offsets_of_the_contract() -> None:
+def test_documented_offsets_are_parsed() -> None:
     assert parse_offsets('{"t":{"0":23,"1":-1}, "u": {"10": -2}}') == {
         TopicPartition("t", 0): 23,
         TopicPartition("t", 1): -1,
@@ -53,7 +53,7 @@ BAD_OFFSETS = [
 
 
 @pytest.mark.parametrize("text", BAD_OFFSETS, ids=lambda text: text[:40])
-def test_bad_offsets_say_what_is_expected_and_what_came(text: str) -> None:
+def test_invalid_offsets_name_the_expected_and_the_given_text(text: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
         parse_offsets(text)
     message = str(raised.value)
@@ -61,7 +61,7 @@ def test_bad_offsets_say_what_is_expected_and_what_came(text: str) -> None:
     assert len(message) < 1300
 
 
-def test_special_offsets_are_not_for_checkpoints() -> None:
+def test_special_offsets_are_refused_in_checkpoints() -> None:
     assert parse_offsets('{"t":{"0":0}}', resolved=True) == {TopicPartition("t", 0): 0}
     for offset in (-1, -2):
         with pytest.raises(InvalidOptionError, match=f"{offset} of t-0 is not a whole number >= 0"):
@@ -69,13 +69,13 @@ def test_special_offsets_are_not_for_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"t":{"0":-1}}', '{"t":{"0":-2}}', '{"t":{"0":1.0}}', "5", '{"t":[0]}'])
-def test_bad_timestamps(text: str) -> None:
+def test_invalid_timestamps_are_refused(text: str) -> None:
     assert parse_timestamps('{"t":{"0":1700000000000}}') == {TopicPartition("t", 0): 1_700_000_000_000}
     with pytest.raises(InvalidOptionError, match=r'Expected e.g. {"topicA": {"0": 123456789, "1": 123456789}'):
         parse_timestamps(text)
 
 
-def test_assign() -> None:
+def test_assign_is_parsed_sorted_without_duplicates() -> None:
     assert parse_assign('{"b":[1,0,1],"a":[10,9]}') == (("a", 9), ("a", 10), ("b", 0), ("b", 1))
     assert print_assign(parse_assign('{"b":[1,0],"a":[10,9]}')) == '{"a":[9,10],"b":[0,1]}'
 
@@ -94,20 +94,20 @@ BAD_ASSIGN += ['{"t":{"0":1}}', '{"t":[0],"t":[1]}', "[0]", '{"t":[null]}', "{t:
 
 
 @pytest.mark.parametrize("text", BAD_ASSIGN)
-def test_bad_assign(text: str) -> None:
+def test_invalid_assign_is_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
         parse_assign(text)
     assert str(raised.value).startswith('Expected e.g. {"topicA":[0,1],"topicB":[0,1]}, got ' + text)
 
 
-def test_print_is_canonical() -> None:
+def test_output_is_canonical() -> None:
     offsets = {TopicPartition(topic, partition): 1 for topic in "ba" for partition in (10, 9, 0)}
     assert print_offsets(offsets) == '{"a":{"0":1,"9":1,"10":1},"b":{"0":1,"9":1,"10":1}}'
     assert print_offsets({}) == "{}"
 
 
 @given(OFFSETS)
-def test_round_trip(offsets: dict[TopicPartition, int]) -> None:
+def test_offsets_round_trip(offsets: dict[TopicPartition, int]) -> None:
     text = print_offsets(offsets)
     assert parse_offsets(text) == offsets
     assert print_offsets(dict(reversed(list(offsets.items())))) == text
@@ -123,11 +123,11 @@ def test_assign_round_trip(partitions: set[TopicPartition]) -> None:
 @pytest.mark.parametrize(
     "nested", [None, 5, [], {"t": 5}, {"t": {0: 1}}, {5: {"0": 1}}, {"t": {"0": -1}}, {"t": {"0": True}}]
 )
-def test_bad_dicts(nested: object) -> None:
+def test_invalid_dicts_are_refused(nested: object) -> None:
     with pytest.raises(InvalidOptionError, match=r"Expected e\.g\."):
         offsets_from_dict(nested)
 
 
-def test_ten_thousand_partitions_come_back_as_they_were() -> None:
+def test_ten_thousand_partitions_round_trip() -> None:
     offsets = {TopicPartition(f"topic-{at % 100}", at // 100): at for at in range(10_000)}
     assert parse_offsets(print_offsets(offsets)) == offsets

@@ -1,4 +1,4 @@
-"""What a group has read when a micro-batch is done, from the offset log of Spark."""
+"""The offsets that a group has read after a micro-batch, from Spark's offset log."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ NOW = {"t": TopicId(1), "u": TopicId(2)}
 
 def source(*ends: tuple[TopicPartition, int], cluster_id: str | None = "c", **ids: int) -> str:
     topic_ids = {name: TopicId(number) for name, number in {**NOW, **ids}.items()}
-    epochs = {tp: 4 for tp, _ in ends if tp == T0}  # without for the others, as an older version noted them
+    epochs = {tp: 4 for tp, _ in ends if tp == T0}  # an older version did not note the epochs of the others
     return json.dumps(StreamOffset(Positions(dict(ends), topic_ids, epochs), cluster_id=cluster_id).to_json())
 
 
@@ -34,15 +34,15 @@ def entry(*sources: str, version: str = "v1") -> str:
     [
         ([source((T0, 5), (T1, 7))], {T0: 5, T1: 7}),
         ([source((T0, 5)), source((U0, 2))], {T0: 5, U0: 2}),
-        ([source((T0, 5), (U0, 1)), source((T0, 3))], {T0: 3, U0: 1}),  # read twice: what both have read
-        (["-", "17", '{"t":{"0":9}}', "[{", '"{"', source((T0, 5))], {T0: 5}),  # others' sources
+        ([source((T0, 5), (U0, 1)), source((T0, 3))], {T0: 3, U0: 1}),  # read twice: the part that both have read
+        (["-", "17", '{"t":{"0":9}}', "[{", '"{"', source((T0, 5))], {T0: 5}),  # other sources
         ([source((T0, 9), cluster_id="d"), source((T0, 9), cluster_id=None), source((T0, 5))], {T0: 5}),
-        ([source((T0, 5), (U0, 1), u=3)], {T0: 5}),  # created again since
+        ([source((T0, 5), (U0, 1), u=3)], {T0: 5}),  # recreated since
         ([source((T0, 5), (TopicPartition("gone", 0), 1), gone=4)], {T0: 5}),
         ([source()], {}),
     ],
 )
-def test_ends(sources: list[str], ends: dict[TopicPartition, int]) -> None:
+def test_ends_are_read_from_the_offset_log(sources: list[str], ends: dict[TopicPartition, int]) -> None:
     expected = {tp: (end, 4 if tp == T0 else -1) for tp, end in ends.items()}
     assert ends_of_batch(entry(*sources), "c", NOW, "g") == expected
     named = [f"s{number}:{text}" for number, text in enumerate(sources)]
@@ -50,23 +50,23 @@ def test_ends(sources: list[str], ends: dict[TopicPartition, int]) -> None:
 
 
 @pytest.mark.parametrize("sources", [[], ["-"], [source((T0, 1), cluster_id="d")], [source((T0, 1), cluster_id=None)]])
-def test_a_query_that_reads_nothing_of_the_cluster(sources: list[str]) -> None:
+def test_query_without_a_source_in_the_cluster_is_refused(sources: list[str]) -> None:
     with pytest.raises(InvalidOptionError, match=r"group.id 'g': no spark_log source"):
         ends_of_batch(entry(*sources), "c", NOW, "g")
 
 
-def test_a_log_of_a_newer_spark() -> None:
+def test_offset_log_of_a_newer_spark_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="offset log of version 'v9'"):
         ends_of_batch(entry(source((T0, 1)), version="v9"), "c", NOW, "g")
 
 
-def test_a_batch_that_was_planned_anew_is_another() -> None:
+def test_replanned_batch_has_another_fingerprint() -> None:
     assert fingerprint_of_batch(entry(source((T0, 1)))) == fingerprint_of_batch(entry(source((T0, 1))))
     assert fingerprint_of_batch(entry(source((T0, 1)))) != fingerprint_of_batch(entry(source((T0, 2))))
     assert len(fingerprint_of_batch("")) == 16
 
 
-def test_read_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offset_log_is_read_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "a checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"q"}')
@@ -88,7 +88,7 @@ def test_read_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert "secret" not in str(raised.value)
 
 
-def test_what_a_group_commits(tmp_path: Path) -> None:
+def test_commits_exclude_topics_that_do_not_exist(tmp_path: Path) -> None:
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         topic = make(cluster, "t", 2)
         text = entry(source((T0, 5), (U0, 1), cluster_id=cluster.cluster_id, t=topic.topic_id, u=99))

@@ -1,4 +1,4 @@
-"""The options of the contract page, row by row, with their messages."""
+"""The documented options, one after the other, with their messages."""
 
 import pickle
 import re
@@ -64,7 +64,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("key", ["STARTINGOFFSETS", "startingoffsets", "startingOffsets", "StartingOffsets"])
 @pytest.mark.parametrize("value", ["earliest", " Earliest ", "EARLIEST\n"])
-def test_keys_and_words_in_any_case(key: str, value: str) -> None:
+def test_keys_and_words_are_case_insensitive(key: str, value: str) -> None:
     assert stream(**{key: value}).starting == EarliestOffsets()
 
 
@@ -72,10 +72,10 @@ def test_unknown_keys_are_ignored() -> None:
     assert read(**{"fetchOffset.numRetries": "x", "nonsense": ""}) == read()
 
 
-# --- which topics ---------------------------------------------------------------------------------------------------
+# --- subscriptions --------------------------------------------------------------------------------------------------
 
 
-def test_subscriptions() -> None:
+def test_valid_subscriptions() -> None:
     assert read(subscribe=" a , b,,a, ").subscription == SubscribeTopics(("a", "b"))
     pattern = read_exactly({"cluster": "/c", "subscribePattern": " t.*x "}).subscription
     assert pattern == SubscribePattern("t.*x")
@@ -102,20 +102,20 @@ def test_subscriptions() -> None:
         ({"assign": '{"t":0}'}, 'Expected e.g. {"topicA":[0,1],"topicB":[0,1]}, got {"t":0}'),
     ],
 )
-def test_bad_subscriptions(options: dict[str, str], message: str) -> None:
+def test_invalid_subscriptions_are_refused(options: dict[str, str], message: str) -> None:
     refused({"cluster": "/c", **options}, message)
 
 
 @pytest.mark.parametrize("options", [{"subscribe": "t,a/b"}, {"assign": '{"../x":[0]}'}])
-def test_names_of_topics_are_checked(options: dict[str, str]) -> None:
+def test_topic_names_are_checked(options: dict[str, str]) -> None:
     with pytest.raises(InvalidTopicError, match=f"option '{next(iter(options))}': topic is not a legal topic name"):
         read_exactly({"cluster": "/c", **options})
 
 
-# --- where the cluster is -------------------------------------------------------------------------------------------
+# --- address of the cluster -----------------------------------------------------------------------------------------
 
 
-def test_address_of_the_cluster() -> None:
+def test_cluster_address_comes_from_options_or_environment() -> None:
     env = {"SPARK_LOG_CLUSTER": " /env "}
     assert ReadOptions.parse({"subscribe": "t"}, streaming=False, environ=env).cluster == "/env"
     assert ReadOptions.parse(BASE, streaming=False, environ=env).cluster == "/c"
@@ -127,7 +127,7 @@ def test_address_of_the_cluster() -> None:
     refused({"subscribe": "t", "cluster": " "}, "Option 'cluster' must be a text that is not empty")
 
 
-def test_passwords_do_not_show() -> None:
+def test_reprs_and_messages_hide_passwords() -> None:
     url = "postgresql+psycopg://me:s3cret@db/log"
     assert "s3cret" not in repr(read(cluster=url))
     assert "me:***@db" in repr(read(cluster=url))
@@ -137,7 +137,7 @@ def test_passwords_do_not_show() -> None:
     assert "s3cret" not in str(raised.value)
 
 
-# --- where it starts and ends ---------------------------------------------------------------------------------------
+# --- start and end positions ----------------------------------------------------------------------------------------
 
 JSON, TIMES = '{"t":{"0":5}}', '{"t":{"0":7}}'
 
@@ -154,13 +154,13 @@ JSON, TIMES = '{"t":{"0":5}}', '{"t":{"0":7}}'
     ],
 )
 @pytest.mark.parametrize("side", ["starting", "ending"])
-def test_precedence(side: str, options: dict[str, str], position: object) -> None:
+def test_precedence_of_position_options(side: str, options: dict[str, str], position: object) -> None:
     assert getattr(read(**{side + name: text for name, text in options.items()}), side) == position
     if side == "starting":
         assert stream(**{side + name: text for name, text in options.items()}).starting == position
 
 
-def test_latest_and_earliest_inside_the_json() -> None:
+def test_json_accepts_latest_and_earliest() -> None:
     assert read(startingOffsets='{"t":{"0":-2}}').starting == SpecificOffsets({T0: -2})
     assert read(endingOffsets='{"t":{"0":-1}}').ending == SpecificOffsets({T0: -1})
     assert read(startingOffsets=JSON, endingOffsets='{"t":{"0":-1}}').ending == SpecificOffsets({T0: -1})
@@ -197,7 +197,7 @@ def test_latest_and_earliest_inside_the_json() -> None:
         ),
     ],
 )
-def test_bad_positions_of_a_batch(options: dict[str, str], message: str) -> None:
+def test_invalid_positions_of_a_batch_are_refused(options: dict[str, str], message: str) -> None:
     refused({**BASE, **options}, message)
 
 
@@ -209,11 +209,11 @@ def test_bad_positions_of_a_batch(options: dict[str, str], message: str) -> None
         ("endingTimestamp", "ending timestamp not valid in streaming queries"),
     ],
 )
-def test_streams_have_no_end(option: str, message: str) -> None:
+def test_streams_refuse_ending_options(option: str, message: str) -> None:
     refused({**BASE, option: "latest"}, message, streaming=True)
 
 
-def test_options_are_judged_before_it_is_known_whether_they_are_for_a_stream() -> None:
+def test_unknown_mode_refuses_only_options_invalid_in_both_modes() -> None:
     def judge(options: dict[str, str]) -> None:
         ReadOptions.parse(options, streaming=None, environ={})
 
@@ -236,13 +236,13 @@ def test_options_are_judged_before_it_is_known_whether_they_are_for_a_stream() -
             judge(options)
 
 
-def test_strategy() -> None:
+def test_timestamp_strategy_is_error_or_latest() -> None:
     assert read().starting_timestamp_strategy == "error"
     assert read(startingOffsetsByTimestampStrategy="LATEST").starting_timestamp_strategy == "latest"
     refused({**BASE, "startingOffsetsByTimestampStrategy": "first"}, "must be error or latest, got 'first'")
 
 
-# --- how much and how -----------------------------------------------------------------------------------------------
+# --- limits, columns and Kafka's options ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["failOnDataLoss", "includeHeaders"])
@@ -265,7 +265,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("option", NUMBERS)
-def test_numbers(option: str) -> None:
+def test_numbers_are_checked(option: str) -> None:
     field = re.sub("([A-Z])", lambda match: "_" + match[1].lower(), option)
     assert getattr(read(**{option: "7"}), field) == 7
     for text in ("0", "-1"):
@@ -276,7 +276,7 @@ def test_numbers(option: str) -> None:
         refused({**BASE, option: str(2**31)}, f"up to {2**31 - 1}, got '{2**31}'")
 
 
-def test_minimum_above_maximum() -> None:
+def test_minimum_above_maximum_is_refused() -> None:
     assert read(minOffsetsPerTrigger="15", maxOffsetsPerTrigger="15").min_offsets_per_trigger == 15
     refused(
         {**BASE, "minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "15"},
@@ -305,7 +305,7 @@ def test_durations(text: str, delay_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "m", "15 m", "-1s", "1.5h", "15x", "1w", "1h30m", "9" * 19 + "d", "٣s"])
-def test_bad_durations(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     refused(
         {**BASE, "maxTriggerDelay": text}, f"Option 'maxTriggerDelay': failed to parse time string {text!r}. Time must"
     )
@@ -337,7 +337,7 @@ def test_columns() -> None:
     "option",
     ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"],
 )
-def test_options_of_kafka_that_are_refused(option: str, streaming: bool) -> None:
+def test_unsupported_kafka_options_are_refused(option: str, streaming: bool) -> None:
     refused({**BASE, f"Kafka.{option}": "x"}, f"Kafka option '{option}' is not supported", streaming)
 
 
@@ -363,12 +363,12 @@ def test_tls_and_sasl_are_refused_in_one_error_without_secrets(streaming: bool) 
         assert str(raised.value) == expected
 
 
-def test_plaintext_is_what_is_the_case() -> None:
+def test_plaintext_is_accepted_without_effect() -> None:
     assert read(**{"kafka.security.protocol": " plaintext "}) == read()
     assert write(**{"kafka.security.protocol": "PLAINTEXT"}) == write()
 
 
-def test_everything_refused_is_in_one_error() -> None:
+def test_one_error_names_all_refused_options() -> None:
     with pytest.raises(InvalidOptionError) as raised:
         write(**{"kafka.transactional.id": "x", "kafka.partitioner.class": "RoundRobin", "kafka.ssl.key.password": "x"})
     assert all(
@@ -381,7 +381,7 @@ def test_everything_refused_is_in_one_error() -> None:
     )
 
 
-def test_options_of_the_other_side_and_of_tuning_are_ignored() -> None:
+def test_tuning_options_and_options_of_the_other_side_are_ignored() -> None:
     tuning = {"kafka.linger.ms": "5", "kafka.max.poll.records": "7", "kafka.request.timeout.ms": "1", "kafka.odd": ""}
     producer = {"kafka.transactional.id": "x", "kafka.acks": "7", "kafka.compression.type": "brotli"}
     assert read(**tuning, **producer) == read()
@@ -400,7 +400,7 @@ def test_acks_and_compression() -> None:
         write(**{"kafka.compression.type": "brotli"})
 
 
-def test_guide_names_every_kafka_option_that_has_a_meaning_or_is_refused() -> None:
+def test_guide_names_every_honoured_or_refused_kafka_option() -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "from-spark-kafka.md").read_text()
     names = [name for name, decision in KAFKA_OPTIONS.items() if not isinstance(decision, Ignored)]
     assert [name for name in names if f"`{name}`" not in guide] == []
@@ -448,12 +448,12 @@ def test_writes() -> None:
         ),
     ],
 )
-def test_bad_writes(options: dict[str, str], message: str) -> None:
+def test_invalid_write_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=re.escape(message)):
         write(**options)
 
 
-def test_transaction_versions_are_for_batches() -> None:
+def test_streams_refuse_transaction_versions() -> None:
     with pytest.raises(InvalidOptionError, match="are for batch writes"):
         WriteOptions.parse({**BASE, "txnAppId": "a", "txnVersion": "1"}, streaming=True, environ={})
 
@@ -479,7 +479,7 @@ def test_groups_of_sinks() -> None:
         sink(group__id="g" * 250, checkpointLocation="/c")
 
 
-def test_topics_written_to() -> None:
+def test_topic_of_a_write_is_checked() -> None:
     with pytest.raises(InvalidTopicError, match=r"option 'topic' is not a legal topic name: 'a/b'"):
         write(topic="a/b")
     with pytest.raises(InvalidTopicError, match=r"option 'topic'.*'' is empty"):
@@ -488,13 +488,13 @@ def test_topics_written_to() -> None:
         write(topic="__consumer_offsets")
 
 
-def test_options_travel() -> None:
+def test_options_can_be_pickled() -> None:
     options = read(startingOffsets=JSON, columns="value", **{"group.id": "g"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert pickle.loads(pickle.dumps(write(topic="t"))) == write(topic="t")
 
 
-def test_a_start_where_a_group_has_got_to_needs_the_group() -> None:
+def test_start_at_committed_offsets_needs_a_group() -> None:
     assert read(startingOffsets=" Committed ", **{"group.id": "g"}).starting == CommittedOffsets()
     assert stream(startingOffsets="committed", **{"kafka.group.id": "g"}).starting == CommittedOffsets()
     with pytest.raises(InvalidOptionError, match=r"group\.id"):

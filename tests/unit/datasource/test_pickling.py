@@ -1,4 +1,4 @@
-"""What travels to executors: enough to read and write, and nothing of the metadata store."""
+"""Pickled objects for executors: sufficient to read and write, and without access to the metadata store."""
 
 import io
 import pickle
@@ -31,7 +31,7 @@ DRIVER_ONLY = ("sqlalchemy", "alembic", "deltalake", "kafka", "psycopg")
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """A cluster whose metadata lie elsewhere than its log dir: the way to the log dir may travel, the other may not."""
+    """A cluster whose metadata store is not in its log dir: executors may get the path of the log dir only."""
     address = str(tmp_path / "the-address")
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "100"})
@@ -43,7 +43,7 @@ def address(tmp_path: Path) -> str:
 
 
 def sent(source: SparkLogDataSource, *, streaming: bool) -> bytes:
-    """The bytes that Spark's planning worker hands out: the read function, and the partitions of a batch."""
+    """The bytes that Spark's planning worker returns: the read function, and the partitions of a batch."""
     schema = source.schema()
     reader = source.streamReader(schema) if streaming else source.reader(schema)
     out = io.BytesIO()
@@ -54,13 +54,13 @@ def sent(source: SparkLogDataSource, *, streaming: bool) -> bytes:
 
 
 def globals_named(pickled: bytes) -> set[str]:
-    """Every text in a pickle: names of modules, classes and attributes are among them."""
+    """Every text in a pickle, which includes the names of modules, classes and attributes."""
     found: set[str] = set()
     for opcode, argument, _ in pickletools.genops(pickled):
         if isinstance(argument, str):
             found.add(argument)
         elif isinstance(argument, bytes) and opcode.name.endswith("BYTES") and argument[:2] == b"\x80\x05":
-            found |= globals_named(argument)  # cloudpickle nests
+            found |= globals_named(argument)  # cloudpickle nests pickles
     return found
 
 
@@ -70,7 +70,7 @@ def first_pickle(framed: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_read_sends_no_address(address: str, streaming: bool) -> None:
+def test_read_sends_no_address_to_executors(address: str, streaming: bool) -> None:
     source = pickle.loads(pickle.dumps(SparkLogDataSource({"cluster": address, "subscribe": "t"})))
     data = sent(source, streaming=streaming)
     assert b"the-address" not in data
@@ -81,26 +81,26 @@ def test_a_read_sends_no_address(address: str, streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("key", ["cluster", "kafka.bootstrap.servers"])
-def test_a_password_does_not_travel_with_a_read(key: str) -> None:
+def test_read_sends_no_password_to_executors(key: str) -> None:
     options = {key: URL, "subscribe": "t"}
     for streaming in (False, True):
         source = SparkLogDataSource(options)
         reader: BatchReader | StreamReader = (
             source.streamReader(source.schema()) if streaming else source.reader(source.schema())
         )
-        for travelling in (reader, source):  # Spark's read function holds on to both
+        for travelling in (reader, source):  # Spark's read function holds both
             data = pickleSer.dumps(travelling)
             assert b"s3cret" not in data and b"metadata.example" not in data
         assert pickleSer.loads(pickleSer.dumps(source)).name() == "spark_log"
 
 
-def test_the_source_itself_keeps_its_options_between_processes_of_the_driver() -> None:
+def test_unused_source_is_pickled_with_its_options() -> None:
     source = pickleSer.loads(pickleSer.dumps(SparkLogDataSource({"cluster": URL, "subscribe": "t", "Columns": "key"})))
     assert source.options["cluster"] == URL
     assert source.schema().fieldNames() == ["key"]
 
 
-def test_no_password_in_a_repr() -> None:
+def test_reprs_hide_passwords() -> None:
     source = SparkLogDataSource({"cluster": URL, "subscribe": "t"})
     reader = source.reader(source.schema())
     assert "s3cret" not in repr(reader) + repr(reader._options)
@@ -110,7 +110,7 @@ def write_schema() -> StructType:
     return StructType().add("key", "binary").add("value", "string")
 
 
-def test_a_write_sends_no_address(address: str) -> None:
+def test_write_sends_no_address_to_executors(address: str) -> None:
     source = SparkLogDataSource({"cluster": address, "topic": "t"})
     batch = source.writer(write_schema(), overwrite=False)
     stream = source.streamWriter(write_schema(), overwrite=False)
@@ -122,14 +122,14 @@ def test_a_write_sends_no_address(address: str) -> None:
     address_handoff.forget(batch._plan.write_id)
 
 
-def test_a_stream_writer_pickled_twice_has_one_write_id(address: str) -> None:
+def test_stream_writer_pickled_twice_has_one_write_id(address: str) -> None:
     writer = SparkLogDataSource({"cluster": address, "topic": "t"}).streamWriter(write_schema(), overwrite=False)
     assert isinstance(writer, StreamWriter)
     plans: list[WritePlan] = [pickleSer.loads(pickleSer.dumps(writer))._plan for _ in range(2)]
     assert plans[0] == plans[1]
 
 
-def test_the_commit_of_a_batch_write_finds_its_address(address: str) -> None:
+def test_commit_of_a_batch_write_finds_the_address(address: str) -> None:
     source = SparkLogDataSource({"cluster": address, "topic": "t"})
     writer = source.writer(write_schema(), overwrite=False)
     assert isinstance(writer, BatchWriter)
@@ -172,14 +172,14 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2].
 """
 
 
-def test_an_executor_reads_without_the_drivers_libraries(address: str, tmp_path: Path) -> None:
+def test_executor_reads_without_the_libraries_of_the_driver(address: str, tmp_path: Path) -> None:
     file = tmp_path / "sent"
     file.write_bytes(sent(SparkLogDataSource({"cluster": address, "subscribe": "t"}), streaming=False))
     assert run_python(READ, str(file), ",".join(DRIVER_ONLY)).strip() == "rows 5 []"
 
 
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-def test_an_executor_writes_without_the_drivers_libraries(address: str, tmp_path: Path, kind: str) -> None:
+def test_executor_writes_without_the_libraries_of_the_driver(address: str, tmp_path: Path, kind: str) -> None:
     source = SparkLogDataSource({"cluster": address, "topic": "t"})
     writer = (source.writer if kind == "batch" else source.streamWriter)(write_schema(), overwrite=False)
     file = tmp_path / "sent"

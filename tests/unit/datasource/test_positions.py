@@ -1,4 +1,4 @@
-"""From what the user asked for to an offset of every partition."""
+"""Resolving a requested position to an offset of every partition."""
 
 import pytest
 
@@ -31,13 +31,15 @@ AVAILABLE = {A: OffsetRange(3, 10), B: OffsetRange(0, 0)}
     ],
 )
 @pytest.mark.parametrize("starting", [True, False])
-def test_positions_by_offset(position: Position, offsets: dict[TopicPartition, int], starting: bool) -> None:
+def test_offset_positions_resolve_without_timestamps(
+    position: Position, offsets: dict[TopicPartition, int], starting: bool
+) -> None:
     assert timestamps_to_look_up(position, AVAILABLE) == {}
     assert resolve(position, AVAILABLE, starting=starting) == offsets
 
 
 @pytest.mark.parametrize("position", [GlobalTimestamp(99), SpecificTimestamps({A: 99, B: 99})])
-def test_positions_by_timestamp(position: Position) -> None:
+def test_timestamp_positions_resolve_to_the_found_offsets(position: Position) -> None:
     assert timestamps_to_look_up(position, AVAILABLE) == {A: 99, B: 99}
     found = {A: 5, B: None}
     assert resolve(position, AVAILABLE, starting=False, found=found) == {A: 5, B: 0}
@@ -63,18 +65,18 @@ def test_all_partitions_must_be_named(position: Position, starting: bool, messag
     assert str(raised.value).endswith("Specified: Set(t-0) Assigned: Set(t-0, t-1)")
 
 
-def test_nothing_assigned_is_nothing_read() -> None:
+def test_no_assigned_partition_resolves_to_no_offset() -> None:
     assert resolve(EarliestOffsets(), {}, starting=True) == {}
     assert resolve(GlobalTimestamp(5), {}, starting=True) == {}
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_are_truncated() -> None:
     text = show_all([TopicPartition("t", at) for at in range(10_000)])
     assert text.startswith("Set(t-0, t-1, t-2, ")
     assert text.endswith("… and 9980 more)")
 
 
-def test_committed_offsets_and_the_start_where_there_are_none() -> None:
+def test_committed_position_falls_back_to_the_log_start() -> None:
     available = {TopicPartition("t", 0): OffsetRange(2, 9), TopicPartition("t", 1): OffsetRange(3, 5)}
     committed = {TopicPartition("t", 0): 7, TopicPartition("other", 0): 1}
     starts = resolve(CommittedOffsets(), available, starting=True, committed=committed)

@@ -1,4 +1,4 @@
-"""Rate limit, minimum, splitting, packing and metrics: Spark's arithmetic, exactly covered ranges."""
+"""Rate limit, minimum, splitting, packing and metrics: results as in Spark, and exact coverage of ranges."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ OFFSETS = st.dictionaries(PARTITIONS, OFFSET, max_size=8)
 RANGES = st.dictionaries(PARTITIONS, st.builds(OffsetRange, st.integers(0, 10**6), st.integers(0, 10**6)), max_size=8)
 
 
-def test_resolved_offsets_of_a_batch() -> None:
+def test_batch_ranges_need_equal_partitions_and_ordered_offsets() -> None:
     assert check_resolved({A: 1, B: 2}, {B: 2, A: 5}) == {A: OffsetRange(1, 5), B: OffsetRange(2, 2)}
     with pytest.raises(InvalidOptionError, match=r"starting offsets topics\[Set\(t-0\)\] and ending .*\[Set\(t-1\)\]"):
         check_resolved({A: 1}, {B: 1})
@@ -53,14 +53,14 @@ def test_resolved_offsets_of_a_batch() -> None:
         (2**63 - 1, (2**63 - 200, 5, 5), (2**63 - 200, 5, 5)),
     ],
 )
-def test_shares_of_a_rate_limit(limit: int, sizes: tuple[int, ...], shares: tuple[int, ...]) -> None:
+def test_rate_limit_is_shared_in_proportion(limit: int, sizes: tuple[int, ...], shares: tuple[int, ...]) -> None:
     start = {A: 100, B: 0, C: 7}
     latest = {tp: start[tp] + size for tp, size in zip(start, sizes, strict=True)}
     assert rate_limit(limit, start, latest) == {tp: start[tp] + share for tp, share in zip(start, shares, strict=True)}
 
 
-def test_rate_limit_leaves_odd_partitions_at_latest() -> None:
-    """New without a start, deleted, recreated: the data-loss rules judge them."""
+def test_rate_limit_ends_unmatched_partitions_at_latest() -> None:
+    """Partitions that are new without a start, deleted or recreated: the data-loss rules handle them."""
     assert rate_limit(1, {A: 9, C: 5}, {A: 3, B: 4}) == {A: 3, B: 4}
     assert rate_limit(1, {}, {}) == {}
 
@@ -80,15 +80,15 @@ def test_rate_limit_is_kept_and_makes_progress(
 @pytest.mark.parametrize(
     ("end", "now_ms", "last_trigger_ms", "delay"),
     [
-        (109, 1_000, None, False),  # the first batch always fires
+        (109, 1_000, None, False),  # the first batch never waits
         (109, 1_000, 900, True),
-        (110, 1_000, 900, False),  # enough
+        (110, 1_000, 900, False),  # enough records
         (109, 1_000, 500, False),  # waited long enough
         (109, 999, 500, True),
         (100, 1_000, 500, False),
     ],
 )
-def test_minimum(end: int, now_ms: int, last_trigger_ms: int | None, delay: bool) -> None:
+def test_batch_waits_below_the_minimum(end: int, now_ms: int, last_trigger_ms: int | None, delay: bool) -> None:
     assert delay is should_delay(
         {A: 100},
         {A: end},
@@ -99,7 +99,7 @@ def test_minimum(end: int, now_ms: int, last_trigger_ms: int | None, delay: bool
     )
 
 
-def test_new_partitions_count_for_the_minimum() -> None:
+def test_new_partitions_count_towards_the_minimum() -> None:
     rest = {"min_offsets": 10, "max_trigger_delay_ms": 500, "now_ms": 1, "last_trigger_ms": 0}
     assert should_delay({A: 5, C: 99}, {A: 8, B: 6, C: 0}, **rest) is True
     assert should_delay({A: 5}, {A: 8, B: 7}, **rest) is False
@@ -113,7 +113,7 @@ def cuts(sizes: dict[TopicPartition, int], **options: int) -> list[tuple[int, in
     return [(piece.topic_partition.partition, piece.start, piece.end) for piece in pieces]
 
 
-def test_split_as_spark_does() -> None:
+def test_split_equals_spark() -> None:
     """Cases of KafkaOffsetRangeCalculatorSuite."""
     assert cuts({A: 5, B: 1}) == [(0, 0, 5), (1, 0, 1)]
     assert cuts({A: 5}, min_partitions=1) == [(0, 0, 5)]
@@ -129,7 +129,7 @@ def test_split_as_spark_does() -> None:
     assert cuts({}, min_partitions=4) == []
 
 
-def test_split_by_records() -> None:
+def test_split_respects_records_per_partition() -> None:
     assert cuts({A: 10, B: 3}, max_records_per_partition=4) == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3)]
     assert cuts({A: 8}, max_records_per_partition=4) == [(0, 0, 4), (0, 4, 8)]
     assert cuts({A: 8}, max_records_per_partition=4, min_partitions=4) == [(0, 0, 2), (0, 2, 4), (0, 4, 6), (0, 6, 8)]
@@ -137,7 +137,7 @@ def test_split_by_records() -> None:
 
 
 @given(RANGES, st.none() | st.integers(1, 40), st.none() | st.integers(10_000, 2**63 - 1))
-def test_pieces_cover_exactly_and_in_order(
+def test_pieces_cover_the_ranges_exactly_and_in_order(
     ranges: dict[TopicPartition, OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> None:
     pieces = split_ranges(ranges, min_partitions=min_partitions, max_records_per_partition=max_records)
@@ -160,13 +160,13 @@ def test_pieces_cover_exactly_and_in_order(
 # --- packing --------------------------------------------------------------------------------------------------------
 
 
-def test_few_pieces_have_a_task_each() -> None:
+def test_few_pieces_get_one_task_each() -> None:
     pieces = [PartitionRange(A, 5, 9), PartitionRange(A, 0, 5), PartitionRange(B, 0, 1)]
     assert pack_tasks(pieces, tasks_max=3) == [((A, 0, 5),), ((A, 5, 9),), ((B, 0, 1),)]
     assert pack_tasks([], tasks_max=3) == []
 
 
-def test_a_large_piece_is_balanced_by_many_small_ones() -> None:
+def test_many_small_pieces_balance_a_large_one() -> None:
     pieces = [PartitionRange(A, 0, 100_000), *(PartitionRange(B, at, at + 1) for at in range(9))]
     assert pack_tasks(pieces, tasks_max=2) == [tuple(pieces[:1]), tuple(pieces[1:])]
 

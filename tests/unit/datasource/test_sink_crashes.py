@@ -1,4 +1,4 @@
-"""A micro-batch whose process is killed at every point on its way, and which comes again: it is in the log once."""
+"""The process of a micro-batch is killed at every failpoint, and Spark repeats the batch: the log has it once."""
 
 import signal
 from pathlib import Path
@@ -10,7 +10,7 @@ from spark_log.failpoints import POINTS
 from tests.support.python_process import run_process
 from tests.support.topics import make, stored
 
-# What Spark does with the sink, without Spark: plan, two tasks, commit.
+# Runs the sink as Spark does, but without Spark: plan, two tasks, commit.
 MICRO_BATCH = """
 import sys
 import pyarrow as pa
@@ -44,7 +44,7 @@ def run(address: str, batch_id: int, point: str | None = None) -> int:
 @pytest.mark.parametrize(
     "point", [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
 )
-def test_it_is_there_once(tmp_path: Path, point: str) -> None:
+def test_repeated_micro_batch_is_in_the_log_once(tmp_path: Path, point: str) -> None:
     address = str(tmp_path / "cluster")
     with Cluster.init(address) as cluster:
         make(cluster, "t", 2, inline_max_bytes="1000", inline_tail_bytes="1", compression_type="none")

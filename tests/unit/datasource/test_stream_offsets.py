@@ -1,4 +1,4 @@
-"""What a checkpoint holds."""
+"""The offset in a checkpoint of a streaming query."""
 
 import json
 from typing import Any
@@ -26,13 +26,13 @@ def through_checkpoint(offset: StreamOffset) -> StreamOffset:
 
 
 @given(POSITIONS, st.booleans(), st.none() | st.uuids().map(str))
-def test_what_goes_in_comes_out(positions: Positions, initial: bool, cluster_id: str | None) -> None:
+def test_offset_round_trips_through_json(positions: Positions, initial: bool, cluster_id: str | None) -> None:
     before = StreamOffset(positions, initial=initial, cluster_id=cluster_id)
     assert through_checkpoint(before) == before
 
 
 @given(POSITIONS, POSITIONS)
-def test_the_end_of_batch_0_keeps_its_start(start: Positions, end: Positions) -> None:
+def test_end_of_batch_0_keeps_its_start(start: Positions, end: Positions) -> None:
     begin = StreamOffset(start, initial=True, cluster_id="c")
     found = through_checkpoint(through_checkpoint(begin).followed_by(end))
     assert (found.start, found.positions, found.initial) == (start, end, False)
@@ -40,13 +40,13 @@ def test_the_end_of_batch_0_keeps_its_start(start: Positions, end: Positions) ->
     assert (later.start, later.cluster_id) == (None, "c")
 
 
-def test_it_shows_as_in_kafkas_source() -> None:
+def test_json_extends_that_of_the_kafka_source() -> None:
     shown = StreamOffset(Positions({T1: 7, T0: 5}, {"t": TopicId(3)}, {T0: 2, T1: 0})).to_json()
     assert json.dumps(shown) == '{"t": {"0": 5, "1": 7}, "@topics": {"t": 3}, "@epochs": {"t": {"0": 2, "1": 0}}}'
     assert StreamOffset(Positions({}, {})).to_json() == {}
 
 
-def test_a_checkpoint_of_an_older_version() -> None:
+def test_checkpoint_of_an_older_version_is_read() -> None:
     shown = {"t": {"0": 5}, "@topics": {"t": 3}, "@start": {"t": {"0": 1}}, "@start-topics": {"t": 3}, "@cluster": "c"}
     found = StreamOffset.from_json(shown)
     assert found == StreamOffset(
@@ -56,14 +56,14 @@ def test_a_checkpoint_of_an_older_version() -> None:
     assert StreamOffset.from_json({"t": {"0": 5}}) == StreamOffset(Positions({T0: 5}, {}))
 
 
-def test_equal_offsets_are_equal_texts() -> None:
-    """Spark compares the JSON of two offsets to see whether there is anything new."""
+def test_equal_offsets_have_equal_json() -> None:
+    """Spark compares the JSON of two offsets to detect new records."""
     one = StreamOffset(Positions({T0: 1, T1: 2}, {"t": TopicId(1), "u": TopicId(2)}, {T0: 1, T1: 2})).to_json()
     other = StreamOffset(Positions({T1: 2, T0: 1}, {"u": TopicId(2), "t": TopicId(1)}, {T1: 2, T0: 1})).to_json()
     assert json.dumps(one) == json.dumps(other)
 
 
-def test_no_topic_can_be_called_like_our_keys() -> None:
+def test_json_keys_are_illegal_topic_names() -> None:
     from spark_log.cluster.names import is_legal
 
     assert not any(is_legal(key) for key in OUR_KEYS)
@@ -83,11 +83,11 @@ def test_no_topic_can_be_called_like_our_keys() -> None:
         {"t": {"0": 1}, "@next": {}},
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(shown: dict[str, Any]) -> None:
+def test_foreign_checkpoint_is_refused(shown: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError):
         StreamOffset.from_json(shown)
 
 
-def test_a_newer_checkpoint_says_so() -> None:
+def test_error_names_the_key_of_a_newer_checkpoint() -> None:
     with pytest.raises(InvalidOptionError, match="'@next', which a newer spark-log may have written"):
         StreamOffset.from_json({"t": {"0": 1}, "@next": 1})

@@ -1,4 +1,4 @@
-"""TaskWriter against a real log dir: where rows go, in which order, in how much memory."""
+"""TaskWriter against a real log dir: partitions, order and memory of the written rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -92,7 +92,7 @@ def by_partition(log: Log, topic: Topic) -> dict[int, list[str]]:
 # --- routing --------------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_hashed_as_kafkas_clients_do(cluster: Cluster, log: Log) -> None:
+def test_keys_are_hashed_as_in_kafka_clients(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, partitions=5), plan(cluster)
     keys = [f"key-{n % 40}".encode() for n in range(400)]
     values = [f"{key.decode()}/{n}" for n, key in enumerate(keys)]
@@ -104,7 +104,7 @@ def test_keys_are_hashed_as_kafkas_clients_do(cluster: Cluster, log: Log) -> Non
     assert found == expected
 
 
-def test_an_explicit_partition_beats_the_key_and_null_leaves_the_choice(cluster: Cluster, log: Log) -> None:
+def test_explicit_partition_overrides_the_key_unless_it_is_null(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, partitions=4), plan(cluster)
     by_key = partition_of_key(b"k", 4)
     other = (by_key + 1) % 4
@@ -113,33 +113,33 @@ def test_an_explicit_partition_beats_the_key_and_null_leaves_the_choice(cluster:
     assert by_partition(log, topic) == {other: ["to-other"], by_key: ["by-key"]}
 
 
-def test_null_keys_spread_evenly_and_small_tasks_do_not_all_hit_partition_0(cluster: Cluster, log: Log) -> None:
+def test_null_keys_spread_evenly_also_for_small_tasks(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, partitions=3), plan(cluster)
     batch = rows([str(n) for n in range(30_000)])
     small = [write(this, rows([f"small {task}"]), attempt=task) for task in range(3)]
     commit(cluster, this, write(this, batch, attempt=3), *small)
     found = by_partition(log, topic)
     assert [len(found[p]) for p in range(3)] == [10_001] * 3
-    for values in found.values():  # in order within the partition
+    for values in found.values():  # rows keep their order within the partition
         numbers = [int(value) for value in values if not value.startswith("small")]
         assert numbers == sorted(numbers)
 
 
 @pytest.mark.parametrize("partition", [-1, 3, 2**31 - 1])
-def test_a_partition_that_is_not_there_is_refused(cluster: Cluster, partition: int) -> None:
+def test_unknown_partition_is_refused(cluster: Cluster, partition: int) -> None:
     make(cluster)
     with pytest.raises(InvalidRecordError, match=f"partition: {partition} does not exist, the topic has 3 partitions"):
         write(plan(cluster), rows(["a"], partition=pa.array([partition], pa.int32())))
 
 
-def test_the_column_topic_routes_when_there_is_no_option(cluster: Cluster, log: Log) -> None:
+def test_column_topic_routes_rows_without_the_option(cluster: Cluster, log: Log) -> None:
     first, second, this = make(cluster, "a", 1), make(cluster, "b", 2), plan(cluster, None)
     batch = rows(["1", "2", "3"], topic=["a", "b", "a"], partition=pa.array([0, 1, 0], pa.int32()))
     commit(cluster, this, write(this, batch))
     assert (by_partition(log, first), by_partition(log, second)) == ({0: ["1", "3"]}, {1: ["2"]})
 
 
-def test_the_option_beats_the_column(cluster: Cluster, log: Log) -> None:
+def test_topic_option_overrides_the_column(cluster: Cluster, log: Log) -> None:
     make(cluster, "a", 1)
     chosen, this = make(cluster, "t", 1), plan(cluster, "t")
     commit(cluster, this, write(this, rows(["1", "2"], topic=["a", None])))
@@ -158,7 +158,7 @@ def test_the_option_beats_the_column(cluster: Cluster, log: Log) -> None:
     ],
 )
 @pytest.mark.parametrize("fingerprint", [False, True])
-def test_a_bad_topic_in_a_row(
+def test_invalid_topic_in_a_row_is_refused(
     cluster: Cluster, topic: str | None, error: type[Exception], message: str, fingerprint: bool
 ) -> None:
     make(cluster)
@@ -169,7 +169,7 @@ def test_a_bad_topic_in_a_row(
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
-def test_small_outputs_are_blobs_and_large_ones_files(cluster: Cluster, log: Log) -> None:
+def test_small_outputs_become_blobs_and_large_ones_files(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, inline_max_bytes=str(10 * KIB), compression_type="none"), plan(cluster)
     batch = rows(["small", "x" * 20 * KIB, "y"], partition=pa.array([0, 1, 2], pa.int32()))
     output = write(this, batch)
@@ -179,7 +179,7 @@ def test_small_outputs_are_blobs_and_large_ones_files(cluster: Cluster, log: Log
     assert by_partition(log, topic) == {0: ["small"], 1: ["x" * 20 * KIB], 2: ["y"]}
 
 
-def test_blobs_of_a_task_have_a_cap(cluster: Cluster, log: Log) -> None:
+def test_blobs_of_a_task_are_limited(cluster: Cluster, log: Log) -> None:
     topic, whole = make(cluster, partitions=20, compression_type="none"), plan(cluster)
     this = replace(whole, inline_bytes_max=10 * KIB)
     values = [f"{p}" * KIB for p in range(20)]
@@ -190,7 +190,7 @@ def test_blobs_of_a_task_have_a_cap(cluster: Cluster, log: Log) -> None:
     assert by_partition(log, topic) == {p: [value] for p, value in enumerate(values)}
 
 
-def test_a_segment_ends_at_segment_bytes(cluster: Cluster, log: Log) -> None:
+def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: Log) -> None:
     configs = {"segment_bytes": str(KIB * KIB), "inline_max_bytes": "0", "compression_type": "none"}
     topic, this = make(cluster, partitions=1, **configs), plan(cluster)
     random = np.random.default_rng(1)
@@ -201,7 +201,7 @@ def test_a_segment_ends_at_segment_bytes(cluster: Cluster, log: Log) -> None:
     assert by_partition(log, topic) == {0: values}
 
 
-def test_everything_of_a_record_is_kept(cluster: Cluster, log: Log) -> None:
+def test_all_fields_of_a_record_are_kept(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, partitions=1), plan(cluster)
     headers = pa.array([[("a", b"1"), ("a", None)], None, []], HEADERS)
     instant = 1_700_000_000_123_456
@@ -243,7 +243,7 @@ def test_everything_of_a_record_is_kept(cluster: Cluster, log: Log) -> None:
         ),
     ],
 )
-def test_a_record_that_the_topic_does_not_take(
+def test_record_against_the_topic_config_is_refused(
     cluster: Cluster, columns: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     make(cluster, max_message_bytes="1000")
@@ -251,17 +251,19 @@ def test_a_record_that_the_topic_does_not_take(
         write(plan(cluster), pa.record_batch(columns))
 
 
-def test_a_compacted_topic_needs_keys(cluster: Cluster) -> None:
+def test_compacted_topic_refuses_null_keys(cluster: Cluster) -> None:
     make(cluster, cleanup_policy="compact")
     with pytest.raises(InvalidRecordError, match="key: null in row 0"):
         write(plan(cluster), rows(["a"]))
 
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
-def test_rows_are_stamped_with_the_time_at_which_they_are_encoded(
+def test_timestamp_of_a_row_is_its_encoding_time(
     cluster: Cluster, log: Log, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with that of the plan: stages before the write may take hours. Another host counts from its task's start."""
+    """The time of the plan would be wrong: stages before the write may take hours. Another host counts from its task's
+    start.
+    """
     make(cluster, partitions=1, message_timestamp_type=kind)
     here = plan(cluster)
     elsewhere = replace(here, boot_id="of another host", boot_ms=-(10**12))
@@ -283,7 +285,7 @@ def test_rows_are_stamped_with_the_time_at_which_they_are_encoded(
     assert stamped_after_ms(elsewhere) == [0, 1]
 
 
-def test_no_rows_are_no_batches(cluster: Cluster, log: Log) -> None:
+def test_no_rows_make_no_batches(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster), plan(cluster)
     output = write(this, rows([]))
     assert (output.batches, output.blobs, output.record_count) == ([], {}, 0)
@@ -291,7 +293,7 @@ def test_no_rows_are_no_batches(cluster: Cluster, log: Log) -> None:
     assert by_partition(log, topic) == {} and files(cluster) == []
 
 
-def test_a_fingerprint_does_not_depend_on_how_rows_came(cluster: Cluster) -> None:
+def test_fingerprint_is_independent_of_input_batches(cluster: Cluster) -> None:
     make(cluster)
     this = plan(cluster, fingerprint=True)
     values = [str(n) for n in range(100)]
@@ -305,7 +307,9 @@ def test_a_fingerprint_does_not_depend_on_how_rows_came(cluster: Cluster) -> Non
 
 
 def watched(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> tuple[int, int, int]:
-    """Write all; the most bytes that waited by the writer's books, and that Arrow held, and files open at once."""
+    """Write all. Returns maxima: buffered bytes by the writer's own count, bytes held by Arrow, files open at the same
+    time.
+    """
     before = pa.total_allocated_bytes()
     waiting = held = opened = 0
     for batch in batches:
@@ -317,7 +321,7 @@ def watched(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> tuple[int,
     return waiting, held, opened
 
 
-def test_memory_is_bounded_over_hundreds_of_partitions(
+def test_memory_is_bounded_for_hundreds_of_partitions(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 128 * KIB
@@ -345,10 +349,10 @@ def test_memory_is_bounded_over_hundreds_of_partitions(
 
 
 @pytest.mark.parametrize("inline", [0, 64 * KIB])
-def test_a_few_rows_that_wait_do_not_hold_on_to_the_batches_they_came_in(
+def test_few_buffered_rows_do_not_keep_their_source_batches(
     cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
-    """One row in a thousand goes to a partition of its own: its slices must not keep whole batches alive."""
+    """One row in a thousand goes to a partition of its own: its slices must not keep whole batches in memory."""
     limit = 2 * KIB * KIB
     monkeypatch.setattr(task_writer, "WAITING_BYTES_MAX", limit)
     configs = {"inline_max_bytes": str(inline), "segment_bytes": str(KIB * KIB)}
@@ -362,7 +366,7 @@ def test_a_few_rows_that_wait_do_not_hold_on_to_the_batches_they_came_in(
     writer = TaskWriter(this, f"{this.write_id}-0", 0)
     waiting, held, _ = watched(writer, batches())
     assert waiting <= limit
-    assert held <= 6 * limit, f"{held} bytes held for {waiting} that wait"  # 100 MB passed through
+    assert held <= 6 * limit, f"{held} bytes held for {waiting} that wait"  # 100 MB were written
     commit(cluster, this, writer.finish())
     found = by_partition(log, topic)
     assert [len(found[0]), [value[:3] for value in found[1]]] == [99_900, [f"{n:03}" for n in range(100)]]
@@ -374,12 +378,12 @@ def test_abort_removes_open_and_finished_files(cluster: Cluster, monkeypatch: py
     this = plan(cluster)
     writer = TaskWriter(this, f"{this.write_id}-0", 0)
     writer.write(rows(["a"] * 5, partition=pa.array(range(5), pa.int32())))
-    assert len(files(cluster)) == 5  # three finished, two in the making
+    assert len(files(cluster)) == 5  # three finished, two unfinished
     writer.abort()
     assert files(cluster) == []
 
 
-def test_a_dropped_job_leaves_nothing(cluster: Cluster, log: Log) -> None:
+def test_aborted_job_leaves_no_files(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, inline_max_bytes="0"), plan(cluster)
     output = write(this, rows(["a", "b"]))
     assert files(cluster)
@@ -387,8 +391,8 @@ def test_a_dropped_job_leaves_nothing(cluster: Cluster, log: Log) -> None:
     assert files(cluster) == [] and by_partition(log, topic) == {}
 
 
-def test_abort_after_the_commit_took_no_harm(cluster: Cluster, log: Log) -> None:
-    """A commit whose answer was lost: Spark calls abort, and the files are in the log."""
+def test_abort_after_the_commit_deletes_nothing(cluster: Cluster, log: Log) -> None:
+    """A commit whose answer was lost: Spark calls abort although the files are in the log."""
     topic, this = make(cluster, partitions=1, inline_max_bytes="0"), plan(cluster)
     output = write(this, rows(["a", "b"]))
     commit(cluster, this, output)
@@ -396,7 +400,7 @@ def test_abort_after_the_commit_took_no_harm(cluster: Cluster, log: Log) -> None
     assert by_partition(log, topic) == {0: ["a", "b"]}
 
 
-def test_two_attempts_of_a_task_do_not_meet(cluster: Cluster, log: Log) -> None:
+def test_two_attempts_of_a_task_use_different_files(cluster: Cluster, log: Log) -> None:
     topic, this = make(cluster, partitions=1, inline_max_bytes="0"), plan(cluster)
     first, second = write(this, rows(["a"]), attempt=0), write(this, rows(["a"]), attempt=1)
     assert len(files(cluster)) == 2
@@ -405,7 +409,7 @@ def test_two_attempts_of_a_task_do_not_meet(cluster: Cluster, log: Log) -> None:
     assert first.batches[0].name != second.batches[0].name
 
 
-def test_a_log_dir_that_is_gone_is_an_error_that_says_so(cluster: Cluster) -> None:
+def test_error_names_the_missing_log_dir(cluster: Cluster) -> None:
     make(cluster, inline_max_bytes="0")
     this = plan(cluster)
     gone = {key: replace(info, uri="file:///nonexistent/log-dir") for key, info in this.log_dirs.items()}
@@ -414,7 +418,7 @@ def test_a_log_dir_that_is_gone_is_an_error_that_says_so(cluster: Cluster) -> No
     assert isinstance(raised.value, StorageUnavailableError) or "LogDirMismatch" in type(raised.value).__name__
 
 
-def test_a_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> None:
+def test_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> None:
     make(cluster)
     this = plan(cluster)
     output = write(this, rows(["a"]))
@@ -429,8 +433,8 @@ def test_a_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> N
 # --- pending --------------------------------------------------------------------------------------------------------
 
 
-def test_writes_of_a_transaction_come_in_its_order(cluster: Cluster, log: Log) -> None:
-    """The later write is done first; the rows of the earlier one come first all the same."""
+def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: Log) -> None:
+    """The later write runs first; the rows of the earlier one still come first."""
     topic = make(cluster, partitions=1, inline_max_bytes="1500", compression_type="none")
     first = init_producer(cluster.store, "t", 60_000)
     ref = TransactionRef(first.producer_id, first.epoch, first.number + 1)
@@ -438,7 +442,7 @@ def test_writes_of_a_transaction_come_in_its_order(cluster: Cluster, log: Log) -
         this = plan(cluster)
         outputs = [write(this, rows([f"{order}/{task} " + "x" * 2_000 * task]), attempt=task) for task in range(2)]
         register_write(str(cluster.store.address), outputs, this.write_id, PendingWrite(ref, order))
-        abort_write(str(cluster.store.address), outputs, this.write_id)  # after an answer that was lost
+        abort_write(str(cluster.store.address), outputs, this.write_id)  # as after a lost answer
     assert by_partition(log, topic) == {}
     assert len(files(cluster)) == 2
     stored = cluster.store.read(lambda connection: read_pending(connection, ref.producer_id))

@@ -1,4 +1,4 @@
-"""Which errors lose their traceback, and where."""
+"""The errors whose traceback is hidden, and the processes in which it is."""
 
 import os
 import subprocess
@@ -25,20 +25,20 @@ class Reader:
 
 @pytest.mark.parametrize("process", ["pyspark.daemon", "pytest"])
 @pytest.mark.parametrize("error", [InvalidOptionError("wrong"), KeyError("a defect")])
-def test_only_errors_of_ours_in_processes_of_spark(
+def test_only_our_errors_in_processes_of_spark_hide_the_traceback(
     monkeypatch: pytest.MonkeyPatch, process: str, error: Exception
 ) -> None:
     hidden = "1" if process.startswith("pyspark") and isinstance(error, InvalidOptionError) else None
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=process))
     for call in (lambda: Reader().plan(error), lambda: list(Reader().read(error))):
-        monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")  # so that it is restored
+        monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")  # registers the variable, so that its value is restored
         monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
         with pytest.raises(type(error)):
             call()
         assert os.environ.get("SPARK_HIDE_TRACEBACK") == hidden
 
 
-def test_a_process_whose_rows_spark_no_longer_wants_ends_without_a_word() -> None:
+def test_process_ends_silently_when_spark_needs_no_more_rows() -> None:
     """As in pyspark.worker when Spark has closed the socket (LIMIT): the iterator is closed while the write fails."""
     program = """
 import sys

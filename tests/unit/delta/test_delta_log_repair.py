@@ -1,4 +1,4 @@
-"""What is done to a Delta log of which some files are torn."""
+"""The repair of a Delta log with torn files."""
 
 import errno
 import json
@@ -23,28 +23,28 @@ def files(*names, torn=()):
     return {name: name not in torn for name in names}
 
 
-def test_a_whole_log_is_left_alone():
+def test_intact_log_is_not_changed():
     assert not plan_repair(files(commit(0), commit(1), checkpoint(1), "_last_checkpoint"))
 
 
-def test_a_torn_commit_becomes_an_empty_one_without_its_checksums():
+def test_torn_commit_becomes_empty_and_loses_its_checksums():
     names = [commit(0), commit(1), f".{commit(1)}.crc", f"{1:020d}.crc", commit(2), f".{commit(2)}.crc"]
     deleted = (f".{commit(1)}.crc", f"{1:020d}.crc")
     assert plan_repair(files(*names, torn=[commit(1)])) == Repair(deleted, (commit(1),))
 
 
-def test_a_torn_checkpoint_goes_with_the_hint_that_names_it():
+def test_torn_checkpoint_is_deleted_with_its_hint():
     names = [commit(0), commit(1), checkpoint(1), "_last_checkpoint", commit(2)]
     assert plan_repair(files(*names, torn=[checkpoint(1)])) == Repair(("_last_checkpoint", checkpoint(1)))
 
 
-def test_a_hint_that_names_no_checkpoint_is_deleted():
+def test_hint_without_its_checkpoint_is_deleted():
     names = [commit(0), commit(1), "_last_checkpoint", "._last_checkpoint.crc"]
     plan = plan_repair(files(*names, torn=["_last_checkpoint"]))
     assert plan == Repair(("._last_checkpoint.crc", "_last_checkpoint"))
 
 
-def test_a_torn_commit_below_a_checkpoint_is_left_alone():
+def test_torn_commit_below_a_checkpoint_is_not_changed():
     names = [commit(0), commit(1), checkpoint(1), commit(2)]
     assert plan_repair(files(*names, torn=[commit(0), commit(2)])) == Repair(empty=(commit(2),))
 
@@ -59,7 +59,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("names", "torn"), UNREADABLE)
-def test_what_cannot_be_made_readable_is_deleted_what_is_torn_last(names, torn):
+def test_unreadable_log_is_deleted_with_torn_files_last(names, torn):
     plan = plan_repair(files(*names, torn=torn))
     assert set(plan.delete) == set(names)
     assert not plan.empty
@@ -67,7 +67,7 @@ def test_what_cannot_be_made_readable_is_deleted_what_is_torn_last(names, torn):
 
 
 @pytest.mark.parametrize(("names", "torn"), UNREADABLE)
-def test_a_deletion_that_is_cut_short_is_gone_on_with(names, torn):
+def test_interrupted_deletion_is_continued(names, torn):
     done = plan_repair(files(*names, torn=torn)).delete
     for step in range(1, len(done)):
         left = [name for name in names if name not in done[:step]]
@@ -92,7 +92,7 @@ ACTIONS = b'{"protocol":{}}\n{"metaData":{}}\n{"add":{}}\n'
         (f".{commit(1)}.crc", b"", True),
     ],
 )
-def test_a_file_is_judged_by_its_bytes(name, content, whole):
+def test_torn_file_is_detected_by_its_bytes(name, content, whole):
     assert is_whole(name, content, [commit(0), commit(1), checkpoint(1)]) == whole
 
 
@@ -102,7 +102,7 @@ def parquet():
     return sink.getvalue().to_pybytes()
 
 
-def test_a_checkpoint_is_torn_if_its_bytes_are_bad():
+def test_checkpoint_with_bad_bytes_is_torn():
     content = parquet()
     assert is_whole(checkpoint(1), content, [])
     for torn in (b"", bytes(len(content)), content[:-100], bytes(500) + content[500:]):
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_torn_if_its_bytes_are_bad():
 
 
 @pytest.mark.parametrize("error", [pa.ArrowMemoryError("no memory"), OSError(errno.EIO, "Input/output error")])
-def test_a_checkpoint_is_not_torn_because_reading_it_failed(error, monkeypatch):
+def test_checkpoint_that_cannot_be_read_is_not_torn(error, monkeypatch):
     def fail(_):
         raise error
 

@@ -14,7 +14,7 @@ def file(path):
 
 
 @given(paths, paths)
-def test_applied_to_the_table_it_makes_the_active_files_the_wanted_ones(wanted, active):
+def test_difference_changes_the_active_files_to_the_wanted_ones(wanted, active):
     found = difference({path: file(path) for path in wanted}, active)
     added = [entry.path for entry in found.add]
     assert (active - set(found.remove)) | set(added) == wanted
@@ -24,7 +24,7 @@ def test_applied_to_the_table_it_makes_the_active_files_the_wanted_ones(wanted, 
     assert bool(found) == (wanted != active)
 
 
-def test_a_table_that_is_right_stays_as_it_is():
+def test_correct_table_has_no_difference():
     wanted = {"a": file("a")}
     assert not difference(wanted, ["a"])
     assert not difference({}, [])

@@ -1,4 +1,4 @@
-"""The keys of an erase, from text and files; errors never repeat one."""
+"""The keys of an erase, from text and files; errors never repeat a key."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ from spark_log.erase.erase_keys import keys_of
 from spark_log.errors import InvalidOptionError
 
 
-def test_keys_given_and_in_a_file(tmp_path, monkeypatch):
+def test_keys_come_from_arguments_and_a_file(tmp_path, monkeypatch):
     file = tmp_path / "keys"
     file.write_bytes("\ufeffa\r\nb c \n\nä\n".encode())
     assert keys_of(["x", ""], str(file), encoded=False).to_pylist() == [b"x", b"", b"a", b"b c ", "ä".encode()]
@@ -30,7 +30,7 @@ def test_keys_given_and_in_a_file(tmp_path, monkeypatch):
         (["secret\udcff"], b"", False, "key: not UTF-8"),
     ],
 )
-def test_what_is_no_key_is_told_without_it(tmp_path, given, content, encoded, message):
+def test_error_for_an_invalid_key_does_not_repeat_it(tmp_path, given, content, encoded, message):
     file = tmp_path / "keys"
     file.write_bytes(content)
     with pytest.raises(InvalidOptionError, match=message) as raised:
@@ -38,6 +38,6 @@ def test_what_is_no_key_is_told_without_it(tmp_path, given, content, encoded, me
     assert "secret" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_of_keys_is_refused(tmp_path):
     with pytest.raises(InvalidOptionError, match=r"keys file .*No such file"):
         keys_of([], str(tmp_path / "none"), encoded=False)

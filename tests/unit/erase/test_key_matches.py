@@ -1,4 +1,4 @@
-"""Which records an erase takes: the rule against plain Python."""
+"""The records that an erase deletes: the rule against plain Python."""
 
 import pyarrow as pa
 from hypothesis import given
@@ -14,9 +14,9 @@ KEYS = st.sampled_from([b"a", b"ab", b"", b"\0", None])
 @given(
     st.lists(st.tuples(KEYS, st.integers(1, 3))), st.sets(KEYS.filter(lambda key: key is not None)), st.integers(0, 30)
 )
-def test_the_rule(rows, erased, end):
+def test_records_of_the_keys_below_the_end_are_erased(rows, erased, end):
     offsets, at = [], 0
-    for _, step in rows:  # gaps, as compaction leaves them
+    for _, step in rows:  # gaps, as after compaction
         at += step
         offsets.append(at)
     keys = [key for key, _ in rows]

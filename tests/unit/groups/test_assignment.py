@@ -1,4 +1,4 @@
-"""kafka-python's assignors and custom ones, asked through our own view of a group."""
+"""kafka-python's assignors and custom ones, called with our own description of a group."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ KNOWN = known_assignors()
 
 
 class Custom(AbstractPartitionAssignor):
-    """Answers what it is told to."""
+    """Returns a prepared answer."""
 
     name = "custom"
 
@@ -46,7 +46,7 @@ class Custom(AbstractPartitionAssignor):
 
 
 def gives(**partitions):
-    """An answer with (topic, numbers) pairs by member."""
+    """A prepared answer with (topic, numbers) pairs by member."""
     return lambda _cluster, _members: {m: ConsumerProtocolAssignment(0, pairs, b"") for m, pairs in partitions.items()}
 
 
@@ -65,7 +65,7 @@ def numbers(assignment):
     static=st.sets(st.integers(0, 5)),
     prior=st.randoms(use_true_random=False),
 )
-def test_every_partition_that_is_subscribed_goes_to_one_subscriber(name, counts, subscriptions, static, prior):
+def test_every_subscribed_partition_is_assigned_to_one_subscriber(name, counts, subscriptions, static, prior):
     everything = [TopicPartition(topic, n) for topic, count in counts.items() for n in range(count + 1)]
     owner = {p: prior.randrange(len(subscriptions) + 1) for p in everything}
     candidates = [
@@ -83,14 +83,14 @@ def test_every_partition_that_is_subscribed_goes_to_one_subscriber(name, counts,
     assert sorted(p for partitions in result.values() for p in partitions) == sorted(wanted)
 
 
-def test_the_names_mean_what_they_mean_in_kafka():
+def test_named_assignors_assign_as_in_kafka():
     assert numbers(assign(KNOWN["range"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 1, 2], "b": [3, 4]}
     assert numbers(assign(KNOWN["roundrobin"], members("a", "b"), {"t": 5}, 0)) == {"a": [0, 2, 4], "b": [1, 3]}
     assert numbers(assign(KNOWN["range"], members("a", "b", "c"), {"t": 2}, 0)) == {"a": [0], "b": [1], "c": []}
 
 
 @pytest.mark.parametrize("name", ["sticky", "cooperative-sticky"])
-def test_sticky_moves_only_what_it_must_and_answers_what_is_final(name):
+def test_sticky_assignors_move_few_partitions_and_return_the_final_assignment(name):
     before = [
         Candidate("a", frozenset("t"), owned=frozenset(TopicPartition("t", n) for n in range(6))),
         Candidate("b", frozenset("t")),
@@ -100,7 +100,7 @@ def test_sticky_moves_only_what_it_must_and_answers_what_is_final(name):
     assert sorted(after["a"] + after["b"]) == list(range(6))
 
 
-def test_static_members_keep_their_places_among_the_others():
+def test_static_members_come_first_in_the_order():
     candidates = [
         Candidate("z", frozenset("t"), "one"),
         Candidate("a", frozenset("t")),
@@ -109,7 +109,7 @@ def test_static_members_keep_their_places_among_the_others():
     assert numbers(assign(KNOWN["range"], candidates, {"t": 3}, 0)) == {"z": [0], "b": [1], "a": [2]}
 
 
-def test_a_custom_assignor_sees_what_kafkas_would():
+def test_custom_assignor_gets_the_arguments_of_kafka():
     custom = Custom(gives(a=[("t", [0, 1])]))
     owned = frozenset({TopicPartition("t", 1)})
     candidates = [Candidate("a", frozenset("t"), "one", owned, b"data"), Candidate("b", frozenset())]
@@ -149,19 +149,19 @@ def raises(_cluster, _members):
         (gives(ghost=[]), "ghost partitions, but it is not a member"),
     ],
 )
-def test_an_answer_that_is_no_assignment_is_refused_by_name(answer, message):
+def test_invalid_answer_is_refused_with_the_name_of_the_assignor(answer, message):
     with pytest.raises(AssignorFailedError, match=message):
         assign(Custom(answer), members("a", "b"), {"t": 2, "w": 1}, 0)
 
 
-def test_a_custom_assignor_may_leave_partitions_to_nobody():
+def test_custom_assignor_may_leave_partitions_unassigned():
     owned = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
     for protocols in ((0,), (1,)):
         result = assign(Custom(gives(a=[("t", [0])]), protocols), members("a", owned=owned), {"t": 2}, 0)
         assert numbers(result) == {"a": [0]}
 
 
-def test_classes_instances_names_and_paths():
+def test_assignors_are_resolved_from_classes_instances_names_and_paths():
     custom = Custom()
     resolved = resolve_assignors((RangePartitionAssignor, custom, "sticky", f"{__name__}.Other"))
     assert list(resolved) == ["range", "custom", "sticky", "other"]
@@ -176,7 +176,7 @@ class Other(Custom):
 @pytest.mark.parametrize(
     "bad", [["no.such.Thing"], ["nonsense"], ["os.path.nothing"], [int], [], ["range", "range"], [""]]
 )
-def test_what_is_no_assignor_is_named(bad):
+def test_invalid_assignors_are_refused(bad):
     with pytest.raises(InvalidConfigurationError, match="assignors"):
         resolve_assignors(bad)
 
@@ -190,10 +190,10 @@ def test_what_is_no_assignor_is_named(bad):
         ([["range", "sticky"], ["sticky", "range"], ["sticky", "range"]], "sticky"),
     ],
 )
-def test_the_assignor_of_a_group_is_one_that_all_support(lists, chosen):
+def test_assignor_of_a_group_is_supported_by_all_members(lists, chosen):
     assert choose_assignor(lists) == chosen
 
 
-def test_nothing_in_common():
+def test_members_without_a_common_assignor_are_refused():
     with pytest.raises(InconsistentGroupProtocolError, match="range / sticky"):
         choose_assignor([["range"], ["sticky"]])

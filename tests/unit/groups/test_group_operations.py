@@ -1,4 +1,4 @@
-"""Where a reset comes to, what a commit may say, and what groups and members may be called."""
+"""The new offset of a reset, the values of a commit, and the names of groups and members."""
 
 import pytest
 from hypothesis import given
@@ -40,17 +40,17 @@ SETTINGS = ClusterSettings()
         (Exactly(2**63 - 1), None, None, 20),
     ],
 )
-def test_where_a_reset_comes_to(to, committed, at_time, offset):
+def test_reset_offset_is_clamped_to_the_log(to, committed, at_time, offset):
     assert reset_offset(to, LIMITS, committed, at_time) == offset
 
 
 @pytest.mark.parametrize("to", [ShiftBy(1), Exactly(-1), Exactly(True), Exactly(2**63), Exactly("3")])
-def test_a_reset_to_nowhere(to):
+def test_invalid_reset_is_refused(to):
     with pytest.raises(IllegalArgumentError):
         reset_offset(to, LIMITS, None, None)
 
 
-def test_commits_are_numbers_or_kafka_pythons_structs():
+def test_commits_accept_numbers_and_structs_of_kafka_python():
     t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
     given_ = {t0: 5, t1: OffsetAndMetadata(6, "m", 2)}
     assert check_commits(given_, SETTINGS, "all") == {t0: Commit(5, "all", -1), t1: Commit(6, "m", 2)}
@@ -60,12 +60,12 @@ def test_commits_are_numbers_or_kafka_pythons_structs():
 @given(
     st.one_of(st.integers(max_value=-1), st.integers(min_value=2**63), st.booleans(), st.floats(), st.text(), st.none())
 )
-def test_an_offset_that_is_none_is_refused_by_name(offset):
+def test_invalid_offset_is_refused_with_its_partition(offset):
     with pytest.raises(IllegalArgumentError, match="t-3"):
         check_commits({TopicPartition("t", 3): offset}, SETTINGS)
 
 
-def test_the_text_of_a_commit_is_measured_in_bytes():
+def test_metadata_of_a_commit_is_limited_in_bytes():
     here = TopicPartition("t", 0)
     check_commits({here: OffsetAndMetadata(1, "x" * 4096, -1)}, SETTINGS)
     with pytest.raises(OffsetMetadataTooLargeError, match=r"4098 bytes.*4096"):
@@ -76,14 +76,14 @@ def test_the_text_of_a_commit_is_measured_in_bytes():
 
 
 @pytest.mark.parametrize("bad", ["", None, 5, "g" * 250, "a\0b", "\ud800"])
-def test_group_ids(bad):
+def test_invalid_group_ids_are_refused(bad):
     assert check_group_id("any thing ☕") == "any thing ☕"
     with pytest.raises(InvalidGroupIdError, match="group_id"):
         check_group_id(bad)
 
 
 @pytest.mark.parametrize("bad", ["", 5, "a b", "i" * 250, ".."])
-def test_instance_ids(bad):
+def test_invalid_instance_ids_are_refused(bad):
     check_instance_id(None)
     check_instance_id("one.two-3")
     with pytest.raises(InvalidConfigurationError, match="group_instance_id"):
@@ -91,7 +91,7 @@ def test_instance_ids(bad):
 
 
 @pytest.mark.parametrize("bad", [99, 30 * 60 * 1000 + 1, True, "6000", None, 6000.0])
-def test_session_timeouts(bad):
+def test_session_timeouts_outside_the_limits_are_refused(bad):
     check_session_timeout(100, SETTINGS)
     check_session_timeout(30 * 60 * 1000, SETTINGS)
     with pytest.raises(InvalidSessionTimeoutError, match="session_timeout_ms"):

@@ -1,4 +1,6 @@
-"""The rules of membership, against clients that hold, let go, go silent, lose answers and come late."""
+"""The rules of membership, against clients that keep or revoke partitions, miss responses, and send late or no
+heartbeats.
+"""
 
 import contextlib
 import itertools
@@ -35,14 +37,14 @@ def some(*partitions):
     return frozenset(partitions)
 
 
-def test_a_member_gets_what_nobody_else_was_given():
+def test_member_gets_partitions_without_another_owner():
     beat = decide_heartbeat(Group(2, 2), Member(T, target=some(P0, P1)), HeartbeatRequest(1, T, some()), taken=[P1])
     assert beat.assignment.partitions == beat.member.assigned == some(P0)
     assert not beat.assignment.complete
     assert beat.member.generation == beat.assignment.generation == 2
 
 
-def test_what_left_the_target_is_given_up_by_the_member_not_taken_from_it():
+def test_partition_outside_the_target_stays_assigned_until_the_member_revokes_it():
     member = Member(T, target=some(P1), assigned=some(P0, P1), generation=1)
     told = decide_heartbeat(Group(2, 2), member, HeartbeatRequest(1, T, some(P0, P1)), taken=[])
     assert told.assignment.partitions == some(P1)
@@ -53,7 +55,7 @@ def test_what_left_the_target_is_given_up_by_the_member_not_taken_from_it():
     assert done.assignment.complete
 
 
-def test_nothing_is_given_while_targets_are_stale():
+def test_stale_targets_assign_no_partition():
     member = Member(T, target=some(P0, P1), assigned=some(P0))
     beat = decide_heartbeat(Group(3, 2), member, HeartbeatRequest(1, T, some(P0)), taken=[])
     assert beat.assignment.partitions == some(P0)
@@ -61,7 +63,7 @@ def test_nothing_is_given_while_targets_are_stale():
     assert beat.assignment.generation == 2
 
 
-def test_another_subscription_is_a_new_generation_and_its_old_topics_are_given_up():
+def test_new_subscription_starts_a_generation_and_revokes_old_topics():
     member = Member(T, target=some(P0), assigned=some(P0))
     beat = decide_heartbeat(Group(2, 2), member, HeartbeatRequest(1, frozenset({"u"}), some(P0)), taken=[])
     assert beat.group == Group(3, 2)
@@ -69,12 +71,12 @@ def test_another_subscription_is_a_new_generation_and_its_old_topics_are_given_u
     assert beat.member.assigned == some(P0)
 
 
-def test_a_heartbeat_after_a_later_one_is_refused():
+def test_heartbeat_after_a_later_one_is_refused():
     with pytest.raises(IllegalGenerationError, match="too late"):
         decide_heartbeat(Group(1, 1), Member(T, beat=4), HeartbeatRequest(4, T, some()), taken=[])
 
 
-def test_an_answer_that_was_missed_is_given_again_and_what_was_sent_before_it_comes_too_late():
+def test_missed_response_is_repeated_and_its_heartbeat_is_written():
     group, member = Group(1, 1), Member(T, target=some(P0), assigned=some(P0), generation=1, beat=3)
     missed, knows = HeartbeatRequest(5, T, some()), HeartbeatRequest(5, T, some(P0))
     assert not is_unchanged(group, member, missed, decide_heartbeat(group, member, missed, []))
@@ -82,14 +84,14 @@ def test_an_answer_that_was_missed_is_given_again_and_what_was_sent_before_it_co
     assert is_unchanged(group, member, knows, decide_heartbeat(group, member, knows, []))
 
 
-def test_a_claim_to_what_was_not_given_is_not_confirmed():
+def test_claim_to_an_unassigned_partition_is_not_confirmed():
     beat = decide_heartbeat(
         Group(1, 1), Member(T, target=some(P0), assigned=some(P0)), HeartbeatRequest(1, T, some(P0, P2)), taken=[]
     )
     assert beat.assignment.partitions == beat.member.assigned == some(P0)
 
 
-def test_a_static_member_that_returns_changes_nothing_unless_it_subscribes_to_something_else():
+def test_returning_static_member_keeps_the_generation_unless_its_subscription_changed():
     old = Member(T, target=some(P0), assigned=some(P0), generation=5, beat=9)
     assert take_over(Group(5, 5), old, T, same_assignors=True) == (Group(5, 5), Member(T, old.target, old.assigned, 5))
     assert take_over(Group(5, 5), old, frozenset({"u"}), same_assignors=True)[0] == Group(6, 5)
@@ -99,20 +101,20 @@ def test_a_static_member_that_returns_changes_nothing_unless_it_subscribes_to_so
     )
 
 
-def test_the_last_one_to_go_leaves_nothing_to_compute():
+def test_departure_of_the_last_member_leaves_no_stale_target():
     assert depart(Group(5, 5), left=0) == Group(6, 6)
     assert depart(Group(5, 5), left=1) == Group(6, 5)
 
 
 @pytest.mark.parametrize("now", [{}, {"t": TopicFacts(1, 3)}, {"t": TopicFacts(2, 2)}])
-def test_a_topic_that_went_grew_or_was_made_anew_is_a_change(now):
+def test_deleted_enlarged_or_recreated_topic_starts_a_generation(now):
     assumed = {"t": TopicFacts(1, 2)}
     assert notice_topics(Group(4, 4), assumed, now, T) == Group(5, 4)
     assert notice_topics(Group(4, 4), assumed, assumed, T) == Group(4, 4)
     assert notice_topics(Group(4, 3), assumed, now, T) == Group(4, 3), "stale already"
 
 
-def test_who_may_commit():
+def test_only_a_live_member_of_the_current_generation_may_commit():
     check_commit("g", 3, 3, {})
     with pytest.raises(IllegalGenerationError, match="generation 2"):
         check_commit("g", 3, 2, {})
@@ -127,7 +129,7 @@ def test_who_may_commit():
 
 @dataclass
 class Client:
-    """A consumer: `held` is what it may be reading at this moment."""
+    """A consumer: `held` are the partitions that it may be reading at this moment."""
 
     name: str
     instance: str | None
@@ -154,12 +156,12 @@ class Consumers(RuleBasedStateMachine):
         for instance, topics in ((None, T), ("i", T), (None, frozenset("tu"))):
             self.a_consumer_joins(instance, topics)
             self.write(self.compute(random.Random(1)))
-            self.everybody_has_a_heartbeat()
+            self.all_clients_send_a_heartbeat()
 
-    # what the shells do
+    # the transactions around the rules
 
     def deliver(self, client, request):
-        """A heartbeat arrives; its answer, or an error."""
+        """A heartbeat arrives. Returns its response, or raises."""
         member = self.members.get(client.name)
         check_member("g", client.name, live=member is not None, fenced=False)
         kept = request.topics & member.topics
@@ -179,7 +181,7 @@ class Consumers(RuleBasedStateMachine):
         self.group = depart(self.group, left=len(self.members))
 
     def compute(self, chance):
-        """A snapshot, and some complete assignment for it."""
+        """Read a snapshot, and compute a random complete assignment for it."""
         target = {name: set() for name in self.members}
         for topic, facts in self.facts.items():
             able = sorted(name for name, member in self.members.items() if topic in member.topics)
@@ -199,7 +201,7 @@ class Consumers(RuleBasedStateMachine):
         client.allowed, client.generation = assignment.partitions, assignment.generation
         client.held |= assignment.partitions
 
-    # what happens
+    # events
 
     @precondition(lambda self: len(self.clients) < 5)
     @rule(
@@ -213,7 +215,7 @@ class Consumers(RuleBasedStateMachine):
         else:
             self.group, member = join(self.group, topics)
         if old is not None:
-            del self.clients[old.name]  # fenced: it reads on until it hears of it, and may not commit
+            del self.clients[old.name]  # fenced: it continues to read until its next heartbeat, and may not commit
         self.members[client.name] = member
         self.clients[client.name] = client
 
@@ -224,7 +226,7 @@ class Consumers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule()
-    def everybody_has_a_heartbeat(self):
+    def all_clients_send_a_heartbeat(self):
         for client in list(self.clients.values()):
             self.beat(client, lost=False)
 
@@ -243,7 +245,7 @@ class Consumers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
-    def a_heartbeat_that_is_held_up(self, data):
+    def a_heartbeat_is_delayed(self, data):
         client = self.any_client(data)
         self.on_the_way.append((client, self.request(client)))
 
@@ -251,18 +253,18 @@ class Consumers(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_heartbeat_arrives_late(self, data):
         client, request = self.on_the_way.pop(data.draw(st.integers(0, len(self.on_the_way) - 1)))
-        with contextlib.suppress(UnknownMemberIdError, IllegalGenerationError):  # nobody waits for its answer
+        with contextlib.suppress(UnknownMemberIdError, IllegalGenerationError):  # its response is not received
             self.deliver(client, request)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
-    def a_consumer_lets_go(self, data):
+    def a_consumer_revokes(self, data):
         client = self.any_client(data)
         client.held &= client.allowed
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), topics=st.sampled_from([T, frozenset("tu"), frozenset("u"), frozenset()]))
-    def a_consumer_subscribes_to_something_else(self, data, topics):
+    def a_consumer_changes_its_subscription(self, data, topics):
         self.any_client(data).topics = topics
 
     @precondition(lambda self: self.members)
@@ -280,21 +282,21 @@ class Consumers(RuleBasedStateMachine):
 
     @precondition(lambda self: "u" in self.facts)
     @rule()
-    def a_topic_goes(self):
+    def a_topic_is_deleted(self):
         del self.facts["u"]
 
     @rule(chance=st.randoms(use_true_random=False))
-    def somebody_begins_to_compute_a_target(self, chance):
+    def a_target_computation_begins(self, chance):
         self.computing.append(self.compute(chance))
 
     @precondition(lambda self: self.group.stale)
     @rule(chance=st.randoms(use_true_random=False))
-    def somebody_computes_a_target_at_once(self, chance):
+    def a_target_is_computed_and_written_at_once(self, chance):
         self.write(self.compute(chance))
 
     @precondition(lambda self: self.computing)
     @rule(data=st.data())
-    def somebody_writes_a_target(self, data):
+    def a_computed_target_is_written(self, data):
         self.write(self.computing.pop(data.draw(st.integers(0, len(self.computing) - 1))))
 
     @precondition(lambda self: self.clients)
@@ -323,7 +325,7 @@ class Consumers(RuleBasedStateMachine):
     def any_client(self, data):
         return self.clients[data.draw(st.sampled_from(sorted(self.clients)))]
 
-    # what must hold
+    # invariants
 
     @invariant()
     def a_partition_has_one_owner_at_most(self):
@@ -333,7 +335,7 @@ class Consumers(RuleBasedStateMachine):
         assert len(assigned) == len(set(assigned))
 
     @invariant()
-    def the_store_knows_all_that_is_held(self):
+    def held_partitions_are_assigned_in_the_store(self):
         for client in self.clients.values():
             if client.name in self.members:
                 assert client.held <= self.members[client.name].assigned
@@ -346,7 +348,7 @@ class Consumers(RuleBasedStateMachine):
         self.seen = self.group
 
     def teardown(self):
-        """Left alone, the group comes to rest: everything that is subscribed is owned by somebody."""
+        """Without further events the group becomes stable: every subscribed partition has an owner."""
         if not hasattr(self, "group"):
             return
         for _ in range(12):

@@ -1,4 +1,4 @@
-"""Which records go and when: the rules of compaction, one by one."""
+"""The rules of compaction: the records that are dropped, and the time at which they are."""
 
 from dataclasses import replace
 
@@ -37,15 +37,15 @@ LOG = [segment(0, 10, at_ms=100), segment(10, 20, at_ms=900), segment(20, 30, at
     ("log_start", "first_dirty", "lag_ms", "expected"),
     [
         (0, 0, 0, [10, 20, 30]),
-        (10, 10, 0, [20, 30]),  # retention's
+        (10, 10, 0, [20, 30]),  # left to retention
         (9, 9, 0, [10, 20, 30]),
-        (0, 0, 200, [10]),  # nothing behind what is too young, whatever its age
+        (0, 0, 200, [10]),  # no segment after one that is too young, whatever its age
         (0, 0, 100, [10, 20, 30]),  # exactly old enough
-        (0, 20, 200, [10, 20, 30]),  # what is clean has no age
+        (0, 20, 200, [10, 20, 30]),  # the age of clean segments does not matter
         (0, 15, 200, [10]),  # merged across the first dirty offset
     ],
 )
-def test_what_a_pass_may_be_over(log_start, first_dirty, lag_ms, expected):
+def test_segments_that_a_pass_may_cover(log_start, first_dirty, lag_ms, expected):
     assert ends(cleanable(LOG, log_start, first_dirty, 1000, lag_ms)) == expected
 
 
@@ -57,28 +57,29 @@ NEVER = TopicConfig(min_cleanable_dirty_ratio=1.0)
     [
         ([], [], TopicConfig(), False),
         (LOG, [], TopicConfig(), True),
-        (LOG, [], NEVER, True),  # all of it is new
-        (LOG, [Pass(10, 0, 0)], TopicConfig(), True),  # two thirds are
+        (LOG, [], NEVER, True),  # all of it is dirty
+        (LOG, [Pass(10, 0, 0)], TopicConfig(), True),  # two thirds are dirty
         (LOG, [Pass(20, 0, 0)], TopicConfig(), False),
         (LOG, [Pass(20, 0, 0)], TopicConfig(min_cleanable_dirty_ratio=0.33), True),
-        (LOG, [Pass(15, 0, 0)], TopicConfig(), True),  # of a segment that was merged across, its share
+        # for a segment that was merged across the first dirty offset, its share counts
+        (LOG, [Pass(15, 0, 0)], TopicConfig(), True),
         (LOG, [Pass(16, 0, 0)], TopicConfig(), False),
-        (LOG, [Pass(30, 0, 0)], TopicConfig(min_cleanable_dirty_ratio=0.0), False),  # nothing is new
-        (LOG, [Pass(20, 0, 0)], replace(NEVER, max_compaction_lag_ms=799), True),  # the record of 200 is older
+        (LOG, [Pass(30, 0, 0)], TopicConfig(min_cleanable_dirty_ratio=0.0), False),  # nothing is dirty
+        (LOG, [Pass(20, 0, 0)], replace(NEVER, max_compaction_lag_ms=799), True),  # the record of time 200 is older
         (LOG, [Pass(20, 0, 0)], replace(NEVER, max_compaction_lag_ms=800), False),
-        (LOG, [Pass(30, 0, 0)], replace(NEVER, max_compaction_lag_ms=1), False),  # only what is new has an age
+        (LOG, [Pass(30, 0, 0)], replace(NEVER, max_compaction_lag_ms=1), False),  # only the age of dirty records counts
         ([segment(0, 9, records=0, at_ms=-1)], [Pass(5, 0, 0)], replace(NEVER, max_compaction_lag_ms=1), False),
-        (LOG, [Pass(30, 400, 3)], TopicConfig(delete_retention_ms=600), True),  # tombstones wait no longer
+        (LOG, [Pass(30, 400, 3)], TopicConfig(delete_retention_ms=600), True),  # tombstones have expired
         (LOG, [Pass(30, 401, 3)], TopicConfig(delete_retention_ms=600), False),
         (LOG, [Pass(30, 400, 0)], TopicConfig(delete_retention_ms=600), False),
     ],
 )
-def test_when_a_pass_is_due(found, passes, config, due):
+def test_pass_is_due_by_dirty_ratio_lag_or_tombstones(found, passes, config, due):
     assert is_due(found, first_dirty_offset(passes), passes, 1000, config) is due
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=30), st.integers(0, 70))
-def test_the_last_of_each_key_stays_but_for_expired_tombstones(records, horizon):
+def test_last_record_of_each_key_stays_except_expired_tombstones(records, horizon):
     offsets = np.arange(len(records), dtype=np.int64) * 2  # with gaps
     last = {key: offset for offset, (key, _) in zip(offsets.tolist(), records, strict=True)}
     expected = [
@@ -86,14 +87,14 @@ def test_the_last_of_each_key_stays_but_for_expired_tombstones(records, horizon)
         for offset, (key, tombstone) in zip(offsets.tolist(), records, strict=True)
     ]
     tombstones = np.array([tombstone for _, tombstone in records], bool)
-    others = [1, 3, 1_000]  # of other units
+    others = [1, 3, 1_000]  # offsets of other units
     kept = is_last(offsets, np.array(sorted([*last.values(), *others]), np.int64))
     assert (kept & ~has_expired(offsets, tombstones, horizon)).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 400)), min_size=1, max_size=120))
-def test_few_passes_are_remembered_and_tombstones_wait_hardly_longer(steps):
-    """Against all passes remembered: never sooner, a sixteenth of delete.retention.ms later at most."""
+def test_few_passes_are_kept_and_tombstones_wait_little_longer(steps):
+    """Compared with keeping all passes: never sooner, and at most a sixteenth of delete.retention.ms later."""
     retention_ms = 1_600
     remembered, everything, now_ms, end = [], [], 0, 0
     for offsets, passed_ms in steps:
@@ -110,13 +111,13 @@ def test_few_passes_are_remembered_and_tombstones_wait_hardly_longer(steps):
             assert horizon >= tombstone_horizon(everything, then - 100, retention_ms)
 
 
-def test_a_pass_over_no_more_than_the_last_one_counts_anew_and_keeps_its_time():
+def test_pass_with_the_same_end_replaces_the_count_and_keeps_the_time():
     first = remember([], Pass(10, 1_000, 5), 500)
     assert remember(first, Pass(10, 1_200, 2), 500) == [Pass(10, 1_000, 2)]
     assert remember(first, Pass(8, 1_200, 2), 500) == [Pass(10, 1_000, 2)]
 
 
-def test_a_clock_that_is_set_back_makes_tombstones_wait_longer():
+def test_clock_set_back_makes_tombstones_wait_longer():
     passes = remember(remember([], Pass(10, 5_000, 1), 500), Pass(20, 1_000, 1), 500)
     assert tombstone_horizon(passes, 1_400, 500) == 0
-    assert tombstone_horizon(passes, 1_500, 500) == 20  # whatever was below it was clean then
+    assert tombstone_horizon(passes, 1_500, 500) == 20  # everything below it was clean then

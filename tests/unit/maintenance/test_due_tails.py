@@ -1,4 +1,4 @@
-"""Which inline tails are sealed."""
+"""The inline tails that are due to be sealed."""
 
 import pytest
 
@@ -27,19 +27,19 @@ def partitions(tails, ahead_ms=0, **configs):
         (-1, 3_600_000, False),
     ],
 )
-def test_the_lag_less_a_tenth_for_publication(lag_ms, age_ms, due):
+def test_tail_is_due_after_nine_tenths_of_the_lag(lag_ms, age_ms, due):
     assert partitions([tail(0, age_ms)], delta_max_lag_ms=lag_ms) == [0] * due
 
 
-def test_the_next_look_counts():
+def test_time_until_the_next_check_counts():
     assert partitions([tail(0, 53_500)], ahead_ms=499) == []
     assert partitions([tail(0, 53_500)], ahead_ms=500) == [0]
 
 
-def test_the_oldest_takes_the_others_with_it():
+def test_all_tails_are_due_with_the_oldest():
     assert partitions([tail(0, 0), tail(1, 60_000), tail(2, 5)]) == [0, 1, 2]
 
 
-def test_by_segment_ms_and_by_size_each_alone():
+def test_segment_ms_and_size_make_single_tails_due():
     tails = [tail(0, 0), tail(1, 1_000), tail(2, 0, size=1_000)]
     assert partitions(tails, segment_ms=1_000, inline_tail_bytes=1_000) == [1, 2]

@@ -1,4 +1,4 @@
-"""Which small segments are merged."""
+"""The runs of small segments that are merged."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ def file(base, end, size, kind=0, records=None):
 
 
 def files(*sizes, records=10):
-    """Files of these bytes, one behind the other."""
+    """Consecutive files of these sizes in bytes."""
     return [file(number * records, (number + 1) * records, size) for number, size in enumerate(sizes)]
 
 
@@ -31,22 +31,22 @@ def merged_sizes(found):
         ([], []),
         ([5], []),
         ([5, 5], [[5, 5]]),
-        # not for what is smaller than the file that it would be added to
+        # files are not merged if together they are smaller than the file before them
         ([5, 4], []),
         ([50, 49], []),
         ([8, 4, 2, 1], []),
         ([4, 3, 2, 1], [[4, 3, 2, 1]]),
-        # the large one in front stays, what follows it does not wait
+        # the large file at the front stays, and does not delay the files after it
         ([100, 1, 1, 1], [[1, 1, 1]]),
         ([1, 1, 1, 90], [[1, 1, 1]]),
-        # never above 100; what is full starts the next one
+        # never above 100; the next file starts a new run
         ([40, 40, 40, 40], [[40, 40], [40, 40]]),
         ([50, 50, 50], [[50, 50]]),
         ([101, 101], []),
         ([60, 60], []),
     ],
 )
-def test_sizes(sizes, merged):
+def test_runs_follow_the_rule_of_sizes(sizes, merged):
     assert merged_sizes(runs(files(*sizes), 100)) == merged
 
 
@@ -57,22 +57,22 @@ def test_sizes(sizes, merged):
         ([5] * 8, [[5] * 8]),
         ([40] + [5] * 7, []),
         ([40] + [5] * 8, [[5] * 8]),
-        # a run that fills half of the largest file needs to double only
+        # a run that fills half of the largest file only has to double
         ([250, 250], [[250, 250]]),
         ([245, 245], []),
     ],
 )
-def test_in_the_background_a_merge_waits_for_more(sizes, merged):
+def test_background_merge_waits_for_more_files(sizes, merged):
     assert merged_sizes(runs(files(*sizes), 1000, growth=BACKGROUND_GROWTH)) == merged
 
 
-def test_a_file_of_many_records_waits_for_as_many():
-    """However few bytes they are: each time a record is written again, its segment has at least doubled."""
+def test_file_of_many_records_waits_for_as_many_others():
+    """Even if the bytes are few: each time a record is written again, its segment has at least doubled."""
     assert runs([file(0, 100, 5), file(100, 110, 5)], 1000) == []
     assert len(runs([file(0, 100, 5), file(100, 200, 5)], 1000)) == 1
 
 
-def test_what_may_not_be_one_file():
+def test_incompatible_files_are_not_merged():
     two = [file(0, 10, 5), file(10, 20, 5)]
     assert runs(two, 100) == [two]
     assert runs([two[0], file(11, 20, 5)], 100) == [], "blobs lie between them"
@@ -84,14 +84,14 @@ def test_what_may_not_be_one_file():
     assert runs([far[0], file(5, OFFSETS_MAX + 1, 5, records=5)], 100) == [], "an offset_delta has 31 bits"
 
 
-def test_a_compacted_topics_gaps_do_not_matter():
+def test_gaps_of_a_compacted_topic_do_not_prevent_a_merge():
     sparse = [file(0, 1_000, 5, records=3), file(1_000, 5_000, 5, records=3)]
     assert runs(sparse, 100) == [sparse]
     emptied = [file(0, 10, 1, records=0), file(10, 20, 1, records=0)]
     assert runs(emptied, 100) == [emptied]
 
 
-def test_so_many_at_a_time():
+def test_files_of_one_merge_are_limited():
     found = runs(files(*[1] * (2 * FILES_MAX + 5)), 10**9)
     assert [len(run) for run in found] == [FILES_MAX, FILES_MAX, 5]
 
@@ -100,7 +100,7 @@ segments = st.lists(
     st.tuples(
         st.sampled_from([0, 0, 0, 0, 7]),  # offsets in blobs before it
         st.integers(1, 40),  # offsets
-        st.integers(0, 3),  # of them compacted away
+        st.integers(0, 3),  # number of them that were compacted away
         st.integers(1, 150),  # bytes
         st.sampled_from([0, 0, 0, 1]),  # timestamp type
     ),
@@ -117,7 +117,7 @@ def laid_out(steps):
 
 
 @given(segments, st.integers(1, 400), st.frozensets(st.integers(0, 300), max_size=3))
-def test_every_run_may_be_one_file_and_is_worth_it(steps, bytes_max, seen):
+def test_every_run_is_compatible_and_follows_the_rule_of_sizes(steps, bytes_max, seen):
     whole = laid_out(steps)
     found = runs(whole, bytes_max, seen)
     chosen = [each for run in found for each in run]
@@ -136,8 +136,10 @@ def test_every_run_may_be_one_file_and_is_worth_it(steps, bytes_max, seen):
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_size=1, max_size=60),
     st.sampled_from([1.0, 0.6, 0.1]),
 )
-def test_a_record_is_written_again_a_logarithm_of_times(appends, shrinking):
-    """Files come one by one, merging runs after each, and what it writes may take fewer bytes than its inputs."""
+def test_number_of_rewrites_of_a_record_is_logarithmic(appends, shrinking):
+    """Files are added one by one, and merging runs after each; a merged file may be smaller than the sum of its
+    inputs.
+    """
     log, first_size, rewritten = [], {}, {}
     at = 0
     for count, size in appends:
@@ -160,6 +162,6 @@ def test_a_record_is_written_again_a_logarithm_of_times(appends, shrinking):
 
 
 @given(st.integers(2, 300), st.integers(1, 5))
-def test_of_equal_small_files_one_is_left(count, size):
+def test_equal_small_files_are_merged_into_one(count, size):
     (run,) = runs(files(*[size] * count), 10_000)
     assert len(run) == count

@@ -1,4 +1,4 @@
-"""Which files in a log dir are orphans."""
+"""The rule that decides which files in a log dir are orphans."""
 
 import pytest
 
@@ -8,7 +8,7 @@ ID = "0123456789abcdef" * 2
 NAME = f"{ID}-7.parquet"
 NOW_MS = 10**12
 OLD_MS = NOW_MS - GRACE_MS - 1
-NOBODY = Needed()
+NOT_NEEDED = Needed()
 NAMED = Needed(names={(3, NAME)})
 REGISTERED = Needed(write_ids={ID})
 
@@ -16,18 +16,18 @@ REGISTERED = Needed(write_ids={ID})
 @pytest.mark.parametrize(
     ("name", "modified_ms", "needed", "expected"),
     [
-        (NAME, NOW_MS, NOBODY, True),
+        (NAME, NOW_MS, NOT_NEEDED, True),
         (NAME, OLD_MS, NAMED, False),
         (NAME, OLD_MS, REGISTERED, False),
-        (NAME, OLD_MS, Needed(names={(2, NAME)}), True),  # of another partition
-        (f".{NAME}.tmp", NOW_MS, NOBODY, True),
+        (NAME, OLD_MS, Needed(names={(2, NAME)}), True),  # needed by another partition
+        (f".{NAME}.tmp", NOW_MS, NOT_NEEDED, True),
         (f".{NAME}.tmp", OLD_MS, REGISTERED, False),
-        (f".{NAME}-0123456789ab.tmp", NOW_MS - GRACE_MS, NOBODY, False),
-        (f".{NAME}-0123456789ab.tmp", OLD_MS, NOBODY, True),
+        (f".{NAME}-0123456789ab.tmp", NOW_MS - GRACE_MS, NOT_NEEDED, False),
+        (f".{NAME}-0123456789ab.tmp", OLD_MS, NOT_NEEDED, True),
         (f".{NAME}-0123456789ab.tmp", OLD_MS, REGISTERED, True),
     ],
 )
-def test_an_orphan(name, modified_ms, needed, expected):
+def test_orphan_is_not_needed_and_has_no_registered_write_id(name, modified_ms, needed, expected):
     assert may_go(3, name, modified_ms, needed, NOW_MS) is expected
 
 
@@ -39,11 +39,11 @@ def test_an_orphan(name, modified_ms, needed, expected):
         "00000000000000000000.json",
     ],
 )  # fmt: skip
-def test_what_has_not_our_form_stays(name):
+def test_files_with_foreign_names_stay(name):
     assert write_id_of(name) is None
-    assert not may_go(3, name, 0, NOBODY, NOW_MS)
+    assert not may_go(3, name, 0, NOT_NEEDED, NOW_MS)
 
 
 @pytest.mark.parametrize("name", [f"{ID}-0.parquet", f"{ID}-12-3-4.parquet", f".{ID}-0.parquet.tmp"])
-def test_what_has_our_form_says_its_write_id(name):
+def test_write_id_is_read_from_the_name(name):
     assert write_id_of(name) == ID

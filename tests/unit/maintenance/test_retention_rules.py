@@ -1,4 +1,6 @@
-"""What retention drops, against Kafka's own three passes, run again and again until nothing more goes."""
+"""The segments that retention drops, compared with Kafka's three passes, repeated until no more segments are
+dropped.
+"""
 
 from itertools import takewhile
 
@@ -30,7 +32,7 @@ def start_of(segments, settings, log_start=0, high_watermark=None, now_ms=NOW_MS
 
 
 def kafkas(segments, settings, log_start, high_watermark):
-    """UnifiedLog.deleteOldSegments: by time, by size, by log start; each stops at the first that it leaves."""
+    """UnifiedLog.deleteOldSegments: by time, by size, by log start; each stops at the first segment that stays."""
     left = list(segments)
 
     def pass_over(reason):
@@ -82,7 +84,7 @@ def logs(draw):
     st.sampled_from([DELETE, frozenset({"compact"}), frozenset({"compact", "delete"})]),
     st.data(),
 )
-def test_it_is_what_kafka_drops_in_the_end(log, retention_ms, retention_bytes, policy, data):
+def test_result_equals_that_of_repeated_kafka_passes(log, retention_ms, retention_bytes, policy, data):
     high_watermark = data.draw(st.integers(log[0].base_offset, log[-1].end_offset))
     log_start = data.draw(st.integers(0, high_watermark))
     settings = config(retention_ms, retention_bytes, policy)
@@ -116,28 +118,28 @@ LOG = [segment(0, 2, 10, 100), segment(2, 4, 10, 900), segment(4, 6, 10, 100)]
         (config(retention_ms=899, policy=frozenset({"compact", "delete"})), 2),
     ],
 )
-def test_limits(settings, expected):
+def test_limits_of_time_and_size(settings, expected):
     assert start_of(LOG, settings) == expected
 
 
-def test_a_record_from_the_future_holds_up_what_is_behind_it():
+def test_future_timestamp_keeps_the_segments_after_it():
     log = [segment(0, 1, time_ms=10**15), segment(1, 2, time_ms=0)]
     assert start_of(log, config(retention_ms=10)) == 0
     assert start_of(log, config(retention_ms=10, retention_bytes=10)) == 2, "not by size: then time goes on"
 
 
-def test_a_segment_without_records_is_as_old_as_its_last_append():
+def test_empty_segment_has_the_age_of_its_last_append():
     log = [segment(0, 5, time_ms=-1, appended_ms=950), segment(5, 6, time_ms=0)]
     assert start_of(log, config(retention_ms=50)) == 0
     assert start_of(log, config(retention_ms=49)) == 6
 
 
-def test_nothing_above_the_high_watermark():
+def test_segments_above_the_high_watermark_stay():
     assert start_of(LOG, config(retention_ms=0), high_watermark=3) == 2
     assert start_of(LOG, config(retention_bytes=0), high_watermark=3) == 2
 
 
-def test_what_an_earlier_deletion_left_goes_whatever_the_policy():
+def test_segments_below_the_log_start_are_dropped_with_any_policy():
     compact = config(policy=frozenset({"compact"}))
     assert start_of(LOG, compact, log_start=4) == 4
     assert start_of(LOG, compact, log_start=5) == 5

@@ -1,4 +1,4 @@
-"""How a tail is cut into files."""
+"""The division of a tail into files."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from spark_log.maintenance.rewrite.tail_seal import runs
 
 
 def tail(*pieces):
-    """Pieces (base, end, bytes, timestamp type)."""
+    """A tail of pieces (base, end, bytes, timestamp type)."""
     return [
         Segment(base, end, end - base, size, 0, 0, kind, 0, f"b{base}", "", True, 0) for base, end, size, kind in pieces
     ]
@@ -33,11 +33,11 @@ def cut(pieces, bytes_max=100):
         ([(0, 2, 10, 0), (2, 3, 10, 1), (3, 4, 10, 1)], [[(0, 2)], [(2, 3), (3, 4)]]),
         # exactly full, then over
         ([(0, 1, 60, 0), (1, 2, 40, 0), (2, 3, 1, 0)], [[(0, 1), (1, 2)], [(2, 3)]]),
-        # one piece may be too large by itself
+        # a single piece may be too large
         ([(0, 1, 500, 0), (1, 2, 500, 0)], [[(0, 1)], [(1, 2)]]),
     ],
 )
-def test_cases(pieces, expected):
+def test_runs_are_divided_at_gaps_types_and_sizes(pieces, expected):
     assert cut(pieces) == expected
 
 
@@ -45,7 +45,7 @@ def test_cases(pieces, expected):
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 120), st.integers(0, 1)), max_size=30),
     st.integers(1, 200),
 )
-def test_runs_are_the_tail_in_order_and_each_may_be_one_file(steps, bytes_max):
+def test_runs_cover_the_tail_in_order_and_are_compatible(steps, bytes_max):
     pieces, offset = [], 0
     for gap, count, size, kind in steps:
         pieces.append((offset + gap, offset + gap + count, size, kind))
