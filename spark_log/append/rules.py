@@ -1,8 +1,8 @@
 """The rules of an append: which batches a partition accepts, their offsets, and the state afterwards. Pure.
 
-All offsets are assigned here: base = log end offset, and the log end offset moves
-to base + count. So offsets are assigned once, strictly increasing and dense (invariant 1); the high watermark only
-grows (invariant 2); a producer's sequence is appended once (invariant 8).
+All offsets are assigned here: base = log end offset, and the log end offset moves to base + count. So offsets are
+assigned once, strictly increasing and dense (invariant 1); the high watermark only grows (invariant 2); a producer's
+sequence is appended once (invariant 8).
 
 A mirror's batch has the offsets of the source cluster and is accepted only if they fit. A gap that compaction left in
 the source stays a gap.

@@ -1,4 +1,4 @@
-"""A range becomes pieces that meet and cover it, of one timestamp type each, whatever gaps there are."""
+"""A range is cut into adjacent pieces that cover it, of one timestamp type each, also with gaps between slices."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ runs = st.lists(st.tuples(gaps, lengths, st.integers(1, 50), st.integers(0, 1)),
 
 
 @given(runs, gaps, st.integers(1, 100))
-def test_they_meet_and_cover_it_and_hold_every_slice_once(rows, last_gap, bytes_max):
+def test_pieces_cover_the_range_and_contain_each_slice_once(rows, last_gap, bytes_max):
     start = 7
     slices = []
     for gap, length, size, timestamp_type in rows:
@@ -38,12 +38,12 @@ def test_they_meet_and_cover_it_and_hold_every_slice_once(rows, last_gap, bytes_
         assert len(found.slices) <= 1 or sum(each.size for each in found.slices) <= bytes_max
 
 
-def test_a_slice_counts_with_the_bytes_of_its_part():
+def test_cut_slice_counts_with_its_share_of_bytes():
     halves = [piece(0, 5, size=100), piece(0, 10, start=5, size=100), piece(10, 20, start=15, size=100)]
     assert len(cut_pieces(halves, OffsetRange(0, 20), 200)) == 1
     assert len(cut_pieces(halves, OffsetRange(0, 20), 199)) == 2
 
 
-def test_nothing_but_a_gap_is_a_piece_without_slices():
+def test_range_without_slices_is_one_empty_piece():
     assert cut_pieces([], OffsetRange(3, 9), 1) == [Piece(3, 9, 0, ())]
     assert cut_pieces([], OffsetRange(3, 3), 1) == []

@@ -13,7 +13,7 @@ from spark_log.errors import InvalidRecordError
 KEYS = st.lists(st.none() | st.binary(max_size=33), max_size=40)
 
 
-def test_vectors_of_kafkas_own_tests() -> None:
+def test_murmur2_of_the_vectors_in_kafkas_tests() -> None:
     # org.apache.kafka.common.utils.UtilsTest.testMurmur2
     vectors = {
         b"21": -973932308,
@@ -28,7 +28,7 @@ def test_vectors_of_kafkas_own_tests() -> None:
 
 @given(KEYS, st.integers(0, 40), st.sampled_from([pa.binary(), pa.large_binary()]))
 @settings(max_examples=150, deadline=None)
-def test_murmur2_is_kafkas(keys: list[bytes | None], cut: int, kind: pa.DataType) -> None:
+def test_murmur2_equals_kafkas(keys: list[bytes | None], cut: int, kind: pa.DataType) -> None:
     expected = [kafka_murmur2(key or b"") for key in keys]
     array = pa.array(keys, kind)
     assert murmur2(array).tolist() == expected
@@ -44,7 +44,7 @@ def test_murmur2_of_long_keys_and_of_strings() -> None:
 
 @given(KEYS, st.integers(1, 300), st.integers(0, 1000), st.data())
 @settings(max_examples=150, deadline=None)
-def test_explicit_then_key_then_round_robin(
+def test_explicit_partition_precedes_key_precedes_round_robin(
     keys: list[bytes | None], count: int, start: int, data: st.DataObject
 ) -> None:
     size = len(keys)
@@ -77,7 +77,7 @@ def test_null_keys_go_in_runs() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 1 << 40])
-def test_explicit_partition_that_does_not_exist(bad: int) -> None:
+def test_explicit_partition_that_does_not_exist_is_refused(bad: int) -> None:
     keys = pa.array([b"a", None, b"c"])
     with pytest.raises(InvalidRecordError, match=rf"partition: {bad} does not exist, the topic has 4 partitions"):
         partition_of(keys, pa.array([0, None, bad], pa.int64()), 4)
@@ -85,7 +85,7 @@ def test_explicit_partition_that_does_not_exist(bad: int) -> None:
         partition_of(pa.chunked_array([keys]), pa.chunked_array([pa.array([0, None, bad], pa.int64())]), 4)
 
 
-def test_other_bad_input() -> None:
+def test_other_invalid_input_is_refused() -> None:
     keys = pa.array([b"a", b"b"])
     for explicit in (pa.array([True, False]), pa.array([1.0, 2.0]), pa.array(["1", "2"])):
         with pytest.raises(InvalidRecordError, match="unsupported type"):

@@ -1,4 +1,4 @@
-"""The rules of an append, against a table of cases and against a model that is too simple to be wrong."""
+"""The rules of an append, against a table of cases and against a simple model."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def with_replicas(*replicas, **facts):
     return replace(ALONE, replicas=tuple(Replica(*replica) for replica in replicas), **facts)
 
 
-def test_a_blob_gets_the_next_offsets_and_is_on_every_replica_at_once():
+def test_blob_gets_the_next_offsets_and_advances_every_replica():
     state = with_replicas((1, 10, True), (2, 10, True), (3, 10, False))
     outcome, after = decide(state, BLOB, "all")
     assert outcome == Appended(10, 13)
@@ -71,7 +71,7 @@ def test_a_blob_gets_the_next_offsets_and_is_on_every_replica_at_once():
     assert (after.log_end_offset, after.high_watermark, after.tail_bytes, after.change) == (13, 13, 100, 7)
 
 
-def test_a_file_moves_only_the_replicas_that_have_it():
+def test_file_advances_only_the_replicas_that_have_it():
     state = with_replicas((1, 10, True), (2, 10, True), (3, 10, False))
     outcome, after = decide(state, FILE, 1)
     assert outcome == Appended(10, 13)
@@ -83,7 +83,7 @@ def mirrored(start, end, batch=FILE, **facts):
     return replace(batch, offsets=OffsetRange(start, end), **facts)
 
 
-def test_a_batch_that_brings_its_offsets_goes_where_they_fit():
+def test_batch_with_offsets_is_appended_at_the_log_end():
     outcome, after = decide(ALONE, mirrored(10, 18), "all")
     assert outcome == Appended(10, 18)
     assert (after.log_end_offset, after.high_watermark, after.replicas[0].log_end_offset) == (18, 18, 18)
@@ -92,14 +92,14 @@ def test_a_batch_that_brings_its_offsets_goes_where_they_fit():
 
 
 @pytest.mark.parametrize("start", [0, 9, 11])
-def test_it_goes_nowhere_else(start):
+def test_batch_with_other_offsets_is_refused(start):
     outcome, after = decide(ALONE, mirrored(start, start + 8), "all")
     assert isinstance(outcome.error, OffsetOutOfRangeError)
     assert f"[{start}, {start + 8}) cannot be appended: its log has the offsets [0, 10)" in str(outcome.error)
     assert after is ALONE
 
 
-def test_a_log_without_a_record_begins_where_they_say_but_not_before_its_end():
+def test_empty_log_begins_at_the_offsets_of_the_batch_but_not_before_its_end():
     empty = with_replicas((1, 10, True), (2, 10, True), (3, 4, False), log_start_offset=10)
     outcome, after = decide(empty, mirrored(50, 58, written_to=frozenset({1, 2})), "all")
     assert outcome == Appended(50, 58)
@@ -127,20 +127,20 @@ def test_a_log_without_a_record_begins_where_they_say_but_not_before_its_end():
         replace(FILE, record_count=0),
     ],
 )
-def test_a_batch_that_does_not_fill_its_offsets_as_it_should(batch):
+def test_batch_whose_records_do_not_match_its_offsets_is_refused(batch):
     outcome, after = decide(ALONE, batch, "all", ProducerState(0))
     assert isinstance(outcome.error, InvalidRecordError)
     assert after is ALONE
 
 
-def test_a_blob_does_not_carry_a_replica_over_a_file_that_it_lacks():
+def test_blob_does_not_advance_a_replica_that_lacks_a_file():
     state = with_replicas((1, 10, True), (2, 7, False))
     _, after = decide(state, BLOB, "all")
     assert [replica.log_end_offset for replica in after.replicas] == [13, 7]
     assert after.high_watermark == 13
 
 
-def test_acks_1_leaves_the_high_watermark_to_the_slowest_of_the_isr():
+def test_high_watermark_with_acks_1_is_that_of_the_slowest_isr_member():
     state = with_replicas((1, 10, True), (2, 6, True), high_watermark=6)
     outcome, after = decide(state, FILE, 1)
     assert isinstance(outcome, Appended)
@@ -153,12 +153,12 @@ def test_acks_1_leaves_the_high_watermark_to_the_slowest_of_the_isr():
         (5, [(1, 9, True)], 9),
         (5, [(1, 9, True), (2, 7, True)], 7),
         (5, [(1, 9, True), (2, 7, False)], 9),
-        (5, [(1, 3, True)], 5),  # never down
-        (5, [(1, 9, False)], 5),  # an empty ISR moves nothing
+        (5, [(1, 3, True)], 5),  # never decreases
+        (5, [(1, 9, False)], 5),  # an empty ISR does not change it
         (5, [], 5),
     ],
 )
-def test_high_watermark_is_the_least_end_of_the_isr_and_never_falls(current, replicas, expected):
+def test_high_watermark_is_the_lowest_leo_of_the_isr_and_never_decreases(current, replicas, expected):
     assert advanced_high_watermark(current, [Replica(*replica) for replica in replicas]) == expected
 
 
@@ -176,7 +176,7 @@ REFUSED = {
     "file of an older leader epoch": (ALONE, replace(FILE, leader_epoch=3), 1, None, NotLeaderForPartitionError),
     "file of a newer leader epoch": (ALONE, replace(FILE, leader_epoch=5), 1, None, NotLeaderForPartitionError),
     "too few in sync": (replace(ALONE, min_insync_replicas=2), BLOB, "all", None, NotEnoughReplicasError),
-    "nobody in sync": (with_replicas((1, 10, False)), BLOB, "all", None, NotEnoughReplicasError),
+    "empty ISR": (with_replicas((1, 10, False)), BLOB, "all", None, NotEnoughReplicasError),
     "in sync, but without the file": (
         with_replicas((1, 10, True), (2, 10, True)),
         FILE,
@@ -192,7 +192,7 @@ REFUSED = {
         NotEnoughReplicasError,
     ),
     "no records": (ALONE, replace(BLOB, record_count=0), "all", None, InvalidRecordError),
-    "producer never heard of": (ALONE, sent_by(9, 0, 0), "all", None, UnknownProducerIdError),
+    "unknown producer": (ALONE, sent_by(9, 0, 0), "all", None, UnknownProducerIdError),
     "producer expired": (ALONE, sent_by(9, 2, 3), "all", known(), UnknownProducerIdError),
     "zombie": (ALONE, sent_by(9, 1, 3), "all", known((0, 2, 0)), ProducerFencedError),
     "zombie repeats itself": (ALONE, sent_by(9, 2, 0), "all", known((0, 2, 0), epoch=3), ProducerFencedError),
@@ -211,7 +211,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_reassignment_changes_nothing(case):
+def test_refused_batch_changes_nothing(case):
     state, batch, acks, producer, error = REFUSED[case]
     outcome, after = decide(state, batch, acks, producer)
     assert isinstance(outcome, Rejected)
@@ -219,13 +219,13 @@ def test_a_refused_reassignment_changes_nothing(case):
     assert after is state
 
 
-def test_min_insync_replicas_concern_acks_all_only():
+def test_min_insync_replicas_applies_only_to_acks_all():
     outcome, _ = decide(replace(ALONE, min_insync_replicas=2), BLOB, 1)
     assert outcome == Appended(10, 13)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_duplicate_returns_its_first_offsets_and_changes_nothing(number):
+def test_duplicate_returns_its_first_offsets_and_changes_nothing(number):
     producer = known((0, 2, 0), (3, 5, 4), (6, 8, 7))
     batch = sent_by(9, 2, 3 * number)
     outcome, after = decide(ALONE, batch, "all", producer)
@@ -234,12 +234,12 @@ def test_a_duplicate_returns_its_first_offsets_and_changes_nothing(number):
     assert after is ALONE
 
 
-def test_a_duplicate_is_known_even_when_the_isr_has_shrunk_since():
+def test_duplicate_is_recognized_after_the_isr_has_shrunk():
     outcome, _ = decide(replace(ALONE, min_insync_replicas=2), sent_by(9, 2, 0), "all", known((0, 2, 0)))
     assert outcome == Appended(0, 3, duplicate=True)
 
 
-def test_a_new_epoch_begins_at_0_and_forgets_the_old_one():
+def test_new_epoch_begins_at_sequence_0_and_drops_the_old_batches():
     producer = known((0, 2, 0), epoch=3)
     outcome, _ = decide(ALONE, sent_by(9, 3, 0), "all", producer)
     assert outcome == Appended(10, 13)
@@ -247,7 +247,7 @@ def test_a_new_epoch_begins_at_0_and_forgets_the_old_one():
     assert after == ProducerState(3, (RememberedBatch(3, 0, 2, 10, 13),))
 
 
-def test_five_batches_are_remembered():
+def test_last_five_batches_are_remembered():
     producer = ProducerState(2)
     for number in range(8):
         producer = remember(producer, sent_by(9, 2, 3 * number), Appended(100 + 3 * number, 103 + 3 * number))
@@ -313,7 +313,9 @@ def test_spark_batches_into_topics_created_since(last, new, expected):
 
 
 class Partition(RuleBasedStateMachine):
-    """Three replicas, producers with retries and zombies, followers that catch up and fall out. The model is a list."""
+    """Three replicas, producers with retries and zombies, followers that catch up and leave the ISR. The model is a
+    list.
+    """
 
     @initialize(min_isr=st.integers(1, 3))
     def start(self, min_isr):
@@ -336,7 +338,7 @@ class Partition(RuleBasedStateMachine):
         self.log += [owner] * batch.record_count
         self.ends.add(len(self.log))
         if acks == "all":
-            assert self.state.high_watermark == len(self.log), "acks=all: whoever is in sync has it"
+            assert self.state.high_watermark == len(self.log), "acks=all: every in-sync replica has it"
         return outcome
 
     @rule(
@@ -346,7 +348,7 @@ class Partition(RuleBasedStateMachine):
         brokers=st.sets(st.integers(2, 3)),
         epoch=st.sampled_from([-1, 0, 0, 0]),
     )
-    def anybody_appends(self, count, inline, acks, brokers, epoch):
+    def append_without_sequence(self, count, inline, acks, brokers, epoch):
         batch = replace(
             BLOB,
             inline=inline,
@@ -355,7 +357,7 @@ class Partition(RuleBasedStateMachine):
             leader_epoch=None if inline else epoch,
         )
         whole = all(r.log_end_offset == len(self.log) for r in self.state.replicas if r.in_sync)
-        outcome = self.append(batch, acks, "anybody")
+        outcome = self.append(batch, acks, "no producer")
         in_sync = {replica.broker_id for replica in self.state.replicas if replica.in_sync}
         allowed = count > 0 and (inline or epoch == 0)
         if acks == "all":
@@ -412,7 +414,7 @@ class Partition(RuleBasedStateMachine):
         self.change_replica(broker, lambda r: replace(r, in_sync=False))
 
     @rule(broker=st.integers(2, 3))
-    def follower_that_has_all_joins_the_isr(self, broker):
+    def caught_up_follower_joins_the_isr(self, broker):
         end = self.state.log_end_offset
         self.change_replica(broker, lambda r: replace(r, in_sync=r.in_sync or r.log_end_offset == end))
 

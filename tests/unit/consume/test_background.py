@@ -1,11 +1,11 @@
-"""The background thread of a consumer: tasks in order, and heartbeats in time whatever there is to do."""
+"""The background thread of a consumer: tasks run in order, and heartbeats on time even with a backlog of tasks."""
 
 import threading
 
 from spark_log.consume.background import Background
 
 
-def test_heartbeats_come_between_the_tasks_of_a_backlog():
+def test_heartbeats_run_between_queued_tasks():
     background, begin, events = Background("test"), threading.Event(), []
     background.beat_every(0.0, lambda: events.append("beat"))
     background.submit(lambda: begin.wait(10))

@@ -1,4 +1,4 @@
-"""Buffers give every record once and in order, hold no more than they may, read nothing twice, and are fair."""
+"""Buffers return every record once and in order, stay within their limits, read nothing twice, and are fair."""
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ PLENTY = Limits(1 << 30, 1 << 30)
 
 
 def batches_of(sizes, first=0):
-    """Batches whose buffers are theirs alone, offsets dense."""
+    """Batches that share no buffers, with dense offsets."""
     for size in sizes:
         yield pa.record_batch({"offset": pa.array(range(first, first + size), pa.int64())}), EPOCH
         first += size
@@ -34,7 +34,7 @@ def partition(number):
     total=st.integers(1, 200),
     per_partition=st.integers(1, 100),
 )
-def test_every_record_once_in_order_within_the_bounds(layouts, rows_max, total, per_partition):
+def test_buffers_return_each_record_once_in_order_within_the_limits(layouts, rows_max, total, per_partition):
     buffers = Buffers(Limits(total, per_partition))
     names = [partition(number) for number in range(len(layouts))]
     for name, sizes in zip(names, layouts, strict=True):
@@ -68,7 +68,7 @@ def test_partitions_take_turns():
     assert order == [[0], [1], [2], [0], [1], [2]]
 
 
-def test_a_source_is_read_no_further_than_it_must():
+def test_take_reads_no_batch_early():
     pulled = []
 
     def source():
@@ -84,7 +84,7 @@ def test_a_source_is_read_no_further_than_it_must():
         assert len(pulled) == batches
 
 
-def test_what_is_paused_keeps_its_records_and_others_still_come():
+def test_paused_partition_keeps_its_records_and_does_not_block_others():
     buffers = Buffers(Limits(10, 10))  # less than one batch
     buffers.add(partition(0), stream([50]))
     buffers.add(partition(1), stream([50]))
@@ -98,7 +98,7 @@ def test_what_is_paused_keeps_its_records_and_others_still_come():
     assert held <= 50 * BYTES_PER_ROW
 
 
-def test_a_position_that_moved_drops_the_stream():
+def test_moved_position_drops_the_stream():
     buffers = Buffers(PLENTY)
     buffers.add(partition(0), stream([50]))
     buffers.take([partition(0)], 5)
@@ -108,7 +108,7 @@ def test_a_position_that_moved_drops_the_stream():
     assert partition(0) not in buffers
 
 
-def test_a_stream_that_ends_with_a_gap_moves_its_position_behind_the_gap():
+def test_stream_that_ends_with_a_gap_is_returned_by_settle():
     buffers = Buffers(PLENTY)
     gap = Stream(0, 9, EPOCH, batches_of([2]))
     buffers.add(partition(0), gap)
@@ -116,7 +116,7 @@ def test_a_stream_that_ends_with_a_gap_moves_its_position_behind_the_gap():
     assert buffers.settle({partition(0): 2}) == {partition(0): gap}
 
 
-def test_an_error_comes_after_what_was_read_before_it_and_the_stream_is_gone():
+def test_read_error_is_raised_after_earlier_records_and_drops_the_stream():
     def broken():
         yield from batches_of([3])
         raise OSError("unreadable")
@@ -133,12 +133,12 @@ def test_an_error_comes_after_what_was_read_before_it_and_the_stream_is_gone():
     assert (name, batch.num_rows) == (partition(1), 4)
 
 
-def test_streams_are_bounded_and_only_idle_ones_give_way():
+def test_new_stream_above_the_limit_replaces_an_idle_one():
     buffers = Buffers(PLENTY)
     for number in range(STREAMS_MAX):
         buffers.add(partition(number), stream([2]))
     buffers.take([partition(0)], 1)
     buffers.add(partition(STREAMS_MAX), stream([2]))
     assert partition(STREAMS_MAX) in buffers
-    assert partition(0) in buffers  # it holds a record that was read
+    assert partition(0) in buffers  # it has a buffered record
     assert partition(1) not in buffers

@@ -1,4 +1,4 @@
-"""Settings have kafka-python's names and defaults; what is not valid is refused with its name and value."""
+"""Settings have kafka-python's names and defaults; an invalid one is refused with its name and value."""
 
 import math
 
@@ -21,7 +21,7 @@ def parse(**given):
     )
 
 
-def test_every_setting_is_one_of_kafka_pythons_with_its_default():
+def test_settings_have_the_names_and_defaults_of_kafka_python():
     for name, value in vars(ConsumerSettings()).items():
         assert name in KafkaConsumer.DEFAULT_CONFIG
         assert name in OWN_DEFAULTS or value == KafkaConsumer.DEFAULT_CONFIG[name], name
@@ -53,13 +53,13 @@ def test_every_setting_is_one_of_kafka_pythons_with_its_default():
         ("fetch_max_wait_ms", 30_000),
     ],
 )
-def test_what_is_not_valid_is_refused_by_name(name, value):
+def test_invalid_value_is_refused_with_its_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=name) as refused:
         parse(**{"group_id": "g", name: value} if name != "group_id" else {name: value})
     assert repr(value) in str(refused.value) or str(value) in str(refused.value)
 
 
-def test_settings_that_need_each_other():
+def test_dependent_settings_are_checked_together():
     with pytest.raises(KafkaConfigurationError, match="group_id"):
         parse(group_instance_id="one")
     with pytest.raises(KafkaConfigurationError, match="heartbeat_interval_ms"):
@@ -67,12 +67,12 @@ def test_settings_that_need_each_other():
 
 
 @pytest.mark.parametrize(("name", "value"), [("security_protocol", "SSL"), ("groupid", "g")])
-def test_what_cannot_apply_or_is_unknown_is_refused_by_name(name, value):
+def test_inapplicable_or_unknown_setting_is_refused_with_its_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=name):
         parse(**{name: value})
 
 
-def test_other_spellings():
+def test_alternative_spellings_are_accepted():
     address, settings = parse(
         auto_offset_reset="smallest",
         isolation_level=IsolationLevel.READ_COMMITTED,

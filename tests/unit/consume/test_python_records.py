@@ -1,4 +1,4 @@
-"""ConsumerRecords say what the Arrow rows say, whatever slice of whatever array they come from."""
+"""ConsumerRecords are equal to the Arrow rows, for slices of arrays too."""
 
 import pyarrow as pa
 from hypothesis import given
@@ -54,7 +54,7 @@ def expected(offset, row):
 
 
 @given(given_rows=st.lists(rows, max_size=20), data=st.data())
-def test_records_are_the_rows(given_rows, data):
+def test_records_equal_the_rows(given_rows, data):
     first = data.draw(st.integers(0, len(given_rows)))
     count = data.draw(st.integers(0, len(given_rows) - first))
     records, error = python_records(batch_of(given_rows).slice(first, count), "t", 3, Deserializers())
@@ -66,14 +66,14 @@ def test_records_are_the_rows(given_rows, data):
 ROWS = [{"key": b"k", "value": b"%d" % n, "headers": None, "timestamp": 0} for n in range(5)]
 
 
-def test_functions_and_deserializer_objects():
+def test_deserializers_may_be_functions_or_objects():
     records, error = python_records(batch_of(ROWS), "t", 3, Deserializers(DefaultSerializer(), int))
     assert error is None
     assert [(record.key, record.value) for record in records] == [("k", n) for n in range(5)]
     assert {record.serialized_value_size for record in records} == {1}
 
 
-def test_records_before_one_that_cannot_be_deserialized_come_with_its_error():
+def test_records_before_a_failed_deserialization_are_returned_with_its_error():
     bad = [*ROWS[:3], {**ROWS[3], "value": b"x"}, ROWS[4]]
     records, error = python_records(batch_of(bad), "t", 3, Deserializers(None, int))
     assert [record.offset for record in records] == [10, 11, 12]

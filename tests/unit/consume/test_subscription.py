@@ -1,4 +1,5 @@
-"""The state of a consumer: subscriptions exclude each other, positions go where the policy says, moves are small."""
+"""The state of a consumer: kinds of subscription exclude each other, positions follow the policy, and a rebalance
+changes only the partitions that move."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,7 @@ ends = st.tuples(offsets, offsets).map(lambda pair: Positions(min(pair), max(pai
     ends=ends,
     policy=st.sampled_from(["earliest", "latest", "none"]),
 )
-def test_a_settled_position_is_in_the_log(offset, reset, known_topic, ends, policy):
+def test_settled_position_is_in_the_log(offset, reset, known_topic, ends, policy):
     state = PartitionState(offset=None if reset else offset, reset=reset, topic_id=known_topic)
     stays = reset is None and offset is not None and ends[0] <= offset <= ends[1] and known_topic != 2
     try:
@@ -54,13 +55,13 @@ def test_a_settled_position_is_in_the_log(offset, reset, known_topic, ends, poli
     assert (state.topic_id, state.high_watermark, state.leader_epoch) == (1, ends[1], EPOCH)
 
 
-def test_a_truncated_position_goes_back_to_where_the_log_parts_from_what_was_read():
+def test_truncated_position_goes_back_to_the_first_diverging_offset():
     state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
     settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "latest")
     assert (state.offset, state.leader_epoch) == (7, 2)
 
 
-def test_a_truncated_position_without_a_policy_is_an_error_and_stays():
+def test_truncated_position_without_a_policy_raises_and_does_not_change():
     state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
     with pytest.raises(LogTruncationError) as raised:
         settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "none")
@@ -68,7 +69,7 @@ def test_a_truncated_position_without_a_policy_is_an_error_and_stays():
     assert raised.value.partition_offsets == {P0: 9} and state.offset == 9
 
 
-def test_truncations_of_a_recreated_topic_say_nothing_of_a_position_in_the_old_one():
+def test_truncations_of_a_recreated_topic_do_not_apply_to_old_positions():
     state = PartitionState(offset=9, leader_epoch=0, topic_id=1)
     settle(P0, state, Found(TopicId(2), Positions(0, 20), EPOCH), [Truncation(3, 7)], "earliest")
     assert (state.offset, state.topic_id, state.leader_epoch) == (0, 2, EPOCH)
@@ -78,7 +79,7 @@ partitions = st.frozensets(st.builds(TopicPartition, st.sampled_from("ab"), st.i
 
 
 @given(owned=partitions, assigned=partitions)
-def test_only_what_moves_is_touched(owned, assigned):
+def test_move_changes_only_the_partitions_that_differ(owned, assigned):
     subscription = Subscription(kind="topics", partitions={name: PartitionState(offset=7) for name in owned})
     before = dict(subscription.partitions)
     move = move_of(owned, {ids.TopicPartition(*name) for name in assigned})
@@ -91,7 +92,7 @@ def test_only_what_moves_is_touched(owned, assigned):
         assert type(name) is TopicPartition and subscription.partitions[name].offset is None
 
 
-def test_ways_to_use_a_consumer_exclude_each_other():
+def test_kinds_of_subscription_exclude_each_other():
     subscription = Subscription()
     with pytest.raises(ValueError, match="topics"):
         subscription.subscribe((), None, None)
@@ -110,7 +111,7 @@ def test_ways_to_use_a_consumer_exclude_each_other():
 
 
 @pytest.mark.parametrize("topics", ["name", [7], [""], ["a/b"], [None], {"a"}])
-def test_names_that_are_none(topics):
+def test_invalid_topic_names_are_refused(topics):
     with pytest.raises((TypeError, ValueError)):
         Subscription().subscribe(topics, None, None)
 
@@ -118,12 +119,12 @@ def test_names_that_are_none(topics):
 @pytest.mark.parametrize(
     "partition", [("t", 0), "t", TopicPartition("t", -1), TopicPartition("t", "0"), TopicPartition("a/b", 0)]
 )
-def test_partitions_that_are_none(partition):
+def test_invalid_partitions_are_refused(partition):
     with pytest.raises((TypeError, ValueError)):
         Subscription().assign_from_user([partition])
 
 
-def test_a_listener_must_be_one():
+def test_listener_must_be_a_rebalance_listener():
     class Listener(ConsumerRebalanceListener):
         def on_partitions_revoked(self, revoked): ...
         def on_partitions_assigned(self, assigned): ...
@@ -133,7 +134,7 @@ def test_a_listener_must_be_one():
     Subscription().subscribe(["a"], None, Listener())
 
 
-def test_patterns_match_from_the_beginning_and_leave_internal_topics_out():
+def test_pattern_matches_from_the_beginning_and_excludes_internal_topics():
     subscription = Subscription()
     subscription.subscribe((), "^_?.*ights", None)
     names = ["flights", "more-flights", "lights", "__consumer_offsets", "other"]
@@ -144,18 +145,18 @@ def test_patterns_match_from_the_beginning_and_leave_internal_topics_out():
 
 
 @pytest.mark.parametrize("offset", [-1, True, 1.0, "1", None, 2**63])
-def test_offsets_that_are_none_are_not_committed(offset):
+def test_invalid_offsets_are_not_committed(offset):
     with pytest.raises(IllegalArgumentError, match="offset"):
         checked_offsets({P0: OffsetAndMetadata(offset, "", -1)})
 
 
 @pytest.mark.parametrize("offsets", [{P0: 5}, {"t": OffsetAndMetadata(1)}, [P0], {P0: (1, "", -1)}])
-def test_commits_of_other_shapes(offsets):
+def test_commit_arguments_of_other_types_are_refused(offsets):
     with pytest.raises(TypeError):
         checked_offsets(offsets)
 
 
-def test_only_positions_that_are_known_are_committed():
+def test_only_known_positions_are_committed():
     known = PartitionState(offset=3, leader_epoch=2, topic_id=1)
     subscription = Subscription(partitions={P0: known, P1: PartitionState(reset="latest")})
     assert subscription.consumed() == {P0: Commit(3, "", 2, topic_id=1)}

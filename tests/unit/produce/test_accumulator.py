@@ -24,7 +24,7 @@ def values(topic_batches):
     return [list(topic_batch.values) for topic_batch in topic_batches]
 
 
-def test_without_linger_a_record_is_due_at_once():
+def test_record_is_due_at_once_without_linger():
     box = accumulator()
     queue = box.queue("t", 1000)
     topic_batch, row = add(box, queue)
@@ -32,7 +32,7 @@ def test_without_linger_a_record_is_due_at_once():
     assert add(box, queue)[0] is not topic_batch
 
 
-def test_with_linger_records_wait_until_they_fill_a_batch():
+def test_records_wait_for_a_full_batch_with_linger():
     box = accumulator(linger_ms=HOUR_MS)
     queue, other = box.queue("t", 300), box.queue("u", 300)
     add(box, other, b"u")
@@ -45,14 +45,14 @@ def test_with_linger_records_wait_until_they_fill_a_batch():
     assert values(box.take(None)) == [[b"u"]]
 
 
-def test_linger_is_waited_out():
+def test_take_waits_for_linger():
     box = accumulator(linger_ms=20)
     topic_batch, _ = add(box, box.queue("t", 10**6))
     assert box.take(None) == [topic_batch]
     assert clock.monotonic_s() >= topic_batch.made_s + 0.02
 
 
-def test_a_waiting_sender_wakes_up():
+def test_full_batch_wakes_the_waiting_sender():
     box = accumulator(linger_ms=HOUR_MS)
     queue = box.queue("t", 200)
     taken = []
@@ -64,7 +64,7 @@ def test_a_waiting_sender_wakes_up():
     assert len(taken[0][0].values) == 2
 
 
-def test_a_table_goes_behind_the_records_before_it():
+def test_table_keeps_its_place_among_records():
     box = accumulator(linger_ms=HOUR_MS)
     queue = box.queue("t", 10**6)
     add(box, queue, b"before")
@@ -77,7 +77,7 @@ def test_a_table_goes_behind_the_records_before_it():
     assert values(box.take(None)) == [[b"after"]]
 
 
-def test_the_buffer_is_bounded():
+def test_add_times_out_when_the_buffer_is_full():
     box = accumulator(linger_ms=HOUR_MS, buffer_memory=250, max_block_ms=20)
     queue = box.queue("t", 10**6)
     add(box, queue)
@@ -85,13 +85,13 @@ def test_the_buffer_is_bounded():
     with pytest.raises(KafkaTimeoutError, match="no room for 100 bytes within max_block_ms: 200 of buffer_memory=250"):
         add(box, queue)
     assert box.available_bytes == 50
-    assert len(box.take(None)[0].values) == 2, "who waits for room makes everything due"
+    assert len(box.take(None)[0].values) == 2, "a wait for room makes everything due"
     box.release(200)
     add(box, queue, size=1000)
     assert box.available_bytes == 0, "a record larger than the buffer goes alone"
 
 
-def test_room_is_waited_for():
+def test_add_waits_for_room():
     box = accumulator(buffer_memory=250, max_block_ms=30_000)
     queue = box.queue("t", 10**6)
     add(box, queue, size=200)
@@ -110,7 +110,7 @@ def test_close_ends_the_wait_for_room():
     wait_for = box._room.wait_for
 
     def announce(*arguments):
-        waits.set()  # the accumulator's lock is held until it waits
+        waits.set()  # the accumulator's lock is held until the wait begins
         return wait_for(*arguments)
 
     box._room.wait_for = announce
@@ -129,14 +129,14 @@ def test_close_ends_the_wait_for_room():
     assert refused
 
 
-def test_the_senders_own_thread_never_waits_for_room():
+def test_sender_thread_never_waits_for_room():
     box = accumulator(buffer_memory=100, max_block_ms=HOUR_MS)
     box.sender = threading.current_thread()
     for _ in range(3):
         add(box, box.queue("t", 10**6))
 
 
-def test_after_close_what_is_left_comes_and_nothing_more():
+def test_closed_accumulator_returns_waiting_records_and_refuses_new_ones():
     box = accumulator(linger_ms=HOUR_MS)
     queue = box.queue("t", 10**6)
     topic_batch, _ = add(box, queue)
@@ -149,7 +149,7 @@ def test_after_close_what_is_left_comes_and_nothing_more():
     assert box.take(None) is None
 
 
-def test_flush_waits_until_topic_batches_are_finished():
+def test_wait_for_returns_when_topic_batches_are_finished():
     box = accumulator()
     topic_batch, _ = add(box, box.queue("t", 10**6))
     outstanding = box.flush()

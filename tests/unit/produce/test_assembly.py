@@ -58,7 +58,7 @@ def topic_batch_of(rows):
 
 
 @given(ROWS, st.integers(0, 5), st.integers(0, 2000))
-def test_every_record_once_where_it_belongs_in_order(rows, first_run, run_bytes):
+def test_each_record_is_once_in_its_partition_in_order(rows, first_run, run_bytes):
     found = assemble(topic_batch_of(rows), topic(), NOON_MS, first_run, run_bytes)
     assert not found.faults
     tables = [table.to_pylist() for _, table in found.parts]
@@ -86,7 +86,7 @@ def test_every_record_once_where_it_belongs_in_order(rows, first_run, run_bytes)
         assert order == sorted(order), "records of a partition keep their order"
 
 
-def test_null_keys_stick_to_a_partition_for_a_batch():
+def test_null_keys_of_a_batch_go_to_one_partition():
     rows = [(None, b"x" * 100, [], None, NOON_MS)] * 8
     for first_run in range(4):
         (only,) = assemble(topic_batch_of(rows), topic(), NOON_MS, first_run, 16_384).parts
@@ -96,7 +96,7 @@ def test_null_keys_stick_to_a_partition_for_a_batch():
 
 
 @given(ROWS, st.integers(0, 2), st.sampled_from([{}, {"max_message_bytes": "250"}, {"cleanup_policy": "compact"}]))
-def test_faults_fail_alone(rows, partitions_gone, configs):
+def test_faults_do_not_affect_other_records(rows, partitions_gone, configs):
     here = topic(3 - partitions_gone, message_timestamp_after_max_ms="1000", **configs)
     found = assemble(topic_batch_of(rows), here, NOON_MS, 0, 16_384)
     limits = Encoding.of(here.config).limits
@@ -117,7 +117,7 @@ def test_faults_fail_alone(rows, partitions_gone, configs):
 @given(
     ROWS, st.sampled_from([RecordLimits(), RecordLimits(200), RecordLimits(compacted=True), RecordLimits(10**6, 5, 5)])
 )
-def test_faults_are_what_check_refuses(rows, limits):
+def test_faults_equal_the_errors_of_check(rows, limits):
     topic_batch = topic_batch_of([(key, value, [], None, timestamp_ms) for key, value, _, _, timestamp_ms in rows])
     columns = [
         pa.array(topic_batch.keys, pa.binary()), pa.array(topic_batch.values, pa.binary()),
@@ -143,7 +143,7 @@ def test_faults_are_what_check_refuses(rows, limits):
         assert not found
 
 
-def test_each_fault_says_what_is_wrong():
+def test_faults_have_the_error_of_their_cause():
     rows = [
         (b"k", b"x" * 400, [], None, NOON_MS),
         (None, b"x", [], None, NOON_MS),
@@ -159,7 +159,7 @@ def test_each_fault_says_what_is_wrong():
     assert table.column("value").to_pylist() == [b"good"]
 
 
-def test_log_append_time_is_the_stores():
+def test_log_append_time_is_the_store_time():
     topic_batch = topic_batch_of([(b"k", b"v", [], None, 5)])
     found = assemble(topic_batch, topic(message_timestamp_type="LogAppendTime"), NOON_MS, 0, 16_384)
     assert found.times_ms.tolist() == [NOON_MS]

@@ -28,7 +28,7 @@ def assembled(rows=3):
     return topic_batch, batches, np.arange(rows) % 2
 
 
-def test_a_future_is_kafka_pythons():
+def test_future_has_the_class_of_kafka_python():
     future = SendFuture(TopicBatch("t"), 0)
     assert isinstance(future, FutureRecordMetadata) and isinstance(future, Future)
     assert (future.is_done, future.value, future.exception) == (False, None, None)
@@ -40,7 +40,7 @@ def test_a_future_is_kafka_pythons():
             change(None)
 
 
-def test_all_nine_fields():
+def test_record_metadata_has_all_nine_fields():
     topic_batch, batches, batch_of = assembled()
     futures = [SendFuture(topic_batch, row) for row in range(3)]
     topic_batch.begin(batches, batch_of, {})
@@ -54,7 +54,7 @@ def test_all_nine_fields():
         futures[1].get()
 
 
-def test_callbacks_before_and_after():
+def test_callbacks_run_if_added_before_or_after_the_outcome():
     topic_batch, batches, batch_of = assembled()
     told = []
     for row in range(3):
@@ -75,7 +75,7 @@ def test_callbacks_before_and_after():
     assert chained.value.offset == 40
 
 
-def test_an_error_in_a_callback_is_logged_and_stops_nobody(caplog):
+def test_callback_error_is_logged_and_other_callbacks_run(caplog):
     topic_batch, batches, batch_of = assembled()
     told = []
     SendFuture(topic_batch, 0).add_callback(lambda _: 1 / 0).add_callback(told.append)
@@ -85,7 +85,7 @@ def test_an_error_in_a_callback_is_logged_and_stops_nobody(caplog):
     assert len(told) == 1 and "ZeroDivisionError" in caplog.text
 
 
-def test_faults_and_total_failure():
+def test_faults_and_failure_of_the_whole_batch():
     topic_batch, batches, batch_of = assembled()
     told = []
     SendFuture(topic_batch, 1).add_errback(told.append)
@@ -104,7 +104,7 @@ def test_faults_and_total_failure():
     assert all(batch.done for batch in batches) and SendFuture(waiting, 2).exception is end
 
 
-def test_get_wakes_up_in_another_thread():
+def test_get_waits_for_the_outcome_in_another_thread():
     topic_batch, batches, batch_of = assembled()
     found = []
     thread = threading.Thread(target=lambda: found.append(SendFuture(topic_batch, 1).get(timeout=30)))
@@ -115,7 +115,7 @@ def test_get_wakes_up_in_another_thread():
     assert found[0].offset == 9
 
 
-def test_a_table_is_done_when_every_part_is():
+def test_table_future_is_done_when_every_part_is():
     future = TableFuture()
     told = []
     future.add_callback(told.append)
@@ -134,7 +134,7 @@ def test_a_table_is_done_when_every_part_is():
     assert future.get(timeout=1) == ranges and told == [ranges]
 
 
-def test_a_table_fails_with_the_first_error_and_tells_what_was_written():
+def test_table_future_fails_with_the_first_error_and_lists_written_records():
     future = TableFuture()
     topic_batch, batches, _ = assembled()
     future.add(topic_batch)

@@ -13,7 +13,7 @@ KEYS = st.tuples(st.integers(1, 2), st.integers(0, 1))
 
 
 class Sequences(RuleBasedStateMachine):
-    """Whatever becomes of batches, the log takes the next one: it is neither a gap nor a duplicate of another."""
+    """After every outcome of a batch the log accepts the next one: it is neither a gap nor a duplicate of another."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Sequences(RuleBasedStateMachine):
         self.producers = {}
 
     def append(self, key, records):
-        """What the log makes of a batch under the identity's sequence."""
+        """The outcome of a batch with the identity's sequence."""
         sequence = self.identity.sequence(key)
         batch = Batch(key[0], key[1], "b", True, records, 1, 0, 0, 0, "none", "", sequence=sequence)
         state = self.partitions.get(key, PartitionState(1, 0, 0, 0, 0, 0, 0, (Replica(1, 0, True),)))
@@ -47,20 +47,20 @@ class Sequences(RuleBasedStateMachine):
         self.identity.advance(key, records)
 
     @rule(key=KEYS, records=st.integers(1, 3), appended=st.booleans())
-    def given_up_in_doubt(self, key, records, appended):
+    def failed_in_doubt(self, key, records, appended):
         if appended:
             self.append(key, records)
         self.identity.reset(key)
 
     @rule(key=KEYS)
     def refused_for_good(self, key):
-        self.identity.sequence(key)  # nothing was appended: the next batch has the same place
+        self.identity.sequence(key)  # nothing was appended: the next batch has the same sequence
 
 
 TestSequences = Sequences.TestCase
 
 
-def test_a_reset_leaves_other_partitions_alone():
+def test_reset_does_not_change_other_partitions():
     identity = Identity(count(7).__next__)
     identity.advance((1, 0), 5) if identity.sequence((1, 0)) else None
     identity.sequence((1, 1))
@@ -70,7 +70,7 @@ def test_a_reset_leaves_other_partitions_alone():
     assert identity.sequence((2, 0)).producer_id == 8
 
 
-def test_a_failed_registration_is_tried_again():
+def test_failed_registration_is_tried_again():
     answers = iter([SparkLogError("away"), 3])
 
     def register():

@@ -15,7 +15,7 @@ def settings(**given):
     return parse({"cluster": "/c", **given})[1]
 
 
-def test_defaults_are_kafka_pythons():
+def test_defaults_equal_those_of_kafka_python():
     found = settings()
     theirs = KafkaProducer.DEFAULT_CONFIG
     same = [name for name in ProducerSettings.__dataclass_fields__ if name in theirs and name != "partitioner"]
@@ -25,12 +25,12 @@ def test_defaults_are_kafka_pythons():
 
 
 @pytest.mark.parametrize(("acks", "log_acks"), [(0, 0), (1, 1), (-1, "all"), ("all", "all")])
-def test_acks(acks, log_acks):
+def test_valid_acks(acks, log_acks):
     assert settings(acks=acks).log_acks == log_acks
 
 
 @pytest.mark.parametrize("acks", ["2", 2, True, False, "1", "0", "-1", "ALL", None, 1.0, -2, [], {}])
-def test_other_acks(acks):
+def test_invalid_acks_are_refused(acks):
     with pytest.raises(KafkaConfigurationError, match="acks: expected 0, 1, -1 or 'all'"):
         settings(acks=acks)
 
@@ -59,7 +59,7 @@ def test_conflicts_with_idempotence(given, caplog):
         ("max_in_flight_requests_per_connection", 0),
     ],
 )  # fmt: skip
-def test_bad_values_are_named(name, value):
+def test_invalid_value_is_refused_with_its_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=name):
         settings(**{name: value})
 
@@ -70,7 +70,7 @@ def test_bad_values_are_named(name, value):
         ("security_protocol", "SSL"), ("sasl_mechanism", "PLAIN"), ("proxy_url", "socks5://x"), ("kafka_client", int),
     ],
 )  # fmt: skip
-def test_what_cannot_apply_is_refused_by_name(name, value):
+def test_inapplicable_setting_is_refused_with_its_name(name, value):
     with pytest.raises(KafkaConfigurationError, match=f"{name}=.* cannot apply"):
         settings(**{name: value})
 
@@ -81,7 +81,7 @@ def test_an_unknown_codec_is_a_value_error():
     assert settings(compression_type="gzip").compression_type == "gzip"
 
 
-def test_what_is_the_case_anyway_is_taken():
+def test_settings_without_effect_are_accepted():
     settings(compression_type=None, security_protocol="PLAINTEXT", max_in_flight_requests_per_connection=1)
     assert settings(partitioner=DefaultPartitioner()).partitioner is None
 
@@ -93,13 +93,13 @@ def test_unknown_settings_are_value_errors():
         settings(group_id="g")
 
 
-def test_the_time_for_delivery_holds_linger_and_one_request():
+def test_delivery_timeout_must_include_linger_and_one_request():
     settings(delivery_timeout_ms=30_005, linger_ms=5)
     with pytest.raises(KafkaConfigurationError, match="delivery_timeout_ms=30004 must be at least"):
         settings(delivery_timeout_ms=30_004, linger_ms=5)
 
 
-def test_serializers_of_every_kind():
+def test_all_kinds_of_serializers():
     class Old:
         def serialize(self, topic, value):
             return (topic, value)

@@ -1,4 +1,4 @@
-"""What a producer may be called, in which state, and where errors leave it."""
+"""The calls that are possible in each state of a transactional producer, and the states after errors."""
 
 import kafka.errors
 import pytest
@@ -33,7 +33,7 @@ FAILED = kafka_error(SparkLogError("a record was not sent"))
 FENCED = kafka_error(ProducerFencedError("fenced"))
 
 TABLE = {
-    # state: (calls that are possible, where a failed send leaves it)
+    # state: (possible calls, state after a failed send)
     State.UNINITIALIZED: ({"init_transactions"}, State.UNINITIALIZED),
     State.READY: ({"init_transactions", "begin_transaction"}, State.READY),
     State.IN_TRANSACTION: (CALLS.keys() - {"init_transactions", "begin_transaction"}, State.ABORTABLE_ERROR),
@@ -45,7 +45,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_may_be_called_in_which_state(state):
+def test_possible_calls_in_each_state(state):
     possible, failed = TABLE[state]
     assert {call for call, states in CALLS.items() if state in states} == possible
     assert after_error(state, FAILED) is failed
@@ -55,7 +55,7 @@ def test_what_may_be_called_in_which_state(state):
     transaction = ProducerTransaction(None, ProducerSettings(transactional_id="id"))
     assert transaction.is_open is False
     transaction._state = state
-    transaction.fail(FAILED)  # before the calls, as a send that fails in the background
+    transaction.fail(FAILED)  # before the calls: like a send that fails in the background
     assert transaction._state is failed
     transaction._state = state
     transaction._error = FENCED if state is State.FATAL_ERROR else FAILED
@@ -89,12 +89,12 @@ def test_what_may_be_called_in_which_state(state):
         (CommitFailedError, False),
     ],
 )
-def test_which_commits_may_be_called_again(error, again):
+def test_errors_after_which_commit_may_be_called_again(error, again):
     assert may_commit_again(error("e")) is again
     assert may_commit_again(kafka_error(error("e"))) is again
 
 
-def test_who_commits():
+def test_committer_of_group_metadata():
     assert committer("g") == Committer("g")
     assert committer(ConsumerGroupMetadata("g", 3, "m", None)) == Committer("g", "m", 3)
     assert committer(ConsumerGroupMetadata("g", 3, "m", "i")) == Committer("g", "m", 3, "i")
@@ -103,7 +103,7 @@ def test_who_commits():
         (5, TypeError),
         (None, TypeError),
         ((), TypeError),
-        (iter(["g", 3, "m", None]), TypeError),  # a Consumer is one, and would take records
+        (iter(["g", 3, "m", None]), TypeError),  # a Consumer is an iterator too: committer() would consume its records
         (ConsumerGroupMetadata(None, -1, "", None), ValueError),
         (ConsumerGroupMetadata("g", 3, "", None), ValueError),
     ):

@@ -1,4 +1,4 @@
-"""The sender's rules that need no cluster."""
+"""Rules of the sender that need no cluster."""
 
 import threading
 
@@ -12,7 +12,7 @@ def raised(error):
         return caught
 
 
-def test_errors_that_cause_each_other_lose_their_tracebacks_once():
+def test_drop_traceback_ends_for_errors_that_cause_each_other():
     first, second = raised(ValueError("first")), raised(ValueError("second"))
     first.__cause__, second.__cause__ = second, first
     thread = threading.Thread(target=_drop_traceback, args=[first], daemon=True)

@@ -1,5 +1,5 @@
-"""The rules of transactions: what may follow what as a table, every history against a model, and mutations of the rules
-that the model notices.
+"""The rules of transactions: a table of transitions, random histories against a model, and mutations of the rules that
+the model must detect.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ INVALID, ABORTABLE = InvalidTxnStateError, TransactionAbortableError
 OLDER, THIS, NEXT = 4, 5, 6
 EXPIRED = "expired"
 TABLE = {
-    # the transaction 5 is, and the claim's number: what register, commit and abort make of it
+    # (state of transaction 5, number in the call): result of register, commit and abort
     (EMPTY, OLDER): (INVALID, INVALID, INVALID),
     (EMPTY, THIS): (INVALID, INVALID, INVALID),
     (EMPTY, NEXT): (ONGOING, COMMITTED, ABORTED),
@@ -47,7 +47,7 @@ def stored(state):
 
 
 def calls(transaction, ref):
-    """Each of the calls, with the batches that are there."""
+    """Each of the calls, with the number of pending batches."""
     there = transaction.pending if ref.number == transaction.number else 0
     yield lambda: rules.register(transaction, ref, 1)
     yield lambda: rules.commit(transaction, ref, there)
@@ -55,11 +55,11 @@ def calls(transaction, ref):
 
 
 @pytest.mark.parametrize(("state", "number"), TABLE, ids=str)
-def test_what_may_follow(state, number):
+def test_transitions(state, number):
     transaction = stored(state)
     for call, expected in zip(calls(transaction, TransactionRef(7, 3, number)), TABLE[state, number], strict=True):
         if expected is SAME:
-            assert call() is transaction, "it says so by the same object: nothing is to be done again"
+            assert call() is transaction, "the same object: nothing has to be written"
         elif expected in TRANSITIONS:
             after = call()
             assert (after.epoch, after.number, after.state, after.expired) == (3, number, expected, False)
@@ -75,7 +75,7 @@ def test_what_may_follow(state, number):
 
 
 @pytest.mark.parametrize("state", [EMPTY, ONGOING, EXPIRED, COMMITTED, ABORTED])
-def test_a_new_producer_aborts_what_is_open(state):
+def test_new_producer_aborts_the_open_transaction(state):
     before = stored(state)
     after = rules.initialize(before)
     assert after == replace(before, epoch=4, state=ABORTED, pending=0, expired=False) or (
@@ -86,7 +86,7 @@ def test_a_new_producer_aborts_what_is_open(state):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3])
-def test_a_commit_is_of_all_batches_or_none(batches):
+def test_commit_with_missing_batches_is_refused(batches):
     with pytest.raises(TransactionAbortableError, match=f"{batches} batches were sent and 2 are there"):
         rules.commit(stored(ONGOING), TransactionRef(7, 3, THIS), batches)
 
@@ -96,7 +96,7 @@ def test_a_commit_is_of_all_batches_or_none(batches):
 FATE = st.sampled_from([0, 0, 0, 1, 2])
 ANY = st.integers(0, 40)
 WHO = st.sampled_from([-1, -1, -1, 0, 1, 2])
-"""Most calls are the last producer's."""
+"""Most calls come from the newest producer."""
 
 
 class Transactional(RuleBasedStateMachine):
@@ -113,8 +113,8 @@ class Transactional(RuleBasedStateMachine):
         self.world.begin(who)
 
     @rule(who=WHO)
-    def ask_for_another(self, who):
-        self.world.ask_for_another(who)
+    def check_another(self, who):
+        self.world.check_another(who)
 
     @rule(who=WHO, fate=FATE)
     def send(self, who, fate):
@@ -154,11 +154,11 @@ Transactional.TestCase.settings = settings(max_examples=150, stateful_step_count
 TestTransactional = Transactional.TestCase
 
 
-# What if a rule were missing? Each of these is one rule less, or wrong; the model has to notice. ----------------------
+# Mutations: each removes or breaks one rule, and the model must detect it --------------------------------------------
 
 
 def without(*refused):
-    """`check` and `abort` that let pass what would be refused with one of these texts."""
+    """Mutant: `check` and `_check_claim` without the errors that contain one of these texts."""
 
     def mutant(patch):
         check_claim, check = rules._check_claim, rules.check
@@ -179,34 +179,34 @@ def without(*refused):
     return mutant
 
 
-def a_commit_does_not_count(patch):
+def commit_does_not_check_the_count(patch):
     commit = rules.commit
     patch(rules, "commit", lambda row, ref, batches: commit(replace(row, pending=batches), ref, batches))
 
 
-def a_commit_forgets_the_time(patch):
+def commit_ignores_the_timeout(patch):
     commit = rules.commit
     patch(rules, "commit", lambda row, ref, batches: commit(replace(row, expired=False), ref, batches))
 
 
-def a_commit_that_is_repeated_is_done_again(patch):
+def repeated_commit_is_done_again(patch):
     commit = rules.commit
     patch(rules, "commit", lambda row, ref, batches: replace(commit(row, ref, batches)))
 
 
-def a_commit_that_is_repeated_is_refused(patch):
+def repeated_commit_is_refused(patch):
     patch(rules, "_is_the_last", lambda row, ref: False)
 
 
-def a_commit_leaves_it_open(patch):
+def commit_leaves_it_open(patch):
     patch(rules, "_over", lambda row, state: replace(row, pending=0))
 
 
-def a_repeated_commit_is_known_by_its_number_only(patch):
+def repeated_commit_is_recognized_by_number_only(patch):
     patch(rules, "_is_the_last", lambda row, ref: row.number == ref.number)
 
 
-def what_is_committed_can_be_aborted(patch):
+def committed_transaction_can_be_aborted(patch):
     abort = rules.abort
 
     def lenient(row, ref):
@@ -217,12 +217,12 @@ def what_is_committed_can_be_aborted(patch):
     patch(rules, "abort", lenient)
 
 
-def an_abort_of_what_never_came_is_not_noted(patch):
+def abort_of_an_unknown_transaction_is_not_stored(patch):
     abort = rules.abort
     patch(rules, "abort", lambda row, ref: row if ref.number > row.number else abort(row, ref))
 
 
-def an_abort_keeps_what_is_pending(patch):
+def abort_keeps_pending_batches(patch):
     over = rules._over
     patch(rules, "_over", lambda row, state: replace(over(row, state), pending=row.pending))
 
@@ -231,17 +231,17 @@ def init_does_not_abort(patch):
     patch(rules, "initialize", lambda row: replace(row, epoch=row.epoch + 1))
 
 
-def init_does_not_bump(patch):
+def init_does_not_increment_the_epoch(patch):
     initialize = rules.initialize
     patch(rules, "initialize", lambda row: replace(initialize(row), epoch=max(row.epoch, 0)))
 
 
-def init_begins_to_count_anew(patch):
+def init_resets_the_number(patch):
     initialize = rules.initialize
     patch(rules, "initialize", lambda row: replace(initialize(row), number=0))
 
 
-def time_out_does_not_look_at_the_time(patch):
+def time_out_ignores_the_time(patch):
     time_out = rules.time_out
     patch(rules, "time_out", lambda row: time_out(replace(row, expired=True)) if row.state is ONGOING else row)
 
@@ -250,19 +250,19 @@ def nothing_times_out(patch):
     patch(rules, "time_out", lambda row: row)
 
 
-def a_new_one_takes_what_was_pending(patch):
+def new_transaction_takes_over_pending_batches(patch):
     register = rules.register
     patch(rules, "register", lambda row, ref, batches: register(replace(row, state=EMPTY), ref, batches))
 
 
 no_epochs = without("is fenced by")
 no_numbers = without("is over: the current one")
-several_at_once = without("cannot begin")
-what_is_aborted_goes_on = without("has been aborted")
-what_is_committed_goes_on = without("cannot go on")
+several_open_transactions = without("cannot begin")
+aborted_transaction_continues = without("has been aborted")
+committed_transaction_continues = without("cannot go on")
 
 ONE_OPEN = "init; begin 0; send 0"
-NOTICED_IN = {
+DETECTED_IN = {
     "no_epochs": (no_epochs, "init; begin 0; init; begin 1; send 1; send 0"),
     "no_numbers, and a late send": (no_numbers, f"{ONE_OPEN}; commit 0; begin 0; send 0; late 0"),
     "no_numbers, and a late commit of offsets": (
@@ -270,33 +270,33 @@ NOTICED_IN = {
         "init; begin 0; commit 0 2; abort 0; begin 0; send 0; late 0",
     ),
     "no_numbers, and a late abort": (no_numbers, f"{ONE_OPEN}; abort 0; begin 0; send 0; late 1"),
-    "several_at_once": (several_at_once, f"{ONE_OPEN}; ask_for_another 0"),
-    "what_is_aborted_goes_on": (what_is_aborted_goes_on, f"{ONE_OPEN}; expire; time_out; send 0"),
-    "what_is_committed_goes_on": (what_is_committed_goes_on, f"{ONE_OPEN}; commit 0; late 0"),
-    "a_commit_does_not_count": (a_commit_does_not_count, f"{ONE_OPEN}; send 0; crash 1; commit 0"),
-    "a_commit_forgets_the_time": (a_commit_forgets_the_time, f"{ONE_OPEN}; expire; commit 0"),
-    "a_commit_that_is_repeated_is_done_again": (
-        a_commit_that_is_repeated_is_done_again,
+    "several_open_transactions": (several_open_transactions, f"{ONE_OPEN}; check_another 0"),
+    "aborted_transaction_continues": (aborted_transaction_continues, f"{ONE_OPEN}; expire; time_out; send 0"),
+    "committed_transaction_continues": (committed_transaction_continues, f"{ONE_OPEN}; commit 0; late 0"),
+    "commit_does_not_check_the_count": (commit_does_not_check_the_count, f"{ONE_OPEN}; send 0; crash 1; commit 0"),
+    "commit_ignores_the_timeout": (commit_ignores_the_timeout, f"{ONE_OPEN}; expire; commit 0"),
+    "repeated_commit_is_done_again": (
+        repeated_commit_is_done_again,
         f"{ONE_OPEN}; commit 0 1; commit 0",
     ),
-    "a_commit_that_is_repeated_is_refused": (a_commit_that_is_repeated_is_refused, f"{ONE_OPEN}; commit 0 1; commit 0"),
-    "a_commit_leaves_it_open": (a_commit_leaves_it_open, f"{ONE_OPEN}; commit 0"),
-    "a_repeated_commit_is_known_by_its_number_only": (
-        a_repeated_commit_is_known_by_its_number_only,
+    "repeated_commit_is_refused": (repeated_commit_is_refused, f"{ONE_OPEN}; commit 0 1; commit 0"),
+    "commit_leaves_it_open": (commit_leaves_it_open, f"{ONE_OPEN}; commit 0"),
+    "repeated_commit_is_recognized_by_number_only": (
+        repeated_commit_is_recognized_by_number_only,
         f"{ONE_OPEN}; commit 0; init; late -1",
     ),
-    "what_is_committed_can_be_aborted": (what_is_committed_can_be_aborted, f"{ONE_OPEN}; commit 0 1; abort 0"),
-    "an_abort_of_what_never_came_is_not_noted": (
-        an_abort_of_what_never_came_is_not_noted,
+    "committed_transaction_can_be_aborted": (committed_transaction_can_be_aborted, f"{ONE_OPEN}; commit 0 1; abort 0"),
+    "abort_of_an_unknown_transaction_is_not_stored": (
+        abort_of_an_unknown_transaction_is_not_stored,
         "init; begin 0; send 0 2; abort 0; late 0",
     ),
-    "an_abort_keeps_what_is_pending": (an_abort_keeps_what_is_pending, f"{ONE_OPEN}; abort 0"),
+    "abort_keeps_pending_batches": (abort_keeps_pending_batches, f"{ONE_OPEN}; abort 0"),
     "init_does_not_abort": (init_does_not_abort, f"{ONE_OPEN}; init"),
-    "init_does_not_bump": (init_does_not_bump, "init; init"),
-    "init_begins_to_count_anew": (init_begins_to_count_anew, f"{ONE_OPEN}; commit 0; init"),
-    "time_out_does_not_look_at_the_time": (time_out_does_not_look_at_the_time, f"{ONE_OPEN}; time_out"),
+    "init_does_not_increment_the_epoch": (init_does_not_increment_the_epoch, "init; init"),
+    "init_resets_the_number": (init_resets_the_number, f"{ONE_OPEN}; commit 0; init"),
+    "time_out_ignores_the_time": (time_out_ignores_the_time, f"{ONE_OPEN}; time_out"),
     "nothing_times_out": (nothing_times_out, f"{ONE_OPEN}; expire; time_out"),
-    "a_new_one_takes_what_was_pending": (a_new_one_takes_what_was_pending, f"{ONE_OPEN}; send 0"),
+    "new_transaction_takes_over_pending_batches": (new_transaction_takes_over_pending_batches, f"{ONE_OPEN}; send 0"),
 }
 
 
@@ -307,8 +307,8 @@ def run(steps):
         getattr(world, name)(*map(int, arguments))
 
 
-@pytest.mark.parametrize(("mutant", "steps"), NOTICED_IN.values(), ids=NOTICED_IN)
-def test_the_model_notices_that(monkeypatch, mutant, steps):
+@pytest.mark.parametrize(("mutant", "steps"), DETECTED_IN.values(), ids=DETECTED_IN)
+def test_model_detects_the_mutation(monkeypatch, mutant, steps):
     run(steps)
     mutant(monkeypatch.setattr)
     with pytest.raises(AssertionError):

@@ -1,5 +1,6 @@
-"""A transactional id in a store that can crash, its producers (the last one lives, the others are zombies and do not
-know it), and calls that come late or again. The rules decide; beside them stands, in sets of records, what must hold.
+"""A model of one transactional id: a store that can crash, producers (the newest one is live, the others are zombies
+that do not know it), and calls that are delayed or repeated. The rules decide; the model keeps sets of records and
+checks the decisions with them.
 
 A transaction is named by its *key*: the epoch that began it, and its number.
 """
@@ -32,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a crash may go back to: the row, what is pending, and what is known of them by no rule."""
+    """A state of the store that a crash may restore: the row, the pending records, and the model's own state."""
 
     row: Transaction
     pending: Records = frozenset()
@@ -48,12 +49,12 @@ class Producer:
     committing: bool = False
     sent: set[tuple[int, int]] = field(default_factory=set)
     doubt: tuple[int, int] | None = None
-    """A record whose registration has no answer: nothing else is sent before, and nothing committed."""
+    """A record whose registration has no answer yet: before it, nothing else is sent or committed."""
     position: int = 0
 
 
 class World:
-    """Steps are the methods without underscore; `who` and `which` count round."""
+    """The public methods are steps. `who` and `which` are taken modulo the number of producers and calls."""
 
     def __init__(self) -> None:
         self.now = Stored(Transaction(7, -1, 0, EMPTY))
@@ -62,10 +63,10 @@ class World:
         self.calls: list[Call] = []
         self.visible: list[tuple[Key, Records]] = []
         self.over: dict[Key, str] = {}
-        self.told: dict[Key, str] = {}
+        self.answers: dict[Key, str] = {}
         self.record = 0
 
-    # What producers do ------------------------------------------------------------------------------------------------
+    # Steps of producers -----------------------------------------------------------------------------------------------
 
     def init(self) -> None:
         before = self.now
@@ -80,8 +81,8 @@ class World:
         if not producer.open and self._may_begin(ref):
             vars(producer).update(vars(Producer(ref, open=True)))
 
-    def ask_for_another(self, who: int) -> None:
-        """Whether it could begin one more, whatever is open."""
+    def check_another(self, who: int) -> None:
+        """Check whether it could begin another transaction, even if one is open."""
         self._may_begin(self._next(self._producer(who)))
 
     def send(self, who: int, fate: int = ARRIVES) -> None:
@@ -109,7 +110,7 @@ class World:
         if fate == ARRIVES:
             producer.failed = error is not None
             if error is None:
-                self._tell(producer, call.key, COMMITTED)
+                self._answer(producer, call.key, COMMITTED)
 
     def abort(self, who: int, fate: int = ARRIVES) -> None:
         producer = self._producer(who)
@@ -119,17 +120,17 @@ class World:
         call = Call("abort", producer.ref)
         error = self._call(call, fate)
         if fate == ARRIVES and not isinstance(error, ProducerFencedError):
-            self._tell(producer, call.key, ABORTED if error is None else COMMITTED)
+            self._answer(producer, call.key, ABORTED if error is None else COMMITTED)
 
     def late(self, which: int) -> None:
-        """A call that was made comes, or comes again."""
+        """An earlier call arrives late, or is repeated."""
         if self.calls:
             self._deliver(self.calls[which % len(self.calls)])
 
-    # What happens besides ---------------------------------------------------------------------------------------------
+    # Other events -----------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """The time of the open transaction is over; nobody has met it yet."""
+        """The time of the open transaction is over, and it is not aborted yet."""
         self.now = _expired(self.now)
         self.unforced = [_expired(stored) for stored in self.unforced]
 
@@ -142,7 +143,7 @@ class World:
             assert row is before.row, "nothing to abort"
 
     def crash(self, lost: int) -> None:
-        """The store comes back without the last `lost` of the transactions that it had not forced to disk."""
+        """The store restarts without the last `lost` of the changes that it had not forced to disk."""
         if self.unforced and lost:
             first = max(0, len(self.unforced) - lost)
             self.now = self.unforced[first]
@@ -167,9 +168,9 @@ class World:
         self._expect(error, ref, may=self._may_go_on(ref))
         return error is None
 
-    def _tell(self, producer: Producer, key: Key, fate: str) -> None:
-        """A producer has its answer: it must be true, now and for ever."""
-        self.told[key] = fate
+    def _answer(self, producer: Producer, key: Key, fate: str) -> None:
+        """A producer gets its answer, which must be true from now on."""
+        self.answers[key] = fate
         producer.open = False
 
     def _call(self, call: Call, fate: int) -> SparkLogError | None:
@@ -202,7 +203,7 @@ class World:
         if row is before.row:
             assert again
             return
-        self.visible.append((call.key, call.records))  # the append of what the producer names, in the same transaction
+        self.visible.append((call.key, call.records))  # the append of these records, in the same transaction
         self.over[call.key] = COMMITTED
         self._force(row, Stored(row, last=call.ref.number))
 
@@ -218,7 +219,7 @@ class World:
         self._force(row, Stored(row, last=call.ref.number))
 
     def _may_go_on(self, ref: TransactionRef, *, expired: bool = False) -> bool:
-        """Whether the claim's transaction is the open one, or may begin."""
+        """Whether the transaction of `ref` is the open one, or may begin."""
         now = self.now
         if ref.epoch != now.row.epoch:
             return False
@@ -240,7 +241,9 @@ class World:
     def _expect(self, error: SparkLogError | None, ref: TransactionRef, *, may: bool) -> None:
         assert (error is None) == may, f"{ref} is {'' if may else 'not '}to be done in {self.now}: {error!r}"
         if error is not None and ref.epoch != self.now.row.epoch:
-            assert isinstance(error, ProducerFencedError), "who is fenced is told so, whatever else is wrong"
+            assert isinstance(error, ProducerFencedError), (
+                "a fenced producer gets ProducerFencedError, also if the call is invalid for another reason"
+            )
         elif error is not None:
             assert isinstance(error, InvalidTxnStateError | TransactionAbortableError)
 
@@ -257,11 +260,11 @@ class World:
     def _save(self, row: Transaction, after: Stored) -> None:
         before = self.now.row
         assert row.state in rules.TRANSITIONS[before.state]
-        assert row.epoch >= before.epoch and row.number >= before.number, "neither goes down"
+        assert row.epoch >= before.epoch and row.number >= before.number, "neither decreases"
         if row.number == before.number:
-            assert row.state is before.state or before.state is ONGOING, "what is over stays as it is"
+            assert row.state is before.state or before.state is ONGOING, "a finished transaction does not change"
         else:
-            assert before.state is not ONGOING, "one after the other"
+            assert before.state is not ONGOING, "a transaction begins only after the end of the last one"
         self.now = after
 
     def _check(self) -> None:
@@ -270,16 +273,16 @@ class World:
         assert row.pending == len(now.pending) and (now.open is not None or not now.pending)
         assert row.number == now.last
         assert not row.expired or row.state is ONGOING
-        assert now.open not in self.over, "what is over does not open again"
+        assert now.open not in self.over, "a finished transaction is not opened again"
         keys = [key for key, _ in self.visible]
-        assert len(keys) == len(set(keys)), "committed once"
+        assert len(keys) == len(set(keys)), "each transaction is committed once"
         assert set(keys) == {key for key, fate in self.over.items() if fate == COMMITTED}
-        assert all(self.over[key] == fate for key, fate in self.told.items()), "what a producer was told is so"
+        assert all(self.over[key] == fate for key, fate in self.answers.items()), "every answer to a producer is true"
         records = [record for _, batch in self.visible for record in batch]
-        assert len(records) == len(set(records)), "each record once"
+        assert len(records) == len(set(records)), "each record is visible once"
         for producer in self.producers:
             sent = dict(self.visible).get((producer.ref.epoch, producer.ref.number))
-            assert sent is None or sent == producer.sent, "whole"
+            assert sent is None or sent == producer.sent, "a transaction is visible as a whole"
 
 
 def _expired(stored: Stored) -> Stored:
