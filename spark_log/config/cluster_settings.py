@@ -59,7 +59,7 @@ class ClusterSettings:
     """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
 
     initial_broker_registration_timeout_ms: int = 60_000
-    """Time for which a starting broker waits until the lease of its killed predecessor has expired (Kafka's
+    """Longest time for which a starting broker waits until the lease of its killed predecessor has expired (Kafka's
     initial.broker.registration.timeout.ms).
     """
 

@@ -102,10 +102,10 @@ def _unnamed_files(
     items = [OldFile(path, (info,)) for path in unnamed]
     held = [path for path, held in zip(unnamed, workers.run(old_file_holds, items), strict=True) if held]
     held = [path for path, size in zip(held, log_dir.sizes(held), strict=True) if size is not None]
-    return _told(cluster, redact(info.uri), held)
+    return _notes_on(cluster, redact(info.uri), held)
 
 
-def _told(cluster: Cluster, uri: str, held: Sequence[str]) -> list[str]:
+def _notes_on(cluster: Cluster, uri: str, held: Sequence[str]) -> list[str]:
     copies = [path for path in held if is_copy(_name(path))]
     ours = [path for path in held if write_id_of(_name(path)) and path not in copies]
     foreign = [path for path in held if path not in copies and path not in ours]

@@ -136,7 +136,7 @@ class TaskWriter:
                 part = self._parts[key] = _Part(topic, partition)
             self._waiting_bytes += part.add(rows)
             if part.files is not None or part.waiting_bytes > 4 * encoding.inline_max_bytes:
-                self._pass_on(part)
+                self._move_to_file(part)
         while self._waiting_bytes > WAITING_BYTES_MAX:
             self._write_out(max(self._parts.values(), key=lambda part: part.all_waiting_bytes))
         self._passed_bytes += records.nbytes
@@ -145,7 +145,7 @@ class TaskWriter:
             for part in self._parts.values():
                 part.own_rows()
 
-    def _pass_on(self, part: "_Part") -> None:
+    def _move_to_file(self, part: "_Part") -> None:
         """Pass the buffered rows to the partition's file, which collects row groups."""
         if part.files is None:
             if len(self._open) >= OPEN_FILES_MAX:
@@ -166,7 +166,7 @@ class TaskWriter:
     def _write_out(self, part: "_Part") -> None:
         before = part.all_waiting_bytes
         if part.waiting_bytes:
-            self._pass_on(part)
+            self._move_to_file(part)
         if part.files is not None:
             before = part.all_waiting_bytes
             part.files.flush_rows()
@@ -175,7 +175,7 @@ class TaskWriter:
     def _close(self, part: "_Part") -> None:
         """Finish the partition's file; later rows begin a new one."""
         if part.rows:
-            self._pass_on(part)
+            self._move_to_file(part)
         if part.files is None:
             return
         self._waiting_bytes -= part.all_waiting_bytes

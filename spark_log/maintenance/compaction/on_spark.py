@@ -212,7 +212,7 @@ def _last_codes(spark: "SparkSession", passes: Sequence[CompactionPass], log_dir
     """Column `code`: the code of the last record of each key, and _END at the end of each unit. All codes of a unit are
     in one task, in order.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     from spark_log.segments.segment_scan import scan_segments
 

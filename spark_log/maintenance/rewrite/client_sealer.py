@@ -51,7 +51,7 @@ class _Watched:
 
     @property
     def retry_s(self) -> float:
-        """Wait after a failure: at first the time that delta.max.lag.ms leaves, then longer and longer."""
+        """Wait after a failure: the time that delta.max.lag.ms leaves; it doubles each time, up to `check_every_s`."""
         left_ms = self.topic.config.delta_max_lag_ms - seal_after_ms(self.topic.config)
         return min(self.check_every_s, max(_CHECK_S_MIN, left_ms / 1000) * (1 << min(self.failures, 30)))
 
