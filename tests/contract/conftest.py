@@ -1,4 +1,4 @@
-"""Fixtures of the contract suites: what every store and every kind of log dir must keep."""
+"""Fixtures of the contract suites, which every store and every kind of log dir must pass."""
 
 from uuid import uuid4
 
@@ -14,14 +14,14 @@ from tests.support.resources import bounded_resources
 
 @pytest.fixture
 def on_s3(request):
-    """Whether the log dirs of this test lie in object storage (`also_on_s3`)."""
+    """Whether the log dirs of this test are in object storage (`also_on_s3`)."""
     return request.node.callspec.params["cluster_address"] == "s3"
 
 
 @pytest.fixture
 def cluster(request, cluster_address, tmp_path, on_s3):
-    """A cluster with one broker and nothing in it, once on SQLite, once on PostgreSQL, its log dir a local folder; and
-    with `also_on_s3` once on SQLite with its log dir in object storage.
+    """An empty cluster with one broker: once on SQLite and once on PostgreSQL with a local folder as log dir; with
+    `also_on_s3` also on SQLite with its log dir in object storage.
     """
     log_dir = str(tmp_path / "log-dir") if "://" in cluster_address else None
     with Cluster.init(cluster_address, log_dir=request.getfixturevalue("s3_uri") if on_s3 else log_dir) as cluster:
@@ -50,14 +50,14 @@ def log(cluster):
 
 @pytest.fixture
 def resource_oracle(cluster):
-    """After the test, when its producers and logs are closed, no file and no memory is left over."""
+    """After the test has closed its producers and logs, checks that no unnamed file and no memory is left."""
     with bounded_resources(cluster):
         yield
 
 
 @pytest.fixture
 def produce(cluster, cluster_address):
-    """Makes producers of the cluster; they are closed at the end."""
+    """A function that creates producers of the cluster; they are closed at the end."""
     made = []
 
     def make(**settings):
@@ -71,7 +71,7 @@ def produce(cluster, cluster_address):
 
 @pytest.fixture
 def own_postgres_server():
-    """A PostgreSQL of this test alone, to be killed and started again."""
+    """A PostgreSQL for this test only, which may kill and restart it."""
     server = PostgresServer()
     server.start()
     yield server

@@ -1,4 +1,4 @@
-"""Admin on transactions and producers: kafka-python's calls, results and errors, and what an operator's abort does."""
+"""Admin calls for transactions and producers: kafka-python's calls, results and errors; aborts by an operator."""
 
 import inspect
 
@@ -24,7 +24,7 @@ def admin(cluster, cluster_address):
 
 @pytest.fixture
 def begin(produce):
-    """A producer of this transactional id with an open transaction."""
+    """A function that creates a producer with this transactional id and an open transaction."""
 
     def begun(name, **settings):
         producer = produce(transactional_id=name, **settings)
@@ -36,7 +36,7 @@ def begin(produce):
 
 
 def send(producer, topic, *values, partition=0):
-    """Send them, and have them registered."""
+    """Send the values and wait until they are registered."""
     for value in values:
         producer.send(topic, value, partition=partition)
     producer.flush()
@@ -107,7 +107,7 @@ def test_transactions_are_listed_and_described(admin, produce, begin, cluster):
         with pytest.raises(kafka.errors.TransactionalIdNotFoundError):
             admin.describe_transactions(["open", name])
 
-    # registered while the topic was being deleted: nothing else leaves a pending batch without its topic
+    # registered during the deletion of the topic: the only case of a pending batch without its topic
     change(cluster, t.topic.delete().where(t.topic.c.name == "files"))
     assert admin.describe_transactions(["open"])["open"].topic_partitions == {TopicPartition("a", 1)}
 

@@ -1,4 +1,4 @@
-"""The facts behind the balance report, and leaders that go back to where they belong; on both stores."""
+"""The facts of the balance report, and elections of preferred leaders; on both stores."""
 
 import pytest
 

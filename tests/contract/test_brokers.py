@@ -1,4 +1,4 @@
-"""Three served brokers, producers and consumers in processes of their own; and what kills, stops and loses them."""
+"""Three served brokers, producers and consumers in separate processes; they are killed, stopped, or lose log dirs."""
 
 import shutil
 import signal
@@ -25,7 +25,7 @@ from tests.support.replicas import every_replica_is_whole
 
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
-"""Every tenth record of a steady producer is a file, and the tails between are sealed now and then."""
+"""Every tenth record of a steady producer is a file, and the tails between them are sealed from time to time."""
 
 
 def wait_until(condition, what, seconds=60):
@@ -36,7 +36,7 @@ def wait_until(condition, what, seconds=60):
 
 
 class Steady:
-    """A producer, or a consumer, at work until it is told to end. It writes to a file."""
+    """A producer or consumer process that runs until it is told to end. It writes to a file."""
 
     def __init__(self, folder, name, module, *arguments):
         self._out = folder / f"{name}.out"
@@ -56,7 +56,7 @@ class Steady:
 
 
 class World:
-    """The cluster, its brokers' processes, and questions about it."""
+    """The cluster, the processes of its brokers, and queries of its state."""
 
     def __init__(self, folder, address, cluster):
         self.folder, self.address, self.cluster = folder, address, cluster
@@ -89,7 +89,7 @@ class World:
         return describe_topics(self.cluster, ["t"])[0].partitions
 
     def controller(self):
-        """The broker that is the controller; None while nobody is."""
+        """The broker that is the controller; None while there is none."""
         status = controller_status(self.cluster)
         if not status.left_ms:
             return None
@@ -123,7 +123,7 @@ def world(cluster, cluster_address, tmp_path):
 
 
 def check(world, log, producers, consumer):
-    """Every acknowledged record is there once, in order, at its offset; the consumer has processed each once."""
+    """Each acknowledged record is in the log once, in order, at its offset; the consumer has processed each once."""
     for one in producers.values():
         one.end()
         assert not one.lines("failed")
@@ -173,7 +173,9 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
 
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
-    """On SQLite a process that is stopped inside a transaction holds everybody up, as the file's lock is its."""
+    """On SQLite a process that is stopped inside a transaction blocks all others, because it holds the lock of the
+    file.
+    """
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")
@@ -201,14 +203,14 @@ def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"log dir {victim} is taken out")
         world.work_goes_on(producers.values())
         shutil.rmtree(tmp_path / "away")
-        (tmp_path / f"d{victim}").mkdir(exist_ok=True)  # who was writing when it went may have made the folder anew
+        (tmp_path / f"d{victim}").mkdir(exist_ok=True)  # a writer may have created the folder again
         wait_until(lambda: world.in_sync(1, 2, 3), f"log dir {victim} has caught up")
         world.work_goes_on(producers.values())
     check(world, log, producers, consumer)
 
 
 def test_the_processes_carry_out_a_reassignment(world, log):
-    """Whoever asks for it need not stay: brokers copy, the controller switches."""
+    """The requesting process may end: brokers copy, and the controller switches."""
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")
@@ -226,7 +228,7 @@ def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
     world.start()
     for broker in world.brokers.values():
-        broker.kill()  # at once: nobody is left to take anybody out of the ISR, or to copy
+        broker.kill()  # at once: no process is left to shrink the ISR or to copy
     world.cluster.store.transact(lambda c, _: c.execute(t.partition.update().values(leader=1)))
     producer = Steady(tmp_path, "a", "steady_producer", world.address, "files", "a", "1")
     world.steady.append(producer)

@@ -1,4 +1,4 @@
-"""Followers catch up: whole segments, in order, verified; whatever comes between, no LEO covers what is not there."""
+"""Followers catch up: they copy whole segments in order and verify them; no LEO ever covers a missing segment."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
 
 CONFIGS = {"inline.max.bytes": "1500"}
-"""What `large` makes goes into files, short values into the tail."""
+"""Values of `large` are written to files, short values into the tail."""
 
 
 def large(text):
@@ -48,7 +48,7 @@ def large(text):
 class Replicated:
     """A topic with replicas on brokers 1, 2 and 3; broker 1 leads every partition.
 
-    2 and 3 are served, but by nobody: they catch up when they are told to.
+    Brokers 2 and 3 are served brokers without a process: they catch up when the test calls `catch_up`.
     """
 
     def __init__(self, cluster, log, folder, partitions=1):
@@ -70,7 +70,7 @@ class Replicated:
         self.values += values
 
     def leave(self, *brokers):
-        """They are out of sync, as after having lagged for too long."""
+        """Take the brokers out of the ISR, as after a long lag."""
         gone = t.replica.c.broker_id.in_(brokers)
         self.sql(
             t.replica.update().where(gone).values(in_sync=False),
@@ -94,7 +94,7 @@ class Replicated:
         return sorted(self.partition().isr)
 
     def files(self, broker):
-        """Of the log dir of a broker, by offset; whether they are there or not."""
+        """Paths of the topic's files in the log dir of a broker, by offset; they need not exist."""
         [info] = [info for info in self.cluster.log_dirs().values() if info.broker_id == broker]
         query = sa.select(SEGMENT.name).where(~SEGMENT.inline).order_by(SEGMENT.base_offset)
         names = self.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
@@ -282,7 +282,7 @@ def test_offsets_deleted_by_retention_are_skipped(replicated):
     assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 0, True)
 
 
-# What happens between the copy and its transaction
+# Changes between the copy and its transaction
 
 
 def copied(step):
@@ -398,7 +398,7 @@ def test_a_stopped_copy_keeps_the_copied_segments(replicated):
 
 
 class FakeTime(threading.Event):
-    """A stop that never comes; waiting for it passes the time."""
+    """A stop event that is never set; each wait advances the fake time."""
 
     now_s = 0.0
 
@@ -546,7 +546,7 @@ def test_lagging_replicas_are_found(cluster, log, tmp_path):
 
 @pytest.fixture
 def followers(cluster):
-    """Of broker 3."""
+    """Followers of broker 3."""
     followers = Followers(cluster, broker_id=3)
     yield followers
     followers.close(30)

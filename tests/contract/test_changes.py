@@ -1,4 +1,4 @@
-"""Whoever waits for a change of the store hears of it soon, from other threads and processes, on every store."""
+"""A wait for a change of the store ends soon after a commit of another thread or process, on every store."""
 
 import subprocess
 import threading
@@ -11,7 +11,7 @@ from tests.support.python_process import PythonProcess
 from tests.support.records import table
 
 HEARD_WITHIN_S = 0.4
-"""Far below any fetch.max.wait.ms, far above what it takes."""
+"""Far below any fetch.max.wait.ms, far above the expected time."""
 
 APPEND = """
 import sys
@@ -86,7 +86,7 @@ def test_closing_the_store_ends_all_waits(postgres_url, tmp_path):
 
 
 def settle(changes):
-    """Until the listener listens, waits are short and say "perhaps"."""
+    """Wait until the listener is connected: before that, waits are short and return True without a change."""
     deadline = time.monotonic() + 20
     while changes.wait(changes.current(), 0.2):
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Clean-up: what goes, when and where, and above all what stays."""
+"""Clean-up: which files it deletes, when and in which log dirs, and which files it keeps."""
 
 import os
 import shutil
@@ -89,7 +89,7 @@ def test_a_retired_file_is_kept_for_its_readers_and_then_deleted_in_every_log_di
     topic = create_topic(cluster, "t", 1, 3, FILES)
     append(log, topic, "old", "older")
     append(log, topic, "young", timestamp_ms=clock.wall_ms())
-    log.close()  # its write id is gone: only the table of retired files keeps the file
+    log.close()  # its write id is released: only the table of retired files keeps the file
     plan = log.plan({TopicPartition("t", 0): OffsetRange(0, 2)})
     size = plan.slices[0].size
     apply_retention(cluster, topic)
@@ -114,7 +114,7 @@ def test_a_file_is_kept_while_a_delta_table_lists_it(cluster, log, tmp_path):
     append(log, topic, "young", timestamp_ms=clock.wall_ms())
     delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
     delta_log.rename(tmp_path / "aside")
-    delta_log.write_text("no folder")  # neither can retention publish, nor clean-up
+    delta_log.write_text("no folder")  # neither retention nor clean-up can publish
     apply_retention(cluster, topic)
     report = clean(cluster)["t"]
     assert (report.before.files, report.notes) == (
@@ -156,7 +156,7 @@ def test_an_offline_log_dir_does_not_stop_the_others_and_is_cleaned_when_it_retu
     assert files(tmp_path / "d3", topic) == named(cluster)
     assert not Path(tmp_path, "d3", doomed.folder).exists()
     assert retired(cluster) == []
-    everything_fits(cluster)  # the table of 3 was compared as a whole: nothing said any more what had gone
+    everything_fits(cluster)  # a full comparison repaired the table of 3: the list of removed files no longer existed
     broker = next(info.broker_id for info in cluster.log_dirs().values() if info.broker_id == 3)
     catch_up(cluster, topic, 0, broker)
     everything_fits(cluster)
@@ -209,7 +209,7 @@ def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
 
 
 def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
-    """Whatever has not our form, and files of ours that others need."""
+    """Files whose names are not ours, and our files that are still in use."""
     topic = create_topic(cluster, "t", 2, configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
     here, young, old = f"{topic.folder}/_segments/0", DAY_MS - 60_000, DAY_MS + 60_000
@@ -271,7 +271,7 @@ def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster,
 
 
 def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
-    """They look like those that nobody knows."""
+    """They look like folders of unknown topics."""
     for name in ("live", "deleted"):
         topic = create_topic(cluster, name, configs=FILES)
         append(log, topic, "a", timestamp_ms=clock.wall_ms())
@@ -285,7 +285,7 @@ def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
 
 
 def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
-    """A disk that was swapped behind our back: nothing is deleted there, and the others are cleaned."""
+    """A disk that was swapped without notice: nothing is deleted there, and the other log dirs are cleaned."""
     cluster = three_brokers
     log = Log(cluster)
     topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
@@ -310,7 +310,7 @@ def test_a_copy_in_a_log_dir_without_a_replica_is_left_to_reassignment(cluster, 
 
 
 def test_files_of_a_topic_deleted_during_the_listing_are_kept_for_readers(cluster, log):
-    """Its readers have their time, although no row names its files any more."""
+    """Its readers keep their time, although no row names its files any more."""
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a")
     log.close()
@@ -320,7 +320,7 @@ def test_files_of_a_topic_deleted_during_the_listing_are_kept_for_readers(cluste
 
 
 def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_address):
-    """Write ids that run out at once: an append comes before clean-up, or is refused; never in between."""
+    """Write ids that expire at once: an append either commits before clean-up or is refused."""
     topic = create_topic(cluster, "t", 2, configs={**FILES, "segment.bytes": "14"})
     done = threading.Event()
     failures, outcomes = [], []

@@ -1,4 +1,4 @@
-"""A wall clock that jumps by days: what is deleted because of its age stays."""
+"""A wall clock that jumps by days: nothing is deleted because of its age."""
 
 import sqlalchemy as sa
 

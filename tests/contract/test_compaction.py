@@ -1,4 +1,4 @@
-"""Compaction of a real log: what readers, followers, producers and Delta have of it, and what stands in its way."""
+"""Compaction of a real log: effects on readers, followers, producers and Delta tables; interruptions of a pass."""
 
 import pyarrow as pa
 import pytest
@@ -34,7 +34,7 @@ from tests.support.s3 import also_on_s3
 from tests.support.topics import make
 
 FILES = {"inline_max_bytes": "0", "segment_bytes": "14"}
-"""Each append is a file, and each file is compacted by itself."""
+"""Each append is a file, and each file is a compaction unit of its own."""
 
 
 def keyed(text, timestamp_ms=NOON_MS):
@@ -58,7 +58,7 @@ def append(log, topic, *batches, partition=0, **columns):
 
 
 def read(log, topic, partition=0):
-    """`offset:value` of all that can be read."""
+    """`offset:value` of all readable records."""
     where = OurPartition(topic.name, partition)
     found = OffsetRange(*log.positions(topic)[where])
     rows = [row for batch in log.read({where: found}) for row in batch.to_pylist()]
@@ -79,7 +79,7 @@ def passes(cluster, topic, partition=0):
 
 @pytest.fixture
 def local(tmp_path):
-    """A cluster on SQLite, for what the kind of store has no part in."""
+    """A cluster on SQLite, for tests that do not depend on the kind of store."""
     with Cluster.init(str(tmp_path / "local")) as cluster:
         yield cluster
 
@@ -103,7 +103,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     consumer.assign([p0, p1])
     [first] = compact(cluster)
     assert read(log, topic) == "4:a3 5:b3 7:-c"
-    [second] = compact(cluster)  # tombstones wait for a pass, here for no time
+    [second] = compact(cluster)  # tombstones are dropped one pass after delete.retention.ms, which is 0 here
     assert read(log, topic) == "4:a3 5:b3"
     assert read(log, topic, 1) == ""
     assert (first.partitions, first.before.files, first.before.records, first.after.records) == (2, 4, 8, 2)
@@ -117,7 +117,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
             assert {(record.offset, record.value) for record in records} <= {(4, b"a3"), (5, b"b3")}
     consumer.commit({p0: OffsetAndMetadata(8, "", -1), p1: OffsetAndMetadata(2, "", -1)})
     assert [lag.lag for lag in group_lag(cluster.store, "g")] == [0, 0]
-    consumer.seek(p0, 1)  # into a segment that has nothing left
+    consumer.seek(p0, 1)  # into a segment without remaining records
     arrow = []
     while consumer.position(p0) < 8:
         arrow += [offset for batch in consumer.poll_arrow(timeout_ms=1_000).values() for offset in batch["offset"]]
@@ -135,7 +135,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
 
 
 def test_a_follower_copies_the_compacted_files(three_brokers):
-    """One that was away, and had the files of before."""
+    """It was offline, and still has the files from before the pass."""
     cluster = three_brokers
     log = Log(cluster)
     topic = topic_on(cluster, "t", [[1, 2, 3]], cleanup_policy="compact", inline_max_bytes="0")
@@ -202,7 +202,7 @@ def test_a_pass_ends_when_the_isr_changes(three_brokers, monkeypatch):
 
 @pytest.mark.parametrize("point", ["compact.file-written", "compact.swapped:2", "compact.before-noted"])
 def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster_address, log, point):
-    """Nothing is lost, nothing comes back, no pass is noted; the next one goes on where it was."""
+    """No record is lost, no removed record returns, and the killed pass is not recorded; the next pass continues."""
     topic = make(cluster, "t", cleanup_policy="compact", delete_retention_ms="0", **FILES)
     append(log, topic, "a1 b1", "a2 -b", "c1")
     compact(cluster)
@@ -262,7 +262,7 @@ def test_a_pass_runs_when_it_is_due(local, local_log):
     [report] = compact(local, force=False)
     assert str(report).startswith("compact t: 1 partition, 1 -> 1 files, ")
     append(local_log, topic, *["b1 c1", "d1 e1", "f1 g1", "h1 i1"])
-    assert compact(local, force=False) == []  # a pass, that found nothing to take away
+    assert compact(local, force=False) == []  # the pass found nothing to remove
     assert [each.end_offset for each in passes(local, topic)] == [2, 10]
     append(local_log, topic, "b2")
     assert compact(local, force=False) == []
@@ -306,7 +306,7 @@ def test_keys_that_do_not_fit_into_memory_are_processed_in_buckets(local, local_
 
 
 def test_records_below_the_log_start_are_removed_and_replace_no_other(local, local_log):
-    """What nobody can read goes with the next pass over it, and decides nothing."""
+    """Records below the log start are removed by the next pass, and replace no value of their key."""
     topic = make(local, "t", cleanup_policy="compact,delete", inline_max_bytes="0")
     append(local_log, topic, "a1 b1 c1 d1", "a2 e1")
     delete_records(local, {OurPartition("t", 0): 2})
@@ -317,7 +317,7 @@ def test_records_below_the_log_start_are_removed_and_replace_no_other(local, loc
 
 
 def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
-    """It would be old data and new data at once to a stream of that table."""
+    """A stream of the Delta table would see such a file as old and new data at once."""
     topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
     append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
     seen = t.publication_cursor.update().values(seen_offset=4)
@@ -341,7 +341,7 @@ def test_compaction_and_retention_of_one_topic(local, local_log):
 
 
 def test_two_concurrent_passes_have_the_result_of_one(local, local_log):
-    """The second was planned before the first one's swaps, and gives way."""
+    """The second pass was planned before the swaps of the first, and ends without a swap."""
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 b1", "a2 b2")
     context = work_on(local)

@@ -1,5 +1,5 @@
-"""Compaction against a dictionary, over appends, clock steps, lost swaps, kills, merges and delete_records; and that
-the model would notice if a rule were missing.
+"""Compaction compared with a dictionary, over appends, clock steps, lost swaps, kills, merges and delete_records; and a
+check that the model detects each missing rule.
 """
 
 import itertools
@@ -39,7 +39,7 @@ def test_a_reader_always_sees_the_last_value_of_each_key(cluster, case):
     run(cluster, case)
 
 
-# What if a rule were missing? Each of these is one rule less; the model has to notice.
+# Each of these removes one rule of compaction; the model must detect it.
 
 
 def the_first_of_each_key_stays(patch):
@@ -69,7 +69,7 @@ def tombstones_go_at_once(patch):
 
 
 def tombstones_go_when_their_own_time_has_come(patch):
-    """Whatever passes there were: older values may still be there."""
+    """Independent of completed passes: older values may still be in the log."""
 
     def horizon(passes, now_ms, retention_ms):
         return 1 << 40 if passes and passes[0].at_ms <= now_ms - retention_ms else 0

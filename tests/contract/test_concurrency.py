@@ -1,4 +1,4 @@
-"""Many processes at once: dense offsets, each record once, nobody starves, no error comes through."""
+"""Many concurrent processes: dense offsets, each record once, no starvation, no error."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
 
 
 def work(address, writer, producer_id, flushes, start, progress, outcomes):
-    """One writer: flushes of a record to each partition, in its own order; an idempotent producer repeats some."""
+    """One writer: flushes one record to each partition, in its own order; an idempotent producer repeats some."""
     log = Log(Cluster.open(address))
     topic = log.find_topic("t")
     order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]
@@ -48,7 +48,7 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
 
 
 def maintenance(address, start, done):
-    """Seals and publishes, again and again, until everybody is done."""
+    """Seals and publishes repeatedly until all writers are done."""
     log = Log(Cluster.open(address))
     topic = log.find_topic("t")
     start.wait(timeout=60)
@@ -66,7 +66,7 @@ def producers(cluster, count):
 
 
 def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):
-    """Let the writers work, with two processes of maintenance beside them; what each writer told."""
+    """Run the writers beside two maintenance processes; returns the outcomes that each writer reported."""
     ids = [producer if n % 2 == 0 else None for n, producer in enumerate(producers(cluster, writers))]
     start, done, outcomes = forkserver.Barrier(writers + 3), forkserver.Event(), forkserver.Queue()
     progress = forkserver.Array("i", writers, lock=False)
@@ -92,7 +92,7 @@ def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda pro
 
 
 def check(cluster, told, flushes=FLUSHES):
-    """Every record once, at the offset that was told; offsets dense; the Delta table up to date."""
+    """Each record is in the log once, at the reported offset; offsets are dense; the Delta table is up to date."""
     log = Log(cluster)
     topic = log.find_topic("t")
     found = read_all(log, topic)
@@ -119,7 +119,7 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
 
 
 def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, tmp_path):
-    """Twice, and comes back: appends take longer, and that is all."""
+    """Two crashes and recoveries only delay the appends."""
     address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
@@ -136,7 +136,7 @@ def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, t
 
 
 def test_appends_during_the_deletion_of_their_topic(cluster, cluster_address):
-    """Whoever wins: an append is in the topic that was deleted, or refused; and no trace stays in the metadata."""
+    """In either order, an append is in the deleted topic or is refused, and leaves no row in the metadata."""
     log = Log(cluster)
     for _ in range(5):
         topic = create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)

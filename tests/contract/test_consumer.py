@@ -1,4 +1,4 @@
-"""Reading with a Consumer, without a group: what kafka-python's does, and what it costs the store and the disk."""
+"""Reading with a Consumer without a group: the behaviour of kafka-python's, and the cost for store and disk."""
 
 import os
 import threading
@@ -32,12 +32,12 @@ from tests.support.topics import append, fill, make
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SOON_MS = 20_000
-"""Longest wait for what is bound to come."""
+"""Longest wait for an expected event."""
 
 
 @pytest.fixture
 def consume(cluster_address, cluster):
-    """Makes consumers of the cluster, from the beginning unless told otherwise; closes them."""
+    """A function that creates consumers, from the earliest offset by default; they are closed at the end."""
     made = []
 
     def make_consumer(*topics, **settings):
@@ -55,7 +55,7 @@ def values(records):
 
 
 def read(consumer, count):
-    """The next `count` values of each poll's partitions, by partition number."""
+    """The next `count` values, by partition number."""
     seen = {}
     deadline = time.monotonic() + SOON_MS / 1000
     while sum(map(len, seen.values())) < count:
@@ -66,7 +66,7 @@ def read(consumer, count):
 
 
 class Counted:
-    """SQL statements and opened segments while it is active."""
+    """Counts SQL statements and opened segments while it is active."""
 
     def __init__(self, consumer, monkeypatch):
         self.statements = []
@@ -86,7 +86,7 @@ class Counted:
 
 
 def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
-    """Its settings go in, its structs come back."""
+    """It passes kafka-python's settings and gets kafka-python's structs."""
     make(cluster, "my_favorite_topic", 2)
     fill(log, "my_favorite_topic", [3, 2])
     seen = []
@@ -333,7 +333,7 @@ def test_an_idle_consumer_does_not_query_the_store(cluster, log, consume, monkey
     fill(log, "t", [1, 1, 1])
     consumer = consume("t", group_id="g", enable_auto_commit=False)
     assert sum(map(len, read(consumer, 3).values())) == 3
-    consumer.poll(500)  # the group has settled, PostgreSQL's listener listens
+    consumer.poll(500)  # the group is stable, and PostgreSQL's listener is connected
     counted = Counted(consumer, monkeypatch)
     assert consumer.poll(1_500) == {}
     for _ in range(50):

@@ -39,7 +39,7 @@ def consume(cluster_address, cluster):
 
 
 class Told(ConsumerRebalanceListener):
-    """Remembers what it was told; `on_revoked` runs inside."""
+    """Records its calls; `on_revoked` runs inside the callback."""
 
     def __init__(self, on_revoked=lambda partitions: None):
         self.events = []
@@ -57,7 +57,7 @@ class Told(ConsumerRebalanceListener):
 
 
 def settle(*consumers, until=lambda: True, share=None):
-    """Poll all of them in turn until each has `share` partitions; returns the values that came, per consumer."""
+    """Poll all consumers in turn until each has `share` partitions; returns the values that each got."""
     seen = [[] for _ in consumers]
     deadline = time.monotonic() + SOON_S
     while True:
@@ -270,9 +270,9 @@ def test_a_member_whose_session_ended_loses_all_partitions(commits, cluster, log
     frozen = consume(enable_auto_commit=False)
     frozen.subscribe(["t"], listener=told)
     settle(frozen, share=[1])
-    frozen._background._beat = lambda: None  # a process that is stopped sends nothing
+    frozen._background._beat = lambda: None  # a stopped process sends no heartbeat
     cluster.store.transact(lambda connection, _: connection.execute(group_member.update().values(until_ms=0)))
-    frozen._polling.group._alive_s = -math.inf  # and when it goes on, its session is over by its own clock too
+    frozen._polling.group._alive_s = -math.inf  # and when it continues, its session has ended by its own clock too
     other = consume("t")
     settle(other, share=[1])
     if commits:
@@ -336,7 +336,7 @@ def numbered_consumer(address, poll_records):
 
 
 def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cluster, log, cluster_address):
-    """Killed between processing and commit, again and again; what the next one repeats begins at the last commit."""
+    """Killed repeatedly between processing and commit; the next consumer repeats from the last commit."""
     make(cluster, "t", 2)
     fill(log, "t", [12, 12])
     processed = {0: [], 1: []}
@@ -346,7 +346,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
         return numbered_consumer(cluster_address, 2)
 
     def run(process, polls):
-        """Follow it until it has processed so many records; its offsets must go on where the last commit was."""
+        """Read its output until it has processed `polls` records; its offsets must continue at the last commit."""
         here = {}
         count = 0
         for line in process.stdout:
@@ -459,7 +459,7 @@ def test_a_backlog_of_commits_does_not_end_the_session(cluster, log, consume, mo
     write = consumer._polling.commits._write
 
     def write_slowly(offsets):
-        time.sleep(0.1)  # a store that is slow: what is tested is a backlog longer than a session
+        time.sleep(0.1)  # a slow store: the backlog must take longer than a session
         write(offsets)
 
     monkeypatch.setattr(consumer._polling.commits, "_write", write_slowly)

@@ -1,4 +1,4 @@
-"""Killing a writer at any point breaks nothing: what was acknowledged is there once, and the next one goes on."""
+"""A writer may be killed at any point: each acknowledged record is in the log once, and the next writer continues."""
 
 import signal
 from pathlib import Path
@@ -24,7 +24,9 @@ RECORDS = 12
 
 
 def write(address, writer, failpoint=None):
-    """Run a writer to its end; its return code, the numbers that it began to send, and {number: offset} of the acks."""
+    """Run a writer to its end. Returns its exit code, the numbers that it began to send, and {number: offset} of the
+    acks.
+    """
     done = run_process("-m", "tests.support.numbered_writer", address, "t", writer, RECORDS, failpoint=failpoint)
     words = [line.split() for line in done.stdout.splitlines()]
     sent = [int(number) for kind, number, *_ in words if kind == "sent"]
@@ -55,7 +57,7 @@ def files_on_disk(cluster, topic):
 
 WRITE_POINTS = [point for point in POINTS if point.startswith(("file.", "append.", "seal.", "publish."))]
 FIRST_TIMES = ["append.decided", "publish.before-commit", "publish.committed"]
-"""Where nothing lies around yet: no record, no Delta table of ours."""
+"""Failpoints of the first append and publication: no record or no Delta table exists yet."""
 
 
 @pytest.mark.parametrize("failpoint", [*(f"{point}:2" for point in WRITE_POINTS), *FIRST_TIMES])
@@ -92,7 +94,7 @@ def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
 
 @pytest.mark.parametrize("point", ["file.temporary-written", "append.decided", "append.committed"])
 def test_a_writer_killed_on_postgresql_loses_nothing(point, postgres_url, tmp_path):
-    """There the transaction ends with the connection, not with the process's file locks."""
+    """On PostgreSQL the transaction ends with the connection, not with the file locks of the process."""
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
         code, _, acked = write(postgres_url, "w", f"{point}:3")

@@ -1,4 +1,4 @@
-"""The connection of every transaction of a call is cut, one after the other: the call does what it does without."""
+"""The connection of each transaction of a call is cut, one after the other: the call has the same result as without."""
 
 from itertools import count
 
@@ -22,8 +22,9 @@ from tests.support.topics import append, make
 
 
 class Calls:
-    """Each takes a cluster with one topic "t", and checks what it did through `seen`, whose
-    connections are not cut."""
+    """Each method takes a cluster with one topic "t", and checks its result through `seen`, whose connections are not
+    cut.
+    """
 
     def __init__(self, seen):
         self.seen = seen

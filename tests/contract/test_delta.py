@@ -1,4 +1,4 @@
-"""A topic is also a Delta table: whatever is done to the table, its active files are the sealed segments again."""
+"""A topic is also a Delta table: after any change by others, its active files are the sealed segments again."""
 
 import json
 import shutil
@@ -137,7 +137,7 @@ def foreign_insert(topic):
 
 
 def foreign_insert_beside_a_segment(topic):
-    """Into a partition of the table that is ours: compaction will merge the two."""
+    """Inserts into a partition of the table that belongs to the topic: compaction will merge the two files."""
     deltalake.write_deltalake(topic.location, foreign_rows(base_offset=0), mode="append")
 
 
@@ -261,7 +261,7 @@ def keep_publishing(address, start, done):
 
 
 def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
-    """None of them is told an error, no file is listed twice, none is missing in the end."""
+    """None of them gets an error, no file is listed twice, and none is missing at the end."""
     topic = Topic(tmp_path / "cluster")
     address = str(topic.cluster.store.address)
     start, done = forkserver.Barrier(3), forkserver.Event()
@@ -304,7 +304,7 @@ def test_spark_reads_the_same_records_as_the_log(topic, spark):
 
 
 def test_changes_of_the_table_by_spark_are_undone(topic, spark):
-    """INSERT, OPTIMIZE, ZORDER and VACUUM in every way; a stream that reads the table does not notice."""
+    """INSERT, OPTIMIZE, ZORDER and VACUUM in every form; a stream that reads the table is not affected."""
     checkpoint = str(Path(topic.location).parent.parent / "checkpoint")
     output = str(Path(topic.location).parent.parent / "output")
 

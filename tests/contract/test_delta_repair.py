@@ -1,4 +1,4 @@
-"""A Delta log that a power loss has torn is repaired, also by halves, and one that cannot be read is left alone."""
+"""A Delta log torn by a power loss is repaired, also after a partial repair; an unreadable one is not changed."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ def three_segments(folder):
 
 
 def without_older_commits(topic):
-    """A checkpoint of the newest version, and of the commits only those after it: what the task delta leaves."""
+    """A checkpoint of the newest version, and only the commits after it, as the task delta leaves the log."""
     version = topic.delta.version()
     topic.delta.create_checkpoint()
     topic.append("after it")
@@ -60,7 +60,7 @@ class Killed(BaseException):
 
 
 def kill_at(step, patch):
-    """The process that repairs a Delta log dies at its deletion or replacement of this number."""
+    """The process that repairs a Delta log is killed at deletion or replacement number `step`."""
     steps = iter(range(step + 1))
 
     def counted(real):
@@ -115,12 +115,12 @@ def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp
             kill_at(step, patch)
             try:
                 topic.publish()
-                break  # it had fewer steps
+                break  # the repair had fewer steps
             except Killed:
                 pass
         topic.publish()
         topic.is_whole()
-        for checksum in log.glob(".*.crc"):  # else Spark would refuse the file that has its name now
+        for checksum in log.glob(".*.crc"):  # Spark would refuse the new file of that name
             name = checksum.name[1:-4]
             assert (log / name).read_bytes() == before[name]
     assert step > 1

@@ -1,4 +1,4 @@
-"""Each log dir's Delta table of a topic follows the replicas in that log dir, whatever becomes of the others."""
+"""The Delta table of a topic in each log dir follows the replicas in that log dir, independent of other log dirs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.support.replicas import add_brokers
 
 
 class Tables:
-    """A topic of files only on brokers 1 (which leads), 2 and 3; 2 and 3 catch up when they are told to."""
+    """A topic of files only on brokers 1 (the leader), 2 and 3; 2 and 3 catch up when the test calls `catch_up`."""
 
     def __init__(self, cluster, log, folder, partitions=1, **configs):
         add_brokers(cluster, folder, 2, 3)
@@ -203,7 +203,7 @@ def test_a_leo_that_falls_and_recovers_between_publications_changes_nothing(tabl
 
 
 def test_segments_sealed_while_a_replica_lagged_are_new_data_in_its_table(cluster, log, tmp_path):
-    """The blobs lay below its LEO, but not in its table: a stream that reads it has not seen them."""
+    """The blobs were below its LEO but not in its table: a stream of the table has not seen them."""
     tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500"})
     large = "x" + os.urandom(2_000).hex()
     tables.append(large)
@@ -224,14 +224,14 @@ def test_segments_sealed_while_a_replica_lagged_are_new_data_in_its_table(cluste
 
 
 def test_a_merged_file_is_a_data_change_only_in_tables_that_lacked_its_records(tables):
-    """No merge yet: a row for a file of the same records takes the place of two, as one will."""
+    """Simulates a merge: the row of one file with the same records replaces the rows of two files."""
     tables.append("a")
     tables.leave(3)
     tables.append("b")
     tables.append("c")
     with tables.cluster.store.snapshot() as connection:
         rows = connection.execute(sa.select(t.segment).order_by(SEGMENT.base_offset)).mappings().all()
-    tables.append("a", "b")  # gives the bytes; then the log is put back
+    tables.append("a", "b")  # provides the file; then the log is restored
     with tables.cluster.store.snapshot() as connection:
         donor = connection.execute(sa.select(t.segment).where(SEGMENT.base_offset == 3)).mappings().one()
     name = "0123456789abcdef0123456789abcdef-0.parquet"
@@ -328,7 +328,7 @@ def test_a_replica_that_returns_to_a_log_dir_makes_no_data_change_of_known_recor
 
 
 def test_a_full_comparison_requested_during_a_publication_is_kept(tables):
-    """The controller has found files missing while the table was compared: the next publication compares all of it."""
+    """The controller found missing files during the comparison: the next publication compares the whole table."""
     tables.append("a")
     info = next(iter(tables.cluster.log_dirs().values()))
     with tables.cluster.store.snapshot() as connection:

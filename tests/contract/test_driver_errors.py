@@ -65,7 +65,7 @@ def write_ids(store):
 
 
 def raise_once(store, moment):
-    """Of the trigger that this makes, the next call of the returned function sets the error that is raised once.
+    """Creates a trigger that raises an error once. The returned function sets the SQLSTATE of the next error.
 
     PostgreSQL does not roll a sequence back, so it counts over transactions.
     """
@@ -143,7 +143,7 @@ def test_errors_in_a_read(postgres):
 
 
 def test_errors_in_the_query_for_the_outcome_of_a_lost_commit(postgres, postgres_server):
-    """While that is not known nothing else is told, and nothing is done again."""
+    """While the outcome is unknown, the call neither returns nor repeats the transaction."""
     arm = raise_once(postgres, "TRIGGER failing BEFORE INSERT ON commit_token FOR EACH ROW WHEN (NOT NEW.committed)")
     retried = {**RETRIED, "disk full": "53100", "I/O error": "58030"}
     with PostgresProxy(postgres_server.port) as proxy, Cluster.open(proxy.address(postgres.address.url)) as cluster:
@@ -189,7 +189,7 @@ def test_a_pool_without_a_free_connection_is_a_retriable_error(postgres):
 
 
 def test_connections_are_renewed_when_the_server_has_become_read_only(postgres):
-    """As behind a proxy that sends new connections to the new primary."""
+    """As behind a proxy that routes new connections to the new primary."""
     postgres.transact(lambda connection, _: add_write_id(connection, "before"))
     with postgres.engine.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()

@@ -1,4 +1,4 @@
-"""A dry run of maintenance: it tells what a run does, and changes nothing."""
+"""A dry run of maintenance reports the work of a run, and changes nothing."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def everything(cluster):
         return {
             table.name: sorted(map(repr, connection.execute(sa.select(table))))
             for table in t.metadata.sorted_tables
-            if table.name != "commit_token"  # a connection's own, not the cluster's
+            if table.name != "commit_token"  # belongs to a connection, not to the cluster
         }
 
     folder = folder_of(cluster, 1)
@@ -43,7 +43,7 @@ def everything(cluster):
 
 
 def due_work(cluster, log, produce):
-    """Something for every task to do."""
+    """Work for every task."""
     now_ms = clock.wall_ms()
     expired = create_topic(cluster, "expired", configs=FILES)
     for value in ("a", "b"):
@@ -120,7 +120,11 @@ def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, p
     assert notes["flush", "unforced"] == "deletes nothing"
     assert notes["delta", "small"].startswith("checkpoint at version ")
 
-    for task in ("retention", "files", "expire"):  # the real run deletes exactly what the dry run told
+    for task in (
+        "retention",
+        "files",
+        "expire",
+    ):  # the real run deletes exactly the files and rows of the dry run's report
         told = [report for report in planned if report.task == task]
         done = list(run_tasks(cluster, [task]))
         assert [(r.topic, r.partitions, r.before, r.notes) for r in done] == [

@@ -1,5 +1,5 @@
-"""Erasing by key: every record of the keys goes, from segments, replicas and, with a purge, from every log dir; all
-others stay where they are, and nobody notices.
+"""Erasing by key: all records of the keys are removed from segments, replicas and, with a purge, from every log dir;
+other records keep their offsets, and readers and writers continue.
 """
 
 import signal
@@ -49,7 +49,7 @@ def without(rows, *keys):
 
 
 def fill(log, topic, partition=0):
-    """Files, then a tail; values, tombstones and headers of the keys that will go, between others."""
+    """Files, then a tail; values, tombstones and headers of the keys that will be erased, among others."""
     append_keyed(log, topic, (STAYS, b"1"), (GONE, PRIVATE), (None, b"without a key"), partition=partition)
     append_keyed(log, topic, (GONE, None), partition=partition)
     append_keyed(log, topic, (STAYS, GONE[:-1]), (b"", b"empty key"), partition=partition)
@@ -84,7 +84,7 @@ def test_records_of_the_keys_are_erased_and_others_keep_their_offsets(cluster, l
     assert (again.records, again.before.files, again.segments_scanned) == (0, 0, 5)
 
     append_keyed(log, topic, (GONE, PRIVATE))
-    log.close()  # its write id: what a writer is at work on is not clean-up's
+    log.close()  # releases its write id: clean-up does not delete files of an active writer
     purged = erase(cluster, "t", [GONE, ALSO_GONE], purge=True)
     assert purged.records == 1
     assert purged.purged.files == 5, "four of the first time, and one more"
@@ -142,7 +142,7 @@ def test_every_replica_is_erased_and_an_offline_one_later(three_brokers, log_of,
     leader = cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.leader)).scalar_one())
     gone = next(broker for broker in (1, 2, 3) if broker != leader)
     (tmp_path / f"d{gone}").rename(tmp_path / "away")
-    # nobody has noticed yet: it is in the ISR, and holds the high watermark back
+    # not detected yet: it is in the ISR, and holds the high watermark back
     append_keyed(log, topic, (GONE, b"above the high watermark"), acks=1)
 
     erased = erase(cluster, "t", [GONE], purge=True)
@@ -161,7 +161,7 @@ def test_every_replica_is_erased_and_an_offline_one_later(three_brokers, log_of,
     (tmp_path / "away").rename(tmp_path / f"d{gone}")
     inspect_log_dirs(cluster, unfenced)
     catch_up(cluster, topic, 0, gone)
-    log.close()  # gives its write id back: what a writer is at work on is not clean-up's
+    log.close()  # releases its write id: clean-up does not delete files of an active writer
     reports = list(run_tasks(cluster, ["files"], topics=["t"]))
     assert sum(report.before.files for report in reports) == 2
     assert files_with(tmp_path, PRIVATE, GONE) == [], "clean-up has finished the purge where it could not reach"
@@ -219,7 +219,7 @@ def test_a_killed_erase_can_be_repeated(cluster, log, cluster_address, tmp_path)
 
 
 def test_a_consumer_continues_over_erased_files(cluster, log, cluster_address):
-    """Over files that are replaced, and over files that are purged, before it comes to them."""
+    """Files are replaced, and files are purged, before the consumer reaches them."""
     topic = create_topic(cluster, "t", configs=FILES)
     for number in range(20):
         append_keyed(log, topic, (STAYS, b"%d" % number), (GONE, PRIVATE))
@@ -265,7 +265,7 @@ def small_cluster(tmp_path_factory):
 @given(BATCHES, st.sets(st.integers(0, 3)), BATCHES, st.lists(ERASES, min_size=1, max_size=2))
 @settings(max_examples=12)
 def test_the_remaining_records_are_those_of_a_list_model(small_cluster, batches, seals, more, erases):
-    """Against a plain list: batches, some sealed, erases up to some offset, more batches in between."""
+    """Compared with a plain list: batches, some sealed, erases up to some offset, and more batches in between."""
     topic = create_topic(small_cluster, f"t{uuid.uuid4().hex}")
     log = Log(small_cluster)
     model = []

@@ -1,5 +1,5 @@
-"""A canary in random histories: wherever erased bytes are after `erase --purge`, a note names that place; and when all
-that the notes advise is done, they are nowhere.
+"""A canary in random histories: after `erase --purge` a note names each place that still holds erased bytes, and no
+place holds them once the advice of all notes was followed.
 """
 
 import random
@@ -41,7 +41,7 @@ STEPS = 16
 
 
 class History:
-    """A cluster of three brokers and what may happen to it. Each public method is one step."""
+    """A cluster of three brokers and the events of its history. Each public method is one step."""
 
     def __init__(self, root, choice):
         self.root, self.random = root, choice
@@ -57,7 +57,7 @@ class History:
         self.numbers = count()
 
     def rows(self):
-        """One with the canary or without; a large value makes the batch a file."""
+        """A row with or without the canary; a large value makes the batch a file."""
         padding = b"." * self.random.choice([1, 1, 10_000])
         key, text = self.random.choice([(GONE, CANARY), (GONE, CANARY), (STAYS, b"public")])
         return [(key, b"%s %d %s" % (text, next(self.numbers), padding))]
@@ -107,7 +107,7 @@ class History:
         self.away = self.random.choice([1, 2, 3])
         if self.random.random() < 0.5:
             take_away(self.cluster, self.away)
-        else:  # and nobody has noticed
+        else:  # and not detected
             folder = folder_of(self.cluster, self.away)
             folder.rename(folder.with_name(f"{folder.name}-away"))
         return None
@@ -129,7 +129,7 @@ class History:
 
     def optimize_the_delta_table(self):
         for location in delta_tables(self.cluster, self.topic).values():
-            with suppress(Exception):  # it is away, or empty
+            with suppress(Exception):  # it is offline or empty
                 DeltaTable(location).optimize.z_order(["key"])
 
     def read_the_store(self):
@@ -155,14 +155,14 @@ class History:
         ]  # fmt: skip
         step = self.random.choice(steps)
         self.done.append(step.__name__)
-        with suppress(SparkLogError):  # mostly because a log dir is away
+        with suppress(SparkLogError):  # mostly because a log dir is offline
             step()
 
     def purge_and_look(self):
-        """What the notes say, and where the canary is."""
+        """The notes of the purge, and the places of the canary."""
         try:
             notes = erase(self.cluster, "t", [GONE], purge=True).notes
-        except SparkLogError:  # the partition has no leader without the log dir that is away: nothing is promised
+        except SparkLogError:  # the partition has no leader without the offline log dir: no guarantee applies
             assert self.away is not None
             self.bring_it_back()
             notes = erase(self.cluster, "t", [GONE], purge=True).notes

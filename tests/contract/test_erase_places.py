@@ -1,4 +1,4 @@
-"""`erase --purge` names every place that still holds erased records, and doing what it advises makes them go."""
+"""`erase --purge` names every place that still holds erased records, and following its advice removes them."""
 
 import sqlite3
 
@@ -29,7 +29,7 @@ GONE, STAYS, PRIVATE = b"key-of-somebody-7f3a", b"key-that-stays", b"private-val
 
 
 def come_back(cluster, broker_id):
-    """The log dir is there again; nothing has been told of it."""
+    """The log dir is available again; no component has been notified."""
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
 
@@ -39,7 +39,7 @@ def purge(cluster, topic="t"):
 
 
 def of_files(notes):
-    """Without the one about PostgreSQL's own files."""
+    """Without the note about PostgreSQL's own files."""
     return [note for note in notes if "PostgreSQL" not in note]
 
 

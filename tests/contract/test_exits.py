@@ -1,4 +1,4 @@
-"""Programs that end without closing what they opened: no thread is in native code while the interpreter ends."""
+"""Programs that end without closing their clients: no thread runs native code while the interpreter ends."""
 
 import pytest
 

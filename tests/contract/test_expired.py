@@ -1,4 +1,4 @@
-"""Warnings of records that retention.ms does not keep: on every way into a topic, once, and right."""
+"""Warnings of records that are older than retention.ms: on every write path, once, and correct."""
 
 import logging
 
@@ -33,7 +33,7 @@ def warnings(caplog):
 
 
 def going(cluster, topic):
-    """How many records the next run of retention takes from a topic."""
+    """Number of records that the next run of retention deletes from a topic."""
     return sum(report.before.records for report in run_tasks(cluster, ["retention"], topics=[topic], dry_run=True))
 
 

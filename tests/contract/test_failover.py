@@ -1,4 +1,4 @@
-"""Log dirs and brokers that fail and come back: who leads, who is in sync, what is truncated, on both stores."""
+"""Log dirs and brokers that fail and return: leaders, ISR and truncations, on both stores."""
 
 import shutil
 import time
@@ -194,7 +194,7 @@ def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
     catch_up(cluster, topic, 0, 2)
     append(log, topic, "b")
     shutil.rmtree(tmp_path / "d2")
-    old.rename(tmp_path / "d2")  # under the id that the log dir had before
+    old.rename(tmp_path / "d2")  # with the former id of the log dir
     look(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 2, 2: 1, 3: 2}
@@ -348,7 +348,7 @@ def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):
 
 def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluster, cluster_address, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "retention.ms": "-1"})
-    for broker in (1, 2, 3):  # alive, and nobody copies
+    for broker in (1, 2, 3):  # alive, but no process copies
         BrokerSession(cluster.store, broker, 3_600_000).register()
     log = Log(cluster)
     append(log, topic, "a", acks=1)

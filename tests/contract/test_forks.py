@@ -83,7 +83,7 @@ def test_a_child_forked_inside_a_transaction_cannot_end_it(cluster):
 
 
 def test_a_child_uses_the_cluster_of_its_parent(cluster):
-    """Both learn of what the other one commits."""
+    """Parent and child see each other's commits."""
     changes = cluster.store.changes
     rename = "UPDATE cluster SET created_ms = created_ms + 1"
     cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
@@ -102,13 +102,13 @@ def test_a_child_uses_the_cluster_of_its_parent(cluster):
 def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
     file = LocalFile(tmp_path / "a", tmp_path)
     file.write(b"once")
-    assert in_child(lambda: file._file.flush()) == 0  # as the end of its interpreter does
+    assert in_child(lambda: file._file.flush()) == 0  # as at the end of its interpreter
     file.commit()
     assert (tmp_path / "a").read_bytes() == b"once"
 
 
 def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_address, log):
-    """deltalake does not work in a child of a process that has used it: what the child appends, others publish."""
+    """deltalake does not work in a child of a process that has used it: other processes publish the child's records."""
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
     log.append(topic, [Records(0, table("a"))])
 
@@ -135,7 +135,7 @@ def test_a_child_opens_connections_of_its_own_to_object_storage():
 
 
 class EmptyBucket(ThreadingHTTPServer):
-    """Object storage with nothing in it, which keeps connections open and notes the client's port of each request."""
+    """Empty object storage that keeps connections open and records the client's port of each request."""
 
     def __init__(self, ports):
         class Handler(BaseHTTPRequestHandler):

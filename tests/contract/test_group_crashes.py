@@ -1,4 +1,4 @@
-"""Members and coordinators that are killed or stopped: never two owners of a partition, and others take over."""
+"""Members and coordinators that are killed or stopped: a partition never has two owners, and others take over."""
 
 import itertools
 import queue
@@ -41,7 +41,7 @@ class Process:
 
     def _read(self):
         for line in self.child.stdout:
-            if not line.endswith("\n"):  # the last word of one that was killed while it spoke
+            if not line.endswith("\n"):  # the partial last line of a killed process
                 continue
             self.lines.append(line.split())
             self._new.put(None)
@@ -76,7 +76,7 @@ class Process:
         self._reading.join(timeout=30)
 
     def holdings(self):
-        """(partition, from, to) of everything that it held."""
+        """(partition, from, to) of each period in which it held a partition."""
         since, found = {}, []
         for kind, *rest in self.lines:
             if kind == "took":
@@ -101,7 +101,7 @@ class Process:
 
 @pytest.fixture
 def started():
-    """Makes processes, and leaves none behind."""
+    """A function that starts processes; they are killed at the end."""
     made = []
 
     def start(module, *arguments, **options):
@@ -122,7 +122,7 @@ def members(started, address, count):
 
 
 def share_everything(processes):
-    """Wait until they hold all partitions between them, everyone at least one."""
+    """Wait until the processes together hold all partitions, and each holds at least one."""
     deadline = time.monotonic() + 60
     while True:
         held = [process.holds for process in processes]
@@ -134,7 +134,7 @@ def share_everything(processes):
 
 
 def check_history(cluster, processes):
-    """No two held a partition at once, and every commit was of one more than the one before."""
+    """No partition had two owners at once, and each commit is one above the previous one."""
     by_partition = {}
     for process in processes:
         for partition, began, ended in process.holdings():
@@ -176,7 +176,7 @@ def test_a_member_that_was_stopped_past_its_session_may_not_commit(cluster, clus
     create_topic(cluster, "t", PARTITIONS)
     stopped, other = members(started, cluster_address, 2)
     share_everything([stopped, other])
-    stopped.say("pause")  # not in a transaction, whose locks everybody would wait for
+    stopped.say("pause")  # not in a transaction, whose locks would block all others
     stopped.waits_for(lambda p: p.heard("paused"))
     stopped.child.send_signal(signal.SIGSTOP)
     other.waits_for(lambda p: len(p.holds) == PARTITIONS)
@@ -197,7 +197,7 @@ COORDINATOR_POINTS = ["coordinator.lease-taken", "group.changed", "group.target-
 
 
 def everywhere_on_sqlite(points):
-    """And in the midst of a transaction on PostgreSQL, where it ends with the connection."""
+    """All points on SQLite; inside a transaction on PostgreSQL too, where the transaction ends with the connection."""
     cases = [*(("sqlite", point) for point in points), ("postgres", "group.target-decided")]
     return pytest.mark.parametrize(("cluster_address", "point"), cases, indirect=["cluster_address"])
 

@@ -1,4 +1,4 @@
-"""Consumer groups in the store: who gets what, who may commit, what is left of those who go."""
+"""Consumer groups in the store: assignment, commits, and the state after members leave."""
 
 import threading
 import time
@@ -63,7 +63,7 @@ def described(cluster, group="g"):
 
 
 def silence(cluster, reader):
-    """The session of a reader ends now, by the store's clock."""
+    """End the session of a reader now, by the store's clock."""
     ended = t.group_member.update().where(GROUP_MEMBER.member_id == reader.member.member_id).values(until_ms=0)
     cluster.store.transact(lambda connection, _: connection.execute(ended))
 
@@ -320,7 +320,7 @@ def test_an_empty_group_accepts_commits_without_a_member(cluster):
 
 
 class Moody(RangePartitionAssignor):
-    """Works when it wants to."""
+    """Fails while `works` is False."""
 
     name = "moody"
     works = True
@@ -347,7 +347,7 @@ def test_a_failing_custom_assignor_does_not_block_its_group(cluster, monkeypatch
 
 
 class Interrupted(RangePartitionAssignor):
-    """Lets something else happen while it thinks."""
+    """Runs another change during its assignment."""
 
     name = "interrupted"
 
@@ -399,7 +399,7 @@ def test_an_invalid_member_is_refused(cluster):
         Reader(cluster, session_ms=1)
 
 
-# What operators see and do
+# Commands of operators
 
 
 def test_groups_are_described(cluster, log):

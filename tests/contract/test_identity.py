@@ -1,5 +1,5 @@
-"""A PostgreSQL that was restored from a backup knows less than the log dirs: nothing is deleted or taken out of a Delta
-table until an operator has accepted it.
+"""A PostgreSQL that was restored from a backup is older than the log dirs: nothing is deleted or removed from a Delta
+table until an operator has accepted the restored store.
 """
 
 import json
@@ -114,7 +114,7 @@ def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server
 
 
 def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
-    """On SQLite, where nothing but the log dirs can tell; a PostgreSQL of the same timeline is met the same way."""
+    """On SQLite only the log dirs can reveal it; a PostgreSQL of the same timeline is detected in the same way."""
     address, backup = tmp_path / "cluster", tmp_path / "backup.sqlite"
     with Cluster.init(str(address)) as cluster:
         cluster.store.read(identity.check_identity)

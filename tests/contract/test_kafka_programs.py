@@ -1,4 +1,4 @@
-"""Programs written for kafka-python run on a spark-log cluster with another import and another address."""
+"""Programs written for kafka-python run on a spark-log cluster after a change of import and address."""
 
 import importlib
 import re

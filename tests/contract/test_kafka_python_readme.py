@@ -1,7 +1,7 @@
 """The programs of kafka-python's own README, as its installed package carries it, on a spark-log cluster.
 
-Changed are the import and the address, and what ends a loop that would run for ever. The example of transactions is a
-program of its own: what follows it in the README sends outside of one, which its producer does not do.
+The test changes the import and the address, and ends endless loops. The example of transactions is a separate program:
+the blocks after it in the README send outside of a transaction, which its producer refuses.
 """
 
 import re
@@ -28,7 +28,7 @@ def programs(client, *, transactions=False):
 
 
 def run(program, address, *, ours):
-    """`ours`: the line that brings in our class under their name."""
+    """`ours`: the import of our class under the name of kafka-python's."""
     program = re.sub(r"from kafka import (Kafka\w+)(?:, (\w+))?", rf"{ours}\nfrom kafka import \2", program)
     program = program.replace("from kafka import \n", "\n").replace("'localhost:1234'", repr(address))
     done = subprocess.run(

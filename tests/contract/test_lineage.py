@@ -65,7 +65,7 @@ def test_consumer_without_a_reset_policy_gets_an_error_that_names_the_offset_of_
     assert len(tags(consumer, timeout_ms=1000)) == 5
     tagged.cut()
     tagged.append(4)
-    for _ in range(2):  # until the user decides
+    for _ in range(2):  # it repeats until the user seeks
         with pytest.raises(LogTruncationError) as raised:
             consumer.poll(1000)
         assert isinstance(raised.value, errors.LogTruncationError)

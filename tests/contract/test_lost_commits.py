@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that are lost in a COMMIT: no acknowledged record is lost, and none is there twice."""
+"""Connections to PostgreSQL that are lost in a COMMIT: no acknowledged record is lost, and none is stored twice."""
 
 import threading
 
@@ -27,7 +27,7 @@ def proxied(postgres_server, postgres_url, tmp_path):
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_connection_lost_in_a_commit_neither_loses_nor_repeats_records(proxied, postgres_url, moment):
-    """Meanwhile another process seals the tail, so that the names of the appended blobs say nothing any more."""
+    """Meanwhile another process seals the tail, so the names of the appended blobs no longer prove the commit."""
     cluster, proxy = proxied
     log, topic = Log(cluster), create_topic(cluster, "t")
     log.append(topic, [Records(0, table("a"))])
@@ -52,7 +52,7 @@ def test_a_connection_lost_in_a_commit_neither_loses_nor_repeats_records(proxied
 
 
 def test_a_commit_that_reaches_the_server_after_the_query_is_refused(proxied):
-    """The client asked, was told that it was not committed, and did all of it again."""
+    """The client asked, learned that the transaction was not committed, and repeated it."""
     cluster, proxy = proxied
     holders = iter(["first", "second"])
 
@@ -91,7 +91,7 @@ def test_the_query_waits_for_a_server_process_that_still_runs_the_transaction(pr
 
 
 def test_commit_tokens_do_not_accumulate(proxied):
-    """A few rows for each connection, none for what only reads, and none that is too old to be asked about."""
+    """A few rows per connection, none for read-only transactions, and none that is too old to be queried."""
     cluster, _ = proxied
     store = cluster.store
 
@@ -112,7 +112,7 @@ def test_commit_tokens_do_not_accumulate(proxied):
 
 
 def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres_server, tmp_path):
-    """Unflushed transactions are gone, and their ids are assigned again."""
+    """Unflushed transactions are lost, and their ids are assigned again."""
     server = own_postgres_server
     address = server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:

@@ -1,4 +1,4 @@
-"""Retention and clean-up killed at any point: the next run goes on, and nothing is lost that somebody needs."""
+"""Retention and clean-up killed at any point: the next run continues, and no file in use is lost."""
 
 from pathlib import Path
 
@@ -70,7 +70,9 @@ class Scene:
         return [(partition, value[:5]) for partition, _, value in read_all(self.log, self.topic)]
 
     def is_tidy(self):
-        """After all of maintenance: the files in the log dirs are the log, and the metadata names nothing else."""
+        """After all maintenance tasks, the log dirs hold exactly the files of the log, and the metadata names no
+        others.
+        """
         query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
         named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
         for root in self.roots:
@@ -106,7 +108,7 @@ def goes_on(scene, address):
 
 OURS = [name for name in POINTS if name.startswith(("retention.", "clean_up."))]
 ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
-"""Where a transaction ends with the connection, and where files are ahead of their rows."""
+"""Points where a transaction ends with the connection, and where files are ahead of their rows."""
 
 
 @pytest.mark.parametrize(

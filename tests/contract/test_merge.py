@@ -1,4 +1,4 @@
-"""Merging, sealing by age, flush.ms and Delta maintenance, on both stores: whatever was read before is read after."""
+"""Merging, sealing by age, flush.ms and Delta maintenance, on both stores: reads before and after are equal."""
 
 import json
 import os
@@ -56,13 +56,13 @@ def shape(cluster, topic, partition=0):
 
 
 def make_older(cluster, topic, by_ms):
-    """As if what the topic holds had been appended so long ago."""
+    """Age the topic's records by `by_ms`, as if they had been appended earlier."""
     older = t.segment.update().where(SEGMENT.topic_id == topic.topic_id).values(appended_ms=SEGMENT.appended_ms - by_ms)
     change(cluster, older)
 
 
 def data_changes(cluster, topic, kind):
-    """The files of the Delta log's actions of this kind that a stream of the table takes for new or deleted data."""
+    """The files in actions of this kind in the Delta log that a stream of the table treats as new or deleted data."""
     [info] = cluster.log_dirs().values()
     log_dir = LogDir(info.uri)
     commits = [path for path in sorted(log_dir.list_files(f"{topic.folder}/_delta_log")) if path.endswith(".json")]
@@ -107,7 +107,7 @@ def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
 
 @also_on_s3
 def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
-    """It would be old data and new data at once to a stream of that table."""
+    """A stream of the Delta table would see such a file as old and new data at once."""
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, *range(6))
     change(cluster, t.publication_cursor.update().values(seen_offset=9))
@@ -151,7 +151,7 @@ def test_a_stream_sees_each_record_once_when_a_merge_follows_a_publication_that_
 
 @pytest.mark.parametrize("task", ["merge", "compact", "erase"])
 def test_a_stream_sees_files_above_the_inline_tail_once(cluster, log, task):
-    """Delta tables list them before what is below them."""
+    """Delta tables list them before the records below them."""
     policy = "compact" if task == "compact" else "delete"
     topic = make(cluster, "t", inline_max_bytes="3000", retention_ms="-1", cleanup_policy=policy)
     large = ["".join(random.Random(seed).choices("0123456789abcdef", k=9_000)) for seed in range(5)]
@@ -241,7 +241,7 @@ def test_tails_are_sealed_by_age_and_overlong_tails_at_once(cluster, log):
     assert [report.topic for report in run(cluster, "seal")] == ["old"]
     assert shape(cluster, old) == [(0, 2)]
     assert shape(cluster, young) == shape(cluster, left) == [(0, 1, "blob"), (1, 2, "blob")]
-    alter_configs(cluster, "left", {"inline.tail.bytes": "1"})  # as if it had not been sealed when it became long
+    alter_configs(cluster, "left", {"inline.tail.bytes": "1"})  # as if it had not been sealed when it reached its limit
     (report,) = run(cluster, "seal")
     assert (report.topic, report.before.files, report.after.files, report.after.records) == ("left", 2, 1, 2)
     append(log, "old", "c")
@@ -315,7 +315,7 @@ def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster
 
 
 def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
-    """Beside a run of the same tasks by hand: swaps decide."""
+    """At the same time as a manual run of the same tasks: only one swap of a file succeeds."""
     topic = make(cluster, "t", segment_ms="1", inline_tail_bytes="100000", retention_ms="-1")
     for number in range(10):
         append(log, topic, f"{number}")

@@ -127,7 +127,7 @@ def test_records_of_another_writer_in_the_target_are_an_error(source, target, mi
         mirror.step(without_spark)
     with pytest.raises(OffsetOutOfRangeError, match=r"t-3: something else has written the offsets \[0, 1\)"):
         mirrors(source, target).step(without_spark)
-    with target.store.engine.begin() as connection:  # as older versions of spark-log leave it
+    with target.store.engine.begin() as connection:  # as older versions of spark-log left it
         connection.execute(t.mirror_position.delete())
     with pytest.raises(OffsetOutOfRangeError, match="t-3: the target's log ends at 1, beyond the source's high water"):
         mirrors(source, target).step(without_spark)

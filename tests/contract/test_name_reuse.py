@@ -1,7 +1,7 @@
 """A state machine that deletes and recreates a topic before any store access of any call of the Python clients.
 
-Every record has a serial number, and the machine knows which incarnation of the topic has it, at which offset. Of
-what was read or committed in an earlier incarnation, nothing may decide for the current one.
+Every record has a serial number, and the machine knows its incarnation of the topic and its offset. Positions and
+commits of an earlier incarnation must not affect the current one.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from tests.support.records import read_all, table
 
 P0 = TopicPartition("t", 0)
 GAPS = st.sampled_from([None, 0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12])
-"""Before which store access of the call the topic is recreated."""
+"""Number of the store access of the call before which the topic is recreated."""
 
 
 class NameReuse(RuleBasedStateMachine):
@@ -113,7 +113,7 @@ class NameReuse(RuleBasedStateMachine):
             allow_auto_create_topics=False,
         )  # fmt: skip
         self.next = {}
-        """The next offset of this consumer in each incarnation that it has read."""
+        """The consumer's next offset in each incarnation that it has read."""
         while self.position() is None:
             self.read(1)
 
@@ -125,7 +125,7 @@ class NameReuse(RuleBasedStateMachine):
             self.next[where] = offset + 1
 
     def position(self):
-        """The consumer's, as (incarnation, offset); None before it has one."""
+        """The consumer's position as (incarnation, offset); None before it has one."""
         state = self.consumer._subscription.partitions.get(P0)
         if state is None or state.offset is None or state.topic_id is None:
             return None

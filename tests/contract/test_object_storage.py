@@ -1,6 +1,7 @@
-"""An object store that refuses, answers late, or not at all: each record once or not, and an error that says why.
+"""An object store that refuses requests, answers late, or not at all: each record is stored once or not, and errors
+name the cause.
 
-(What a log dir must keep in general, and merge, compaction, erase, retention and transactions on it, are in the tests
+(General tests of log dirs, and merge, compaction, erase, retention and transactions on object storage, are the tests
 with `also_on_s3`.)
 """
 
@@ -64,7 +65,7 @@ def appended(log, topic, value):
 
 
 def everything_is_right(cluster, log, topic, values):
-    """Each value once, in files that are whole, named and published."""
+    """Each value is stored once, in files that are complete, named and published."""
     publish(cluster, topic)
     assert [value for _, _, value in read_all(log, topic)] == values
     assert_delta_is_the_log(cluster)
@@ -117,7 +118,7 @@ def test_each_record_is_stored_once_after_any_fault_during_maintenance(cluster, 
     for n, value in enumerate(values):
         appended(log, topic, value)
         if n % 3 == 2:
-            with suppress(StorageUnavailableError):  # the next run goes on
+            with suppress(StorageUnavailableError):  # the next run continues
                 list(run_tasks(cluster, ["seal", "merge", "delta"]))
     proxy.rule = lambda _method, _path: None
     assert {fault for fault, _ in proxy.seen} == {"refuse", "lose the answer", "cut the answer"}
@@ -136,7 +137,7 @@ def test_a_restored_store_is_noticed_while_other_threads_run(cluster, log, proxy
 
 
 def test_a_plain_http_endpoint_of_the_environment_serves_delta_too(s3_server, s3_uri, tmp_path, monkeypatch, caplog):
-    """Nothing but what pyarrow.fs needs: Delta's own AWS_ALLOW_HTTP is not asked for."""
+    """Only the settings of pyarrow.fs are set: Delta's own AWS_ALLOW_HTTP is not needed."""
     for name, value in s3_server.storage_options().items():
         if name != "AWS_ALLOW_HTTP":
             monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""A read plan costs what it reads, however long the log is."""
+"""The cost of a read plan depends on the range that it reads, not on the length of the log."""
 
 import json
 import random
@@ -18,7 +18,7 @@ SEGMENTS = 20_000
 
 @pytest.fixture
 def long_topic(cluster):
-    """A topic with 20,000 segments of 10 records in partition 0 and as many in partition 1, by their rows alone."""
+    """A topic with 20,000 segments of 10 records in each of two partitions: rows without files."""
     topic = create_topic(cluster, "t", 2)
 
     def insert(connection, _attempt):
@@ -95,7 +95,7 @@ def test_a_time_is_found_by_its_index(cluster, long_topic):
 
 
 def test_any_range_of_a_log_of_blobs_files_and_sealed_runs(cluster):
-    """Against a list: any part of the log, and times too."""
+    """Compared with a list: ranges of offsets, and timestamps."""
     dice = random.Random(3)
     log = Log(cluster)
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "1000"})

@@ -1,4 +1,4 @@
-"""PostgreSQL crashes again and again under several clients, with commits that wait for their flush."""
+"""PostgreSQL crashes repeatedly under several clients, with commits that wait for their flush."""
 
 import threading
 from itertools import count
@@ -11,7 +11,7 @@ from tests.support.records import read_all, table
 
 CLIENTS, CRASHES, ACKNOWLEDGED = 12, 12, 40
 DELAYED = {"commit_delay": 30_000, "commit_siblings": 0, "wal_writer_delay": "10s"}
-"""A commit waits 30 ms for others before the flush, and nothing else flushes: a crash takes many commits with it."""
+"""A commit waits 30 ms for others before the flush, and nothing else flushes: a crash loses many commits."""
 
 
 def test_every_acknowledged_record_is_there_after_crashes_that_lose_unflushed_commits(own_postgres_server, tmp_path):

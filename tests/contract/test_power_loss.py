@@ -1,4 +1,4 @@
-"""The power fails before each fsync and each commit: what was acknowledged is there, and log and Delta table go on."""
+"""The power fails before each fsync and each commit: acknowledged records survive, and log and Delta table continue."""
 
 import os
 
@@ -22,7 +22,7 @@ TOPICS = {
 
 
 def work(address, told):
-    """Appends, seals and merges; notes in `told` what has been acknowledged."""
+    """Appends, seals and merges; adds the acknowledged records to `told`."""
     with Cluster.init(address) as cluster:
         told.append("cluster")
         topics = {name: create_topic(cluster, name, configs=configs) for name, configs in TOPICS.items()}

@@ -1,4 +1,4 @@
-"""The producer on a real log: kafka-python's behaviour, and what it does better."""
+"""The producer on a real log: kafka-python's behaviour, and its improvements."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from spark_log.produce.partitioners import RoundRobinPartitioner
 from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
 
-# -- what send gives back -------------------------------------------------------------------------------------
+# -- results of send ------------------------------------------------------------------------------------------
 
 
 def test_a_record_with_everything(produce, log, cluster):
@@ -101,7 +101,7 @@ def test_log_append_time(produce, cluster, log):
     assert metadata.timestamp == round(row["timestamp"].timestamp() * 1000) > NOON_MS
 
 
-# -- what send refuses ----------------------------------------------------------------------------------------
+# -- records that send refuses --------------------------------------------------------------------------------
 
 
 BAD_RECORDS = [

@@ -1,4 +1,4 @@
-"""buffer_memory bounds what a producer holds: completed records are freed, also while their futures are kept."""
+"""buffer_memory bounds the memory of a producer: completed records are freed, even while their futures are kept."""
 
 import time
 
@@ -18,7 +18,7 @@ from tests.support.resources import arrow_memory, assert_only_named_files
 
 MB = 1_000_000
 SLACK = 2 * MB
-"""For what is not records: encoders, the store's answers."""
+"""Memory besides records: encoders, responses of the store."""
 
 
 def table_of(size):
@@ -80,7 +80,7 @@ def test_tables_registered_in_a_transaction_are_freed_before_its_end(cluster, pr
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_table_larger_than_the_buffer_occupies_no_more_than_the_buffer(cluster, producer_of, partitions):
     create_topic(cluster, "t", partitions, 2, {"min.insync.replicas": "2"})
-    take_away(cluster, 2)  # so nothing can be appended
+    take_away(cluster, 2)  # so that nothing can be appended
     producer = producer_of(buffer_memory=8 * MB, max_block_ms=200, retry_backoff_ms=2_000, delivery_timeout_ms=60_000)
     with arrow_memory(8 * MB + SLACK):
         with pytest.raises(kafka.errors.KafkaTimeoutError, match="no room") as raised:

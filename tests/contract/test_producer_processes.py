@@ -1,4 +1,4 @@
-"""Producers in processes of their own: many at once, killed, forked, ended without a word, and the store crashing."""
+"""Producers in separate processes: concurrent, killed, forked, ended without close, and with a crashing store."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ PARTITIONS = 3
 
 
 class Process:
-    """A numbered producer at work. It writes to a file: a pipe that nobody reads would stop it."""
+    """A process with a numbered producer. It writes to a file: a full pipe without a reader would block it."""
 
     def __init__(self, folder, address, name, count, *settings, failpoint=None):
         program = ("-m", "tests.support.numbered_producer")
@@ -33,7 +33,7 @@ class Process:
             )
 
     def acked(self):
-        """{number: (partition, offset)} of what was acknowledged; nothing may have failed."""
+        """{number: (partition, offset)} of the acknowledged records; no record may have failed."""
         words = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
         assert not [line for line in words if line[0] == "failed"]
         return {int(n): (int(p), int(offset)) for _, n, p, offset in words}
@@ -43,13 +43,15 @@ class Process:
             time.sleep(0.005)
 
     def finish(self):
-        """Its return code, and what was acknowledged."""
+        """Its exit code, and the acknowledged records."""
         code = self._process.wait(timeout=120)
         return code, self.acked()
 
 
 def check(log, acked, sent):
-    """{name: acked} and {name: how many may be there}: acked is there, where it was told; nothing twice; in order."""
+    """`acked`: {name: acked}; `sent`: {name: how many may be stored}. Acknowledged records are at their offsets, none
+    is stored twice, and all are in order.
+    """
     found = stored(log, "t")
     everything = [text for values in found.values() for text in values]
     assert max(Counter(everything).values()) == 1, "nothing twice"
@@ -78,7 +80,7 @@ def test_four_processes_at_once(cluster, cluster_address, log, tmp_path):
 POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "append.committed:4"]
 
 
-# PostgreSQL differs in how a transaction ends
+# on PostgreSQL a transaction ends in another way
 @pytest.mark.parametrize(
     ("cluster_address", "point"),
     [*(("sqlite", point) for point in POINTS), *(("postgres", point) for point in POINTS[2:])],

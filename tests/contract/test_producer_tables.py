@@ -1,4 +1,4 @@
-"""`send_table`: Arrow in, among records that come one by one."""
+"""`send_table`: Arrow tables between single records."""
 
 import kafka.errors
 import pyarrow as pa

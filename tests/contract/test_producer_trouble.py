@@ -1,4 +1,4 @@
-"""The producer in trouble, and at its end: what is retried, what is given up, and who is told."""
+"""The producer under failures and on close: retries, failed records, and errors of their futures."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ QUICK = {"request_timeout_ms": 500, "delivery_timeout_ms": 1_000, "retry_backoff
 
 
 def take_offline(cluster, *partitions):
-    """No leader, and nobody in sync who could become it: of these partitions, or of all."""
+    """Remove leader and ISR of these partitions, or of all, so that no replica can be elected."""
     for table, values in ((t.partition, {"leader": None}), (t.replica, {"in_sync": False})):
         here = table.c.partition.in_(partitions) if partitions else sa.true()
         change(cluster, table.update().where(here).values(values))
@@ -40,7 +40,7 @@ def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     wait_until(lambda: producer.metrics(raw=True)["record-retry-total"] > 0)
     assert not held[0].is_done
     bring_online(cluster)
-    held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could go at once
+    held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could be appended at once
     assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
 
@@ -110,7 +110,9 @@ def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
 
 
 def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
-    """Appended, but the producer is told that the store went away: its sequence makes the retry a duplicate."""
+    """The append commits, but the producer gets the error that the store is unavailable: its sequence makes the retry a
+    duplicate.
+    """
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=1)
     appended = producer._sender._log.append_prepared
@@ -169,7 +171,7 @@ def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monke
     assert stored(log, "t") == {0: [b"again"], 1: [b"v"]}
 
 
-# -- the end --------------------------------------------------------------------------------------------------
+# -- close ----------------------------------------------------------------------------------------------------
 
 
 def test_close_sends_what_is_left(produce, log):

@@ -1,5 +1,5 @@
 """Streams, mirrors and tables over a log that elections truncate and a topic that is created again, in random order:
-each sees a prefix of one lineage, or reports where the lineages part.
+each sees a prefix of one lineage, or reports the offset where the lineages diverge.
 """
 
 import logging
@@ -25,7 +25,7 @@ _RECREATED = "was deleted and created again"
 
 
 class Stream:
-    """A query that goes on behind losses, and whose batches may wait between their plan and their run."""
+    """A query that continues after data loss, and whose batches may wait between planning and running."""
 
     def __init__(self, log, chance, caplog):
         self.reader, self.chance, self.caplog = LineageReader(log), chance, caplog
@@ -62,7 +62,9 @@ class Stream:
 
 
 class Mirrored:
-    """A mirror whose target is deleted, and begun again, when it says that records of it were lost in the source."""
+    """A mirror whose target is deleted and created again when the mirror reports that the source has lost copied
+    records.
+    """
 
     def __init__(self, log, chance, target):
         self.log, self.chance, self.target = log, chance, target
@@ -105,7 +107,9 @@ class Mirrored:
 
 
 class TableOf:
-    """What a live table keeps: a version and its records, to which newer ones are added where the versions allow it."""
+    """The state of a live table: a version and its records, to which newer records are added if the
+    versions allow it.
+    """
 
     def __init__(self, log):
         self.log, self.version, self.seen = log, None, []

@@ -1,4 +1,4 @@
-"""What a read query plans while the log changes under it."""
+"""Plans of a read query while the log changes."""
 
 import pytest
 

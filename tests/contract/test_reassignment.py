@@ -1,4 +1,4 @@
-"""Reassignment: begun, cancelled, finished, and what it leaves behind; on both stores."""
+"""Reassignment: start, cancellation, completion, and retired replicas; on both stores."""
 
 import pytest
 import sqlalchemy as sa
@@ -235,7 +235,7 @@ def test_a_stale_controller_switches_nothing(brokers):
     assert [row.deleting for row in rows(brokers, t.retired_replica)] == [False]
 
 
-# what is left behind --------------------------------------------------------------------------------------------------
+# retired replicas -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def test_a_thousand_partitions_are_reassigned(brokers):
     begin_reassignments(brokers, targets)
     change(
         brokers,
-        t.replica.update().values(in_sync=True),  # they are empty: nothing to copy
+        t.replica.update().values(in_sync=True),  # the partitions are empty: nothing to copy
     )
     assert len(finish(brokers)) == 1_000
     assert assigned(brokers, "t") == [[1 + number % 4] for number in range(1_000)]

@@ -1,4 +1,4 @@
-"""Replicas move while a producer writes and a consumer reads, and while whoever moves them is killed."""
+"""Replicas move while a producer writes and a consumer reads, and while the moving process is killed."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ def brokers(cluster, tmp_path):
 
 
 class Traffic:
-    """A producer that writes numbered records until it is told to stop, and a consumer that reads them all."""
+    """A producer that writes numbered records until it is stopped, and a consumer that reads them all."""
 
     def __init__(self, address, topic):
         self.acked = {}
@@ -60,7 +60,7 @@ class Traffic:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def moves_on(self, count=50):
-        """Until so many more records have been acknowledged, and so many more have been read."""
+        """Wait until `count` more records have been acknowledged and `count` more have been read."""
         with self._progress:
             acked, read = len(self.acked) + count, len(self.read) + count
             self._progress.wait_for(lambda: self.failures or (len(self.acked) >= acked and len(self.read) >= read), 60)
@@ -204,7 +204,7 @@ def test_another_process_continues_after_the_moving_process_is_killed(point, bro
     program = "from spark_log.cli.main import app; app()"
     arguments = ["partition", "reassign", "--to-brokers", "3,4", "--cluster", cluster_address]
     killed_at(point, "-c", program, *arguments)
-    change(brokers, t.lease.update().values(until_ms=0))  # rather than wait for the end of its term
+    change(brokers, t.lease.update().values(until_ms=0))  # instead of waiting for the end of its lease
     for number in range(6, 8):
         append(log, "t", str(number), partition=number % 2)
     run_reassignments(brokers, SETTINGS, list(list_reassignments(brokers.store)))

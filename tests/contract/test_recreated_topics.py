@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again under its name: positions in the old one decide nothing in the new one."""
+"""A topic that is deleted and created again under its name: positions in the old topic do not apply to the new one."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def recreate(cluster, log):
 
 
 def read_all(consumer, count):
-    """So many records, or those that came in a second without one."""
+    """Read `count` records, or stop after a second without one."""
     found = []
     while len(found) < count:
         polled = consumer.poll(1000)
@@ -68,7 +68,7 @@ def commit_given_offsets(consumer):
 
 def commit_in_the_background(consumer):
     future = consumer.commit_async()
-    refused(consumer.commit)  # behind the other
+    refused(consumer.commit)  # after the background commit
     assert isinstance(future.exception, UnknownTopicOrPartitionError)
 
 

@@ -1,4 +1,4 @@
-"""The admin client as programs for kafka-python 2.0 to 2.3 use it."""
+"""The admin client with the calls of kafka-python 2.0 to 2.3."""
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic

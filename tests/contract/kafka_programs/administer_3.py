@@ -1,4 +1,4 @@
-"""The admin client as programs for kafka-python 3 use it."""
+"""The admin client with the calls of kafka-python 3."""
 
 import kafka
 from kafka import OffsetSpec, TopicPartition

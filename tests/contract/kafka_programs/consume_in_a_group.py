@@ -1,4 +1,4 @@
-"""A group's consumer that commits by hand, with a listener."""
+"""A consumer in a group, with manual commits and a rebalance listener."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A consumer without a group: assign, seek, times, pauses, patterns."""
+"""A consumer without a group: assign, seek, timestamps, pause, patterns."""
 
 import time
 

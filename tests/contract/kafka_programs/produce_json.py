@@ -1,4 +1,4 @@
-"""A producer of JSON with callbacks, as tutorials have it."""
+"""A producer of JSON with callbacks, as in many tutorials."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Consumers that wait for records without end, closed by another thread and by a signal handler."""
+"""Consumers in endless iteration, closed by another thread and by a signal handler."""
 
 import os
 import signal
