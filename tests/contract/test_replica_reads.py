@@ -1,5 +1,5 @@
-"""Reads of a topic with three replicas: whatever is wrong with two of them, every record comes once and in order, what
-was damaged is put right from what is good, and a reader's own rack comes first.
+"""Reads of a topic with three replicas: with any damage in two of them, every record is read once and in order, damaged
+files are repaired from good ones, and a reader prefers its own rack.
 """
 
 import contextlib
@@ -41,7 +41,9 @@ ROWS = read_schema(columns=["partition", "offset", "value"])
 
 
 class Replicated:
-    """Topic t: one partition of some segments, whole in the log dirs of brokers 1, 2 (rack near) and 3 (rack far)."""
+    """Topic t: one partition of several segments, complete in the log dirs of brokers 1, 2 (rack near) and 3 (rack
+    far).
+    """
 
     def __init__(self, address, uris):
         self.address = address
@@ -64,14 +66,14 @@ class Replicated:
         self.cluster.close()
 
     def replicas(self, rack=None):
-        """Of each segment, its files in reading order."""
+        """The files of each segment, in reading order."""
         return replicas_of(self.cluster, self.log, self.topic, rack)
 
     def files(self, *broker_ids):
         return [file for files in self.replicas() for file in files if file.broker_id in broker_ids]
 
     def put_last(self, broker_id):
-        """Readers try this replica after the others: it is not in sync, as far as the metadata say."""
+        """Readers try this replica after the others: the metadata list it as out of sync."""
         change(self.cluster, t.replica.update().where(t.replica.c.broker_id == broker_id).values(in_sync=False))
 
     def assert_whole(self):
@@ -113,7 +115,7 @@ def folders(tmp_path):
 
 @pytest.fixture
 def local(cluster_address, folders):
-    """In three folders."""
+    """The topic with its log dirs in three folders."""
     made = Replicated(cluster_address, {broker_id: str(folder) for broker_id, folder in folders.items()})
     yield made
     made.close()
@@ -121,7 +123,7 @@ def local(cluster_address, folders):
 
 @pytest.fixture(params=["local", "s3"])
 def stored(request, cluster_address, folders):
-    """In three folders, and in three places of object storage."""
+    """The topic with its log dirs in three folders, and in three locations of object storage."""
     uris = {broker_id: str(folder) for broker_id, folder in folders.items()}
     if request.param == "s3":
         server, prefix = request.getfixturevalue("s3_server"), uuid4().hex
@@ -166,7 +168,7 @@ def test_a_search_by_timestamp_skips_and_repairs_damaged_replicas(stored, kind):
 
 
 def test_a_replica_is_damaged_in_the_middle_of_a_read(cluster_address, folders):
-    """What the first row groups gave is not given again, and nothing is left out."""
+    """Records of the first row groups are not returned again, and no record is missing."""
     stored = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
     values = [f"{number}" for number in range(200_000)]  # four row groups
     stored.log.append(stored.topic, [Records(0, table(*values))])
@@ -210,7 +212,7 @@ def test_a_segment_without_a_good_replica_is_an_error_that_names_it(stored, kind
 
 
 def test_a_source_with_other_damage_repairs_nothing(stored, caplog):
-    """The second replica reads well, but not all of it was read: its bytes are not those of the checksum."""
+    """The read of the second replica succeeds, but it covers only a part: its bytes do not match the checksum."""
     first, second, third = stored.replicas()[0]
     first.damage("missing")
     second.damage("bit in a page")
@@ -316,7 +318,7 @@ def swap(one, two):
 
 @contextlib.contextmanager
 def read_only(folder):
-    """The folder mounted over itself, so that nothing in it can be changed."""
+    """Mounts the folder over itself read-only."""
     subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
@@ -326,7 +328,7 @@ def read_only(folder):
 
 
 def test_a_missing_log_dir_is_skipped(local, folders):
-    """Moved away, and an empty folder in its place: it is passed over, and nothing is put there."""
+    """Moved away, and then an empty folder in its place: readers skip it and write nothing there."""
     for broker_id in (1, 2):
         folders[broker_id].rename(folders[broker_id].with_name(f"away-{broker_id}"))
     folders[2].mkdir()
@@ -340,7 +342,7 @@ def test_a_missing_log_dir_is_skipped(local, folders):
 
 
 def test_swapped_log_dirs_are_not_written_to(local, folders):
-    """Each has the files of the other one, some of them gone: neither shows the id that is meant."""
+    """Each has the files of the other one, some of them missing: neither shows the expected id."""
     local.put_last(3)
     for file in local.files(1, 2):
         file.damage("missing")
@@ -355,7 +357,7 @@ def test_swapped_log_dirs_are_not_written_to(local, folders):
 
 
 def test_swapped_log_dirs_of_an_open_reader_are_not_written_to(local, folders):
-    """What it finds missing then is not put into the wrong one."""
+    """Missing files are not written into the wrong log dir."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
     fetcher = Fetcher(plan.log_dirs)
     slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]  # log dirs are numbered as their brokers
@@ -372,7 +374,7 @@ def test_swapped_log_dirs_of_an_open_reader_are_not_written_to(local, folders):
 
 @on_both_stores
 def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
-    """The same place shows another id after the reader has looked at it: what is missing there is nobody's business."""
+    """The location shows another id after the reader has checked it: missing files are not repaired there."""
     plan = stored.log.plan(ranges_of(stored.log, stored.topic))
     fetcher = Fetcher(plan.log_dirs)
     slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]
@@ -389,7 +391,7 @@ def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
 
 
 def test_an_unavailable_log_dir_is_tried_again_later(local, folders, monkeypatch):
-    """First only after all others, so that its absence costs little; once it may be back, as before."""
+    """At first it is tried after all others, so that its absence costs little; after a pause in the usual order."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
     fetcher = Fetcher(plan.log_dirs)
     slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]
@@ -436,7 +438,9 @@ def test_an_error_names_the_segment_if_no_log_dir_is_available(local, folders):
 
 
 def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server):
-    """A log dir there is passed over, once for all segments; an error that may pass if no other has them."""
+    """A log dir there is skipped once for all segments; if no other log dir has the segments, the error
+    is retriable.
+    """
     uris = {1: str(folders[1]), 2: str(folders[2]), 3: s3_server.uri(uuid4().hex)}
     mixed = Replicated(str(tmp_path / "cluster"), uris)
     for broker_id in (1, 2):
@@ -480,7 +484,7 @@ def test_a_read_only_log_dir_is_not_repaired(local, folders, caplog):
 
 
 def test_reads_succeed_without_room_for_a_repair(cluster_address, folders, caplog):
-    """The kernel refuses what is written, as a full disk does: reading goes on, and nothing half-written stays."""
+    """The kernel refuses writes, as a full disk does: reading continues, and no partial file stays."""
     local = Replicated(cluster_address, {number: str(folder) for number, folder in folders.items()})
     values = [os.urandom(50_000).hex() for _ in range(20)]
     local.log.append(local.topic, [Records(0, table(*values))])
@@ -508,7 +512,7 @@ def test_reads_succeed_without_room_for_a_repair(cluster_address, folders, caplo
 
 
 def test_symbolic_links_into_or_out_of_a_log_dir_are_not_followed(local, tmp_path):
-    """Its replica is passed over; what it points to is neither read nor written."""
+    """Its replica is skipped; the target of the link is neither read nor written."""
     first = local.replicas()[0][0]
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"not ours")
     (path,) = Path(local.uris[first.broker_id]).rglob(first.name)
@@ -522,7 +526,7 @@ def test_symbolic_links_into_or_out_of_a_log_dir_are_not_followed(local, tmp_pat
 
 
 def only_in(stored, broker_id):
-    """The topic's files are left in one broker's log dir alone: whoever looks into another one notices, and repairs."""
+    """Only one broker's log dir keeps the topic's files: a reader of another log dir would repair it."""
     missing = [file for file in stored.files(1, 2, 3) if file.broker_id != broker_id]
     for file in missing:
         file.damage("missing")

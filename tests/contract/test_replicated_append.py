@@ -1,6 +1,7 @@
-"""Between writing a file and appending it everything may change: the append reaches today's leader and ISR, or says no.
+"""Between writing a file and appending it the replicas may change: the append reaches the current leader and ISR, or
+fails.
 
-The writer is a Spark write without Spark: it plans, its task writes files, and the driver commits all or nothing.
+The writer is a Spark write without Spark: it plans, its task writes files, and the driver commits all files or none.
 """
 
 import shutil
@@ -46,7 +47,7 @@ def partition(cluster):
 
 
 class Write:
-    """A write of one file, planned and written; not committed yet."""
+    """A write of one file: planned and written, not committed yet."""
 
     def __init__(self, address, *values):
         self.address = address
@@ -90,7 +91,7 @@ def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, t
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 1)
     lose(tmp_path, 3)
-    write = Write(cluster_address, "a", "b")  # into the log dir that is left
+    write = Write(cluster_address, "a", "b")  # into the remaining log dir
     write.commit()
     assert values(log, topic) == ["a", "b"]
     assert partition(cluster).isr == (2,)
@@ -113,7 +114,7 @@ def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log
 
 @pytest.mark.parametrize("before", [(), ("a",)], ids=["nothing was there", "something was there"])
 def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluster_address, log, tmp_path, before):
-    """The file that was written is gone with the old disk: it must not count as if it were on the new one."""
+    """The written file is lost with the old disk: it must not count as a file of the new one."""
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     for text in before:
         log.append(topic, [Records(0, table(text))])
@@ -131,7 +132,7 @@ def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tm
     served = t.broker.update().values(
         served=True, lease_until_ms=2**62, lease_clock_epoch=cluster.store.now().clock_epoch
     )
-    cluster.store.transact(lambda connection, _: connection.execute(served))  # nobody copies but who must
+    cluster.store.transact(lambda connection, _: connection.execute(served))  # no process copies in the background
     write = Write(cluster_address, "b")
     assert isinstance(log.append(topic, [Records(0, table("a"))], acks=1)[0], Appended)
     assert partition(cluster).high_watermark == 0
@@ -173,7 +174,7 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
 
 
 def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_path):
-    """A second Log has its own memory of what it saw: it learns of the election when its append is refused."""
+    """A second Log has its own cache: it learns of the election when its append is refused."""
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     with Cluster.open(cluster_address) as other:
         first, second = Log(cluster), Log(other)

@@ -1,4 +1,6 @@
-"""Retention and delete_records in a cluster: what leaves the log, and that everything else goes on as if it had not."""
+"""Retention and delete_records in a cluster: which segments are dropped, and that all other work
+continues unaffected.
+"""
 
 import threading
 
@@ -55,7 +57,7 @@ def values(log, topic):
 
 
 def everything_fits(cluster):
-    """What no row may say after retention, and what hangs on the segment rows."""
+    """Checks the rows after retention, and the files and tables that depend on the segment rows."""
     segments_, partitions = rows_of(cluster, t.segment), rows_of(cluster, t.partition)
     for row in partitions:
         mine = [s for s in segments_ if (s.topic_id, s.partition) == (row.topic_id, row.partition)]
@@ -69,7 +71,7 @@ def everything_fits(cluster):
 
 @pytest.fixture
 def incremental(monkeypatch):
-    """Publication may not compare whole tables any more."""
+    """From now on publication may not compare whole tables."""
 
     def begin():
         monkeypatch.setattr(publication_state, "all_segments", None)
@@ -198,7 +200,7 @@ def test_a_segment_emptied_by_compaction_expires_by_its_append_time(cluster, log
 
 @pytest.mark.parametrize("partitions", [1, 250])
 def test_many_segments_are_dropped_in_short_transactions(cluster, log, partitions):
-    """Rows only: nothing opens the files of what is dropped."""
+    """Rows only: retention does not open the files of dropped segments."""
     topic = create_topic(cluster, "t", partitions)
     each = (2 * SEGMENTS_MAX + 500) // partitions
     facts = {
@@ -233,7 +235,7 @@ def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log)
     change(cluster, t.segment.update().where(SEGMENT.partition == 1).values(name="../x.parquet"))
     found = []
     with pytest.raises(UnsafePathError, match=r"\.\./x\.parquet"):
-        found += run_tasks(cluster, ["retention"])  # += takes what comes before the error
+        found += run_tasks(cluster, ["retention"])  # += keeps the reports before the error
     starts = [state_of(cluster, topic, number).log_start_offset for number in range(3)]
     assert starts == [1, 0, 1]
     dropped = apply_retention(cluster, topic)
@@ -298,7 +300,7 @@ def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, increm
 
 
 def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_brokers):
-    """By unclean election: it has nothing, and offsets are not used twice."""
+    """It leads by unclean election without these records, and offsets are not used twice."""
     cluster = three_brokers
     log = Log(cluster)
     topic = create_topic(cluster, "t", 1, 3, {**FILES, "unclean.leader.election.enable": "true"})
@@ -309,7 +311,7 @@ def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_bro
     append(log, topic, "4", "5", "6")
     delete_records(cluster, {TopicPartition("t", 0): 5})
     bring_back(cluster, late)
-    for broker_id in others:  # at once, before the late one has copied anything
+    for broker_id in others:  # at once, before the late broker has copied anything
         take_away(cluster, broker_id)
     inspect_log_dirs(cluster, unfenced)
     elect_leaders(cluster.store, unfenced)
@@ -326,7 +328,7 @@ def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_bro
 
 
 def test_appends_and_reads_during_retention(cluster, log):
-    """Two writers, a reader and retention by size: offsets are dense, and what is read is what was written."""
+    """Two writers, a reader and retention by size: offsets are dense, and the reader gets the written records."""
     topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "4000"})
     here = [TopicPartition("t", 0), TopicPartition("t", 1)]
     writers_done = threading.Event()
@@ -358,7 +360,7 @@ def test_appends_and_reads_during_retention(cluster, log):
                 try:
                     rows = [row for batch in log.read({tp: OffsetRange(start, end)}) for row in batch.to_pylist()]
                 except OffsetOutOfRangeError:
-                    continue  # retention was faster: a consumer begins anew, by auto.offset.reset
+                    continue  # retention was faster: a consumer would reset its position
                 assert [row["offset"] for row in rows] == list(range(start, end))
 
     def retain():

@@ -1,4 +1,4 @@
-"""Rewriting: a file takes the place of segments only while they are still the log; else nothing has happened."""
+"""Rewriting: a file replaces segments only while they are still in the log; otherwise nothing changes."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ from tests.support.s3 import also_on_s3
 
 
 class Case:
-    """A topic of three files in three replicas, and the rewriting of them into one, written and not swapped in."""
+    """A topic of three files in three replicas, and the rewriting of them into one file."""
 
     def __init__(self, cluster):
         self.cluster = cluster
@@ -40,7 +40,7 @@ class Case:
         return swap(self.cluster, self.write_id, self.rewriting, self.written, **fence)
 
     def files(self):
-        """Of the topic, in any log dir that answers, the one that was written."""
+        """The rewritten file in each log dir that answers."""
         found = []
         for info in self.cluster.log_dirs().values():
             log_dir = self.cluster.log_dir(info)
@@ -96,7 +96,7 @@ def test_offsets_of_an_empty_rewritten_segment_are_not_used_again(case):
 
 
 def rewrite_first(case):
-    """Somebody else has merged the first two meanwhile."""
+    """Another process has merged the first two segments."""
     other = case.cluster.store.read(lambda c: plan_rewriting(c, case.topic, 0, case.inputs[:2]))
     write_id, name = case.writer.file_name()
     written = write(other, name, case.cluster.log_dirs(), case.cluster.log_dir)

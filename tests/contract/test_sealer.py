@@ -1,4 +1,4 @@
-"""Sealing by clients when something comes between: appends during a look, failures, the end of a program."""
+"""Sealing by clients under interruptions: appends during a check of the tails, failures, the end of a program."""
 
 import logging
 import threading
@@ -77,7 +77,7 @@ def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(clu
 
 @sqlite_only
 def test_a_failed_seal_is_retried_within_the_lag(cluster, busy_log):
-    """A tenth of it, 2 s, after the failure; not after another 18 s."""
+    """It is retried after a tenth of the lag, 2 s, and not after another 18 s."""
     topic = make(cluster, "t", delta_max_lag_ms="20000", retention_ms="-1")
     [info] = cluster.log_dirs().values()
     folder = Path(info.uri.removeprefix("file://"))

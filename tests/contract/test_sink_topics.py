@@ -1,4 +1,4 @@
-"""A Spark write is remembered for the topics that it wrote to, not for later ones of the same name."""
+"""A Spark write is recorded for the topics that it wrote to, not for later topics of the same name."""
 
 import pytest
 
@@ -22,7 +22,7 @@ LARGE = "x" * 5_000
 
 @pytest.fixture(autouse=True)
 def topics(cluster):
-    """Topics a and b; what is longer than 1000 bytes is a file in them."""
+    """Topics a and b; batches above 1000 bytes become files."""
     for name in ("a", "b"):
         make(cluster, name, inline_max_bytes="1000", compression_type="none")
 
@@ -52,7 +52,7 @@ def test_a_micro_batch_is_written_again_into_a_recreated_topic(cluster):
         write_micro_batch(cluster, 2, [("", "2")], topic="a")
     assert contents(cluster)["a"] == ["2"]
     recreate(cluster, "a")
-    for number in range(2):  # from a checkpoint of an earlier day: nothing of it is in this topic
+    for number in range(2):  # from an older checkpoint: this topic has none of its batches
         write_micro_batch(cluster, number, [("", f"{number} anew")], topic="a")
     assert contents(cluster)["a"] == ["0 anew", "1 anew"]
     with pytest.raises(CheckpointMismatchError):
@@ -86,7 +86,7 @@ def test_rows_with_topic_names_are_written_again_into_the_recreated_topic_only(c
     assert contents(cluster) == once
     write(2, later)
     recreate(cluster, "a")
-    write(1, rows)  # late: a has none of it; b has it, and more since
+    write(1, rows)  # late: a lacks the version; b has it and later ones
     write(2, later)
     assert contents(cluster) == {"a": [f"{value} of a"], "b": [*once["b"], *(text for _, text in later)]}
     with pytest.raises(CheckpointMismatchError):

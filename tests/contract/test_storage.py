@@ -1,4 +1,6 @@
-"""What every log dir must keep, a local folder or object storage: files whole or not at all, and never another's."""
+"""Guarantees of every log dir, a local folder or object storage: files are complete or absent, and never those of
+another log dir.
+"""
 
 import contextlib
 import os
@@ -129,11 +131,11 @@ def test_unavailable_object_storage_is_a_retriable_error(s3_server, tmp_path):
     assert "test-secret-key" not in str(raised.value)
 
 
-# Which log dir is which
+# Identity of log dirs
 
 
 def test_a_log_dir_that_is_empty_or_missing_gets_no_writes(local):
-    """Unmounted while the process that has checked it goes on: nothing is written beside it, nothing acknowledged."""
+    """Unmounted after the process has checked it: nothing is written in its place, and nothing is acknowledged."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
@@ -159,7 +161,7 @@ def test_a_log_dir_that_is_empty_or_missing_gets_no_writes(local):
 
 @needs_root
 def test_an_empty_mount_over_the_log_dir_gets_no_writes(local):
-    """The same with a real mount over it, as root."""
+    """A real mount covers the log dir, as root."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
@@ -313,7 +315,9 @@ def test_a_symbolic_link_in_a_log_dir_is_not_followed(local, tmp_path):
 
 
 def test_a_damaged_segment_is_never_read_as_other_data(local):
-    """Truncated, zeroed, gone, or one bit turned: the records that were written, or CorruptRecordError."""
+    """Truncated, zeroed, missing, or with one flipped bit: a read returns the written records or raises
+    CorruptRecordError.
+    """
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
@@ -376,7 +380,7 @@ def test_a_file_with_the_content_of_another_segment_is_refused(local):
 
 @contextlib.contextmanager
 def files_may_not_grow_beyond(size):
-    """What anybody may do without being root: then every write is refused by the kernel (EFBIG)."""
+    """Limits file sizes without root: the kernel refuses further writes (EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -438,7 +442,7 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
             with pytest.raises(StorageUnavailableError, match=r"No space left.*nothing was appended"):
                 log.append(topic, [Records(0, table(big(1, 50_000)))])
         assert not list((tmp_path / "small").rglob("*.tmp")), "no room is wasted on what was not finished"
-        for number in range(10):  # blobs go to the store; that their tail cannot be sealed is no error of theirs
+        for number in range(10):  # blobs go to the store; a failed seal of their tail is no error of the append
             send(big(number, 300))
         assert read_all(log, topic) == acked
         filler.unlink()
@@ -488,7 +492,8 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
 def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append(local, monkeypatch):
     """fsync of every folder above -> temporary file -> fsync -> rename -> fsync of its folder -> COMMIT.
 
-    The folders above by each process once: another writer may have made them a moment ago, and be dead.
+    Each process forces the folders above once: another writer may have created them and been killed before it forced
+    them.
     """
     cluster, folder = local
     steps, opened = [], {}
@@ -505,7 +510,9 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
 
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
-    Path(folder, topic.folder, "_segments", "0").mkdir(parents=True)  # by another writer, killed before it forced them
+    Path(folder, topic.folder, "_segments", "0").mkdir(
+        parents=True
+    )  # as by another writer, killed before it forced them
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     commit = cluster.store.engine.dialect.do_commit

@@ -1,4 +1,4 @@
-"""What every metadata store must keep: a cluster, its topics, the append transaction; and trouble with the database."""
+"""Guarantees of every metadata store: a cluster, its topics, the append transaction; and failures of the database."""
 
 import os
 import random
@@ -69,11 +69,11 @@ from tests.support.subprocess_python import run_python
 
 SMALL_BLOBS = {"inline.max.bytes": "2000"}
 LARGE = random.Random(0).randbytes(10_000).hex()
-"""A record that becomes a file, however well it is compressed."""
+"""A record that becomes a file even when compressed."""
 
 
 def rows_of(cluster, *tables):
-    """Everything in these tables (or all but the commit tokens), to show that nothing was written."""
+    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written."""
     with cluster.store.snapshot() as connection:
         return {
             found.name: sorted(map(repr, connection.execute(sa.select(found)).all()))
@@ -86,7 +86,7 @@ def rows_of(cluster, *tables):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def cluster_address(request, tmp_path):
-    """Where there is nothing: in this file the tables are created."""
+    """An empty store: the tests of this file create the tables."""
     return str(tmp_path / "cluster") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
@@ -159,7 +159,7 @@ def test_schema_revision_is_the_head_of_the_migrations(cluster):
 
 @pytest.fixture
 def newer_version(tmp_path, monkeypatch):
-    """From now on this process is a version of spark-log with one migration more: table broker has a column zone."""
+    """From now on this process is a version of spark-log with one more migration: table broker has a column zone."""
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.FOLDER, folder)
     (folder / "versions" / "v2_zone.py").write_text(
@@ -200,7 +200,7 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     upgrade, deadline_s, outcomes = migrations.upgrade, time.monotonic() + 20, []
 
     def upgrade_until_another_waits(connection):
-        """Before the commit, another thread that opens the store has come to wait for this transaction."""
+        """Commits only when another thread that opens the store waits for this transaction."""
         upgrade(connection)
         waiting = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted"
         here = " AND datname = current_database()"
@@ -362,14 +362,14 @@ def test_delete_records_moves_the_log_start_offset(cluster, log):
 
 
 def test_statements_do_not_grow_with_the_partitions(cluster, log):
-    """10,000 partitions are a matter of seconds because they are a matter of some statements."""
+    """10,000 partitions take only seconds because the number of statements is constant."""
     statements = []
     sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
 
     def count(action):
         statements.clear()
         result = action()
-        # ANALYZE comes once, for many; cluster settings are read again after some seconds
+        # ANALYZE runs once, for many partitions; cluster settings are read again after some seconds
         return len([each for each in statements if not each.startswith("ANALYZE") and ".settings" not in each]), result
 
     small, _ = count(lambda: create_topic(cluster, "small", 10))
@@ -612,7 +612,7 @@ def test_flush_messages_limits_the_unforced_records(cluster, log):
     assert recovery_point(cluster) == 12, "by default every append is on disk when it is acknowledged"
 
 
-# Trouble with the database
+# Failures of the database
 
 
 @pytest.fixture
@@ -665,7 +665,7 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
 
 
 def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster):
-    """With statistics of the small cluster that it was, publication of the large topic takes seconds an append."""
+    """With the statistics of the small cluster, publication of the large topic would take seconds per append."""
     create_topic(postgres_cluster, "small")
     postgres_cluster.store.transact(lambda connection, _: connection.execute(sa.text("ANALYZE")))
     create_topic(postgres_cluster, "large", 1_000)
@@ -674,7 +674,7 @@ def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster
 
 
 def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster):
-    """The server ends its transaction; here after 50 ms rather than after the 10 s of every connection of ours."""
+    """The server ends its transaction; here after 50 ms instead of the usual 10 s of our connections."""
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
     setting = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
@@ -697,7 +697,9 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address):
-    """It may be stopped; they are told whom to ask, and what they have given up keeps nobody from the lock later."""
+    """The holder may be stopped. The errors of the waiting calls name it, and an abandoned wait does not block later
+    calls.
+    """
     there, go_on = threading.Event(), threading.Event()
     name = sa.text("UPDATE cluster SET cluster_id = :name")
 
@@ -719,7 +721,7 @@ def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address)
         waiting.start()
         with pytest.raises(
             MetadataStoreUnavailableError, match="the lock that writers"
-        ):  # its own thread's turn comes first
+        ):  # the waiting thread of this store is first in the queue
             cluster.store.transact(lambda connection, _: None, timeout_ms=100)
         go_on.set()
         for thread in (holder, waiting):
@@ -826,7 +828,7 @@ print(*[use(number) for number in range(6)])
 
 
 def test_closed_objects_leave_no_file_open(cluster_address, tmp_path):
-    """A program may open as many clusters, producers and consumers as it likes, one after the other."""
+    """A program may open any number of clusters, producers and consumers, one after the other."""
     counts = run_python(OPEN_AND_CLOSE, cluster_address, str(tmp_path)).split()
     assert len(set(counts[2:])) == 1, "what libraries open once, they have opened by then"
 
@@ -935,7 +937,7 @@ def test_a_log_dir_of_another_cluster_is_refused(cluster, postgres_server, tmp_p
 
 
 def test_the_time_of_the_store_is_its_own_and_continues(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose wall clock is a day off stamps records with PostgreSQL's time all the same."""
+    """A host whose wall clock is wrong by a day still stamps records with PostgreSQL's time."""
     store = cluster.store
     in_transaction = store.transact(lambda connection, _attempt: store.clock(connection)).wall_ms
     if not store.sqlite:
@@ -950,5 +952,8 @@ def test_the_time_of_the_store_continues_while_the_store_is_down(own_postgres_se
         before = cluster.store.now()
         own_postgres_server.kill()
         asked_ms, ahead_ms = cluster.store._ahead
-        cluster.store._ahead = (max(0, asked_ms - 10_000), ahead_ms)  # so long ago that it is due to be asked again
+        cluster.store._ahead = (
+            max(0, asked_ms - 10_000),
+            ahead_ms,
+        )  # long enough ago that the store is due to be queried again
         assert 0 <= cluster.store.now().wall_ms - before.wall_ms < 60_000

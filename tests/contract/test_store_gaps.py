@@ -1,4 +1,5 @@
-"""Between any two accesses of a call to the metadata store, the log changes: the result is right or the error is known.
+"""The log changes between any two accesses of a call to the metadata store: the result is right or the error is
+documented.
 
 Every call runs again and again on a copy of one small cluster. Before its k-th access, for every k, a topic is deleted,
 made anew, shortened, compacted, extended or erased from. The result must be that of the log before or after the change,
@@ -105,7 +106,7 @@ def _append(opened: Open) -> Any:
 
 
 def _table_version(opened: Open) -> Any:
-    """A table brought to its version, as a micro-batch does."""
+    """A table updated to its current version, as a micro-batch does."""
     version = read_version(opened.log, "t")[1]
     ranges = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
     plan = plan_at(opened.log, "t", version, ranges)
@@ -148,7 +149,7 @@ def _log_dir_facts(brokers: list[dict[str, Any]]) -> Any:
 
 
 def _any(_result: Any, _before: Any, _after: Any) -> bool:
-    """For calls that look several times on purpose: what they answer is judged by other tests."""
+    """For calls that read the store several times on purpose: other tests check their results."""
     return True
 
 
@@ -310,7 +311,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
-    """In memory where there is such a file system: hundreds of clusters are written, and nothing is to survive."""
+    """In a memory file system if there is one: hundreds of clusters are written, and none must survive."""
     memory = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,

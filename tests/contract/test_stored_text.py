@@ -1,4 +1,4 @@
-"""Text that no store can keep is refused where it is given, with the field's name; other text is kept."""
+"""Text that a store cannot keep is refused at the API, with the name of the field; other text is kept."""
 
 import kafka.errors
 import pytest

@@ -127,7 +127,7 @@ def test_an_available_now_query_ends_before_records_of_a_recreated_topic(cluster
 
 
 REGROWN = [((),), (("new",),), (("new", "new"),), (("new", "new", "new", "new"),)]
-"""Nothing; a shorter log than before the truncation; one as long; a longer one."""
+"""Records appended after the truncation: none; fewer than were truncated; as many; more."""
 
 
 @each_on_sqlite_last_on_postgres("regrown", REGROWN)

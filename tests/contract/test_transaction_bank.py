@@ -1,6 +1,6 @@
-"""Money is moved between the topics of a bank by processes that are killed, stopped, fenced and robbed of log dirs.
+"""Processes move money between the topics of a bank, while they are killed, stopped or fenced, or lose log dirs.
 
-Whoever looks, whenever he looks, sees each transfer whole or not at all, each once, and with its group's offset.
+Every reader at any time sees each transfer completely or not at all, once, and with the offset of its group.
 """
 
 import shutil
@@ -35,11 +35,11 @@ BUSY = ClusterSettings(
     delta_maintenance_interval_ms=2_000,
     offsets_retention_check_interval_ms=1_000,
 )
-"""Everything that goes on beside transactions, all the time."""
+"""Maintenance tasks that run continuously during the transactions."""
 
 
 class Tellers:
-    """Of a bank; each `Child` is one at work."""
+    """The tellers of a bank; each `Child` is the process of one."""
 
     def __init__(self, address):
         self.address = address
@@ -51,7 +51,7 @@ class Tellers:
         return self.hired[-1]
 
     def done(self):
-        """What was acknowledged."""
+        """The acknowledged transfers."""
         return {line[1] for child in self.hired for line in list(child.lines) if line[0] == "done"}
 
     def __enter__(self):
@@ -71,13 +71,13 @@ def tellers(cluster_address):
 HERE = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
 LATER = ["transaction.registered:4", "append.decided:3", "append.committed:2", "transaction.committed:3"]
 ON_POSTGRESQL = ["transaction.registered", "append.decided", "append.committed"]
-"""It differs in how a transaction ends."""
+"""On PostgreSQL a transaction ends in another way."""
 AT_RANDOM = ["kill"] * 3
 COUNT = 30
 
 
 def test_transfers_are_atomic_when_tellers_are_killed_at_any_point(cluster, cluster_address, tellers):
-    """The first time that they come to a point, later, in the midst of everything, and at any moment."""
+    """At the first pass of a failpoint, at a later pass, during other work, and at random moments."""
     open_bank(cluster, cluster_address)
     first = ON_POSTGRESQL if "://" in cluster_address else HERE
     lives = {"a": [*first, *AT_RANDOM, "on"], "b": [*LATER, *AT_RANDOM, "on"]}
@@ -93,7 +93,7 @@ def test_transfers_are_atomic_when_tellers_are_killed_at_any_point(cluster, clus
 
 
 def state_of(cluster, teller):
-    """Of the teller's current or last transaction."""
+    """State of the teller's current or last transaction."""
     query = (
         sa.select(t.transaction.c.state)
         .join(t.producer, t.producer.c.producer_id == t.transaction.c.producer_id)
@@ -106,7 +106,9 @@ FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort"
 
 
 def test_transfers_are_atomic_when_tellers_are_stopped_with_an_open_transaction(cluster, cluster_address, tellers):
-    """One is aborted since its time is over, one is fenced, and one is both; another goes on where they were."""
+    """One transaction times out and is aborted, one teller is fenced, and one is both; another teller continues their
+    work.
+    """
     open_bank(cluster, cluster_address)
     with (
         Coordinator(cluster, settings=BUSY),
@@ -166,12 +168,12 @@ def leader_of_pending_file(cluster, transactional_id):
 
 
 def in_sync(cluster, count):
-    """Whether each partition of the branches has so many replicas in sync."""
+    """Whether each partition of the branches has `count` replicas in sync."""
     return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
 
 
 def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
-    """While transactions are open, whose files were written to log dirs that are gone, or are others, at the commit."""
+    """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced."""
     monkeypatch.setattr(coordinator, "_INSPECT_S", 0.2)
     cluster, address = three_brokers, tellers.address
     open_bank(cluster, address, replication_factor=3)
@@ -187,13 +189,13 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
             teller.work(large(name))
             teller.begin(large(name))
             teller.producer.flush()
-        # the leader's file stays, and its leader epoch, so it is the log dir's new counter that tells
+        # the leader's file and its leader epoch stay the same: only the log dir's new counter shows the change
         follower = leader_of_pending_file(cluster, group_of("b")) % 3 + 1
         lose_and_get_back(cluster, a, tmp_path / f"d{follower}", new_disk=True)
         b.producer.commit_transaction()
-        every_replica_is_whole(cluster)  # before a reader repairs what is not, or a merge does without it
+        every_replica_is_whole(cluster)  # before a reader repairs a missing file, or a merge replaces it
         leader = leader_of_pending_file(cluster, group_of("c"))
-        change(cluster, t.write_id.update().values(until_ms=0))  # what is pending is kept without it
+        change(cluster, t.write_id.update().values(until_ms=0))  # pending files are kept without a write id
         lose_and_get_back(cluster, a, tmp_path / f"d{leader}", new_disk=False)
         list(run_tasks(cluster, ["files"]))
         c.producer.commit_transaction()
@@ -203,13 +205,13 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
 
 
 def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
-    """A log dir goes away while a teller works, and comes back as it was, or empty."""
+    """A log dir is lost while a teller works, and returns unchanged or empty."""
     away = log_dir.with_name(f"{log_dir.name}-away")
     log_dir.rename(away)
     more = teller.count("done") + 3
     teller.waits_for(lambda child: child.count("done") >= more or child.heard("done", f"a-{COUNT - 1}"))
     until(lambda: not in_sync(cluster, 3), cluster.store)
-    shutil.rmtree(log_dir, ignore_errors=True)  # who was writing when it went may have made the folder anew
+    shutil.rmtree(log_dir, ignore_errors=True)  # a writer may have created the folder again
     if new_disk:
         log_dir.mkdir(exist_ok=True)
     else:
@@ -218,10 +220,10 @@ def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
 
 
 def test_transfers_are_atomic_when_postgresql_crashes(own_postgres_server, tmp_path):
-    """Registering is not forced to disk: of what a crash takes away the rest may not be committed."""
+    """Registrations are not forced to disk: if a crash loses some of them, the rest must not be committed."""
     server = own_postgres_server
     address = server.create_database()
-    unforced = Unforced(server)  # so that a crash does take it away
+    unforced = Unforced(server)  # so that a crash does lose registrations
     with Tellers(address) as tellers, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         open_bank(cluster, address)
         teller = tellers("a", COUNT, pause_at=2)

@@ -1,4 +1,4 @@
-"""Consume, transform, produce by processes that are killed at every step, and stopped: each record is copied once."""
+"""Consume, transform, produce in processes that are killed at every step or stopped: each record is copied once."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def topics(cluster):
 
 @pytest.fixture
 def fill(produce, topics):
-    """Puts so many more records into each partition of the source."""
+    """A function that appends `count` records to each partition of the source."""
     producer, numbers = produce(), itertools.count()
 
     def add(count):
@@ -40,7 +40,7 @@ def fill(produce, topics):
 
 
 def check_copy(cluster, log, count):
-    """The target is the source, in order and once; the group is at the end."""
+    """The target equals the source, in order and without duplicates; the group is at the end."""
     source, target = stored(log, SOURCE), stored(log, TARGET)
     assert target == {partition: [transformed(text) for text in texts] for partition, texts in source.items()}
     assert committed_offsets(cluster.store, GROUP) == all_at(count)
@@ -52,7 +52,7 @@ def all_at(offset):
 
 @pytest.fixture
 def copiers(cluster_address):
-    """Makes copiers, and leaves none behind."""
+    """A function that starts copiers; they are killed at the end."""
     made = []
 
     def start(name, *lives, session_ms=LONG_MS, instance="-"):
@@ -71,7 +71,7 @@ LATER = ["append.decided:3", "append.committed:3", "transaction.registered:5"]
 
 
 def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluster, log, fill, copiers):
-    """A static member, whose partitions wait for it, so that each life goes on at once."""
+    """A static member keeps its partitions, so that each life continues at once."""
     lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
     fill(30)
     copier = copiers("one", *lives, instance="static")
@@ -84,7 +84,7 @@ def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluste
 
 
 def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(cluster, log, fill, copiers):
-    """Another has its partition meanwhile, and has copied what it had copied and not committed."""
+    """Another copier gets its partition meanwhile, and has copied the records that it had not committed."""
     one, two = (copiers(name, session_ms=SHORT_MS) for name in ("one", "two"))
     until(lambda: settled(cluster), cluster.store)
     one.say("pause")

@@ -1,4 +1,6 @@
-"""Transactions with three replicas: whatever happens between send and commit, the commit is whole or fails cleanly."""
+"""Transactions with three replicas: after any event between send and commit, the commit is complete or fails without
+effect.
+"""
 
 import random
 import shutil
@@ -40,7 +42,7 @@ def producer(cluster, produce):
 
 
 def send(producer, number):
-    """A transaction that wants to be committed: a file and a blob are pending, another blob is still to be sent."""
+    """A transaction before its commit: a file and a blob are pending, and another blob is not sent yet."""
     producer.begin_transaction()
     producer.send(FILE, LARGE + b"%d" % number).get(timeout=30)
     producer.send(BLOB, b"%d" % number).get(timeout=30)
@@ -75,7 +77,7 @@ def test_replicas_leave_and_return_before_the_commit(cluster, log, producer, tmp
     for name in (FILE, BLOB):
         catch_up(cluster, log.find_topic(name), 0, 1)
     assert isr(cluster) == [1, 2, 3]
-    producer.commit_transaction()  # the file is copied to the one that has come back
+    producer.commit_transaction()  # the file is copied to the replica that has returned
     committed_up_to(cluster, log, 2)
 
     send(producer, 3)
@@ -86,7 +88,7 @@ def test_replicas_leave_and_return_before_the_commit(cluster, log, producer, tmp
     committed_up_to(cluster, log, 3)
 
     send(producer, 4)
-    (tmp_path / "d3").rename(tmp_path / "gone")  # nobody has noticed
+    (tmp_path / "d3").rename(tmp_path / "gone")  # not detected yet
     producer.commit_transaction()
     look(cluster)
     committed_up_to(cluster, log, 4)

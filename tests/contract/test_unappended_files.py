@@ -1,4 +1,4 @@
-"""Files of appends that were refused or failed: the writer deletes them, however often it tries again."""
+"""Files of appends that were refused or failed: the writer deletes them, also after many retries."""
 
 import kafka.errors
 import pytest
@@ -40,7 +40,7 @@ def producer_of(cluster_address):
 
 
 def fill_up(cluster, table_name):
-    """The store has no room for rows of this table."""
+    """Make the store refuse new rows of this table, as if it were full."""
     with cluster.store.engine.begin() as connection:
         for statement in _FULL[connection.dialect.name]:
             connection.exec_driver_sql(statement.format(table_name))
@@ -125,7 +125,7 @@ def _refuse_to_delete_write_ids(cluster):
 
 
 def test_a_commit_whose_answer_was_lost_keeps_its_file(cluster, log, monkeypatch):
-    """The append is committed, and what comes after it fails: the file is named, so it stays."""
+    """The append commits, and a later step fails: the metadata name the file, so it stays."""
     topic = create_topic(cluster, "t", configs=FILES)
 
     def lost(*_):

@@ -1,8 +1,8 @@
-"""A bank whose ledger is three topics, and what must be true of it whenever somebody looks.
+"""A bank whose ledger is three topics, and its invariants, which hold in every snapshot.
 
-Accounts are keys in three topics, the branches. A transfer is one transaction: a record that takes from an account of
-one branch, one that gives to an account of another, a note in the third, and the number of the teller's next transfer
-as an offset of the teller's group. A *leg* is one of the three records.
+Accounts are keys in three topics, the branches. A transfer is one transaction: a record that debits an account of one
+branch, one that credits an account of another, a note in the third, and the number of the teller's next transfer as an
+offset of the teller's group. A *leg* is one of the three records.
 """
 
 import random
@@ -28,13 +28,13 @@ BRANCHES = ("north", "south", "west")
 NUMBERS = "numbers"
 """The topic, without records, whose offsets are the numbers of transfers; one partition serves all tellers."""
 ACCOUNTS = 5
-"""In each branch."""
+"""Partitions of each branch."""
 OPENING = 100
 TOTAL = len(BRANCHES) * ACCOUNTS * OPENING
 
 _PARTITIONS = 2
 _PACE_S = 0.1
-"""Between two looks of an auditor, so that others get something done."""
+"""Pause between two checks of an auditor, so that other processes get CPU time."""
 
 
 class Leg(NamedTuple):
@@ -49,7 +49,7 @@ def numbered(teller: str, number: int) -> str:
 
 
 def legs_of(transfer: str) -> tuple[Leg, Leg, Leg]:
-    """What is moved, always the same for the same id; the third is the note."""
+    """The legs of a transfer, a function of its id; the third is the note."""
     chance = random.Random(transfer)
     branches = chance.sample(BRANCHES, k=len(BRANCHES))
     amount = chance.randint(1, 9)
@@ -59,7 +59,7 @@ def legs_of(transfer: str) -> tuple[Leg, Leg, Leg]:
 
 
 def value(transfer: str, leg: Leg) -> bytes:
-    """One in four is too large for the tail, so that files, blobs and seals all take part."""
+    """One value in four is too large for the tail, so that files, blobs and seals all occur."""
     chance = random.Random(f"{transfer} {leg}")
     filler = chance.randbytes(600).hex() if chance.random() < 0.25 else ""
     return f"{transfer} {leg.amount} {filler}".encode()
@@ -88,12 +88,14 @@ class Statement:
     """The bank in one snapshot."""
 
     legs: Mapping[str, Sequence[Leg]]
-    """By transfer."""
+    """The legs of each transfer."""
     following: Mapping[str, int]
     """The number of each teller's next transfer, as its group has committed it."""
 
     def check(self) -> None:
-        """Invariants 7 and 8: each transfer is there whole, once, and with its offset; so no money comes or goes."""
+        """Invariants 7 and 8: each transfer is complete, stored once, and has its offset; so the sum of money is
+        constant.
+        """
         assert sum(leg.amount for legs in self.legs.values() for leg in legs) == TOTAL
         for transfer, legs in self.legs.items():
             if transfer != "opening":
@@ -113,7 +115,7 @@ def look(cluster: Cluster, tellers: Sequence[str]) -> Statement:
 
 
 def _read(connection: sa.Connection, tellers: Sequence[str]) -> tuple[list[Slice], dict[str, int]]:
-    """All that the branches hold, and what the tellers' groups have committed."""
+    """The segments of the branches, and the committed offsets of the tellers' groups."""
     topics = find_topics(connection, set(BRANCHES))
     positions = planner.positions(connection, topics.values())
     ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
@@ -124,7 +126,9 @@ def _read(connection: sa.Connection, tellers: Sequence[str]) -> tuple[list[Slice
 
 
 class Auditor:
-    """A reader that looks all the time, and checks each time what it sees: what was acknowledged before, at least."""
+    """A reader that reads and checks the bank continuously: each snapshot has at least the transfers acknowledged
+    before.
+    """
 
     def __init__(self, cluster: Cluster, tellers: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
         self._cluster, self._tellers, self._acknowledged = cluster, tellers, acknowledged

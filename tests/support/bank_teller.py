@@ -2,10 +2,10 @@
 
     python -m tests.support.bank_teller CLUSTER NAME COUNT TIMEOUT_MS PAUSE_AT LIFE...
 
-It goes on with the transfer that follows its last one until it has made COUNT of them, says `done NAME-N` after each,
-and now and then aborts one that nobody may ever see. In transfer PAUSE_AT (-1: none), whose records are pending then,
-it says `paused` and waits for a word. An error of the kind that is aborted is said as `again ERROR`, and the transfer
-made again; one that is fenced tries every call, says `fenced CALL ERROR` for each, and goes home.
+It continues after its last transfer until COUNT transfers are made, prints `done NAME-N` after each, and sometimes
+aborts a transfer, which must never be visible. In transfer PAUSE_AT (-1: none), with pending records, it prints
+`paused` and waits for a line. After an abortable error it prints `again ERROR` and repeats the transfer; a fenced
+teller tries every call, prints `fenced CALL ERROR` for each, and ends.
 """
 
 import sys
@@ -27,7 +27,7 @@ _ABORTED_MAX = 50
 
 
 class Teller:
-    """Works with a producer that has called init_transactions."""
+    """Makes transfers with a producer that has called init_transactions."""
 
     def __init__(self, cluster: Cluster, producer: Producer, name: str, pause_at: int) -> None:
         self.producer = producer
@@ -68,7 +68,7 @@ class Teller:
         self.producer.abort_transaction()
 
     def begin(self, number: int) -> None:
-        """A transfer without its commit."""
+        """Send a transfer without committing it."""
         transfer = numbered(self._name, number)
         legs = legs_of(transfer)
         self.producer.begin_transaction()

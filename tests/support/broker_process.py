@@ -1,4 +1,4 @@
-"""Served brokers in processes of their own, to be killed, stopped and started again."""
+"""Served brokers in separate processes, which tests kill, stop and restart."""
 
 import signal
 import subprocess
@@ -48,13 +48,13 @@ class BrokerProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, also to one that was stopped; nothing if it has ended."""
+        """SIGKILL, also to a stopped process; does nothing if it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=60)
 
     def end(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=60)

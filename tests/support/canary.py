@@ -8,7 +8,7 @@ from tests.support.replicas import folder_of
 
 
 def places_with(cluster: Cluster, root: Path, *texts: bytes, away: Iterable[int] = ()) -> dict[str, str]:
-    """Every file below `root` that holds one of `texts`, and what a report that names its place must contain.
+    """Every file below `root` that contains one of `texts`, and the text that a report naming its place must contain.
 
     `root` has the folders of all log dirs and of the metadata store. `away`: brokers whose log dir was moved aside to
     `<log dir>-away`, as `replicas.take_away` does.
@@ -23,7 +23,9 @@ def places_with(cluster: Cluster, root: Path, *texts: bytes, away: Iterable[int]
 
 
 def _place(path: Path, log_dirs: Iterable[Path], aside: dict[Path, Path]) -> str:
-    """The log dir of what nobody can look at now, the path in its log dir of any other file; the store's folder."""
+    """The log dir, for a file in an unavailable one; the path in its log dir, for other files; or the
+    store's folder.
+    """
     for folder, log_dir in aside.items():
         if path.is_relative_to(folder):
             return str(log_dir)
@@ -34,6 +36,6 @@ def _place(path: Path, log_dirs: Iterable[Path], aside: dict[Path, Path]) -> str
 
 
 def unnamed_places(notes: Iterable[str], places: dict[str, str]) -> list[str]:
-    """The files whose place no note names."""
+    """The files whose place is not in any note."""
     text = "\n".join(notes)
     return [path for path, place in places.items() if place not in text]

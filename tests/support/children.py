@@ -1,4 +1,4 @@
-"""Processes that a test has started: what they say, what they are told, and their end."""
+"""Processes that a test has started: their output, their input, and their end."""
 
 import os
 import queue
@@ -17,7 +17,7 @@ from tests.support.python_process import PythonProcess
 
 
 class Child:
-    """`python -m MODULE ARGUMENTS`, whose lines are read in the background. In a group with what it forks."""
+    """`python -m MODULE ARGUMENTS`, whose lines are read in the background. It and its forks are one process group."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         pipe = subprocess.PIPE
@@ -32,7 +32,7 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.endswith("\n"):  # else the last word of one that was killed while it spoke
+            if line.endswith("\n"):  # otherwise the partial last line of a killed process
                 self.lines.append(line.split())
                 self._new.put(None)
 
@@ -63,7 +63,7 @@ class Child:
                 continue
 
     def stop(self, store: Store) -> None:
-        """SIGSTOP, but not while it holds a lock of the store that everybody would wait for."""
+        """SIGSTOP, but not while it holds a lock of the store that would block all others."""
         while True:
             self._process.send_signal(signal.SIGSTOP)
             self._process.wait_until_stopped()
@@ -75,17 +75,17 @@ class Child:
                 return
 
     def go_on(self) -> None:
-        """SIGCONT, and `go` to one that waits for a word."""
+        """SIGCONT, and `go` to a process that waits for a line."""
         self._process.send_signal(signal.SIGCONT)
         self.say("go")
 
     def finish(self, timeout_s: float = 120) -> None:
-        """Its end, which must be a good one, and the rest of what it said."""
+        """Wait for its end and the rest of its output; its exit code must be 0."""
         assert self._process.wait(timeout=timeout_s) == 0, self.lines[-20:]
         self._reading.join(timeout=30)
 
     def kill(self) -> None:
-        """It and what it has forked; for the end of a test, whatever state it is in."""
+        """Kill it and its forks in any state; for the end of a test."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=30)

@@ -1,6 +1,6 @@
 """An archive of the classes that Spark loads, which halves the CPU time that a JVM of the tests takes to start.
 
-`make test` makes it once for each environment: `python -m tests.support.class_archive`. A JVM that it does not fit
+`make test` creates it once for each environment: `python -m tests.support.class_archive`. A JVM that it does not fit
 (another Java, other JARs, a folder with settings first on the class path) starts without it.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 FILE = Path(sys.prefix) / "spark-classes.jsa"
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-"""Otherwise a JVM says on stdout that an archive does not fit."""
+"""Without this a JVM prints a warning on stdout if an archive does not fit."""
 
 
 def jvm_options() -> str:
-    """What a JVM needs to use the archive, if there is one."""
+    """The options with which a JVM uses the archive, if there is one."""
     return f"-XX:SharedArchiveFile={FILE} {_QUIET}" if FILE.exists() else ""
 
 

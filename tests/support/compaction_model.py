@@ -1,5 +1,5 @@
-"""Compaction beside a dictionary: steps are done to a real partition, and what can be read from it is compared, after
-each step, with all that was ever appended.
+"""Compaction compared with a dictionary: steps change a real partition, and after each step its readable records are
+compared with all records that were ever appended.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ Record = tuple[str | None, str | None, int]
 
 
 class Killed(BaseException):
-    """The process ends here: nothing that it would still have done is done."""
+    """The process ends here: no later step of it runs."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Tick:
 class Compact:
     force: bool
     lost_swap: int | None = None
-    """This swap of the pass (from 0) finds that its inputs have changed."""
+    """Number of the swap of the pass (from 0) that finds its inputs changed."""
     killed_at: int | None = None
-    """The process is killed at this failpoint (from 0) of the pass."""
+    """Number of the failpoint of the pass (from 0) at which the process is killed."""
 
 
 @dataclass(frozen=True)
 class Merge:
-    """All files become one, up to where a Delta table has shown the records, whatever compaction knows of them."""
+    """All files up to the published offset become one, without regard to compaction."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ cases = st.tuples(
 
 @dataclass
 class Model:
-    """One partition, all that was appended to it, and what is known of the passes over it."""
+    """One partition, all records that were appended to it, and the passes over it."""
 
     cluster: Cluster
     patch: Patch
@@ -109,7 +109,7 @@ class Model:
     now_ms: int = 1_700_000_000_000
     appended: dict[int, Record] = field(default_factory=dict)
     there: dict[int, Record] = field(default_factory=dict)
-    """What could be read after the last step."""
+    """The readable records after the last step."""
     passes: list[tuple[int, int]] = field(default_factory=list)
     """End offset and time of each pass that was completed."""
     log_start: int = 0
@@ -123,7 +123,7 @@ class Model:
             "delete.retention.ms": str(RETENTION_MS),
             "compression.type": "none",
         }
-        # not compacted while it is filled: a topic may have become so later, and have records without a key
+        # not compacted while it is filled: a topic may become compacted later, and have records without a key
         topic = create_topic(cluster, name, configs=configs)
         assert topic is not None
         model = cls(cluster, patch, topic, lag_ms)
@@ -142,7 +142,7 @@ class Model:
 
     def do(self, step: Step) -> None:
         self._do(step)
-        if self.lag_ms == 0:  # else a merge may have put young records into what was clean
+        if self.lag_ms == 0:  # otherwise a merge may have put young records into the clean part
             self._check_clean()
 
     def _do(self, step: Step) -> None:
@@ -185,7 +185,7 @@ class Model:
     def _merge(self) -> None:
         store = self.cluster.store
         files = store.read(lambda c: segments(c, self.topic, 0, inline=False))
-        seen = store.read(lambda c: seen_offsets(c, self.topic, 0))  # no swap reaches over one
+        seen = store.read(lambda c: seen_offsets(c, self.topic, 0))  # no swap spans one
         end = min([_first_gap(files), *(offset for offset in seen if offset > (files[0].base_offset if files else 0))])
         run = [each for each in files if each.end_offset <= end]
         if len(run) > 1:
@@ -201,7 +201,7 @@ class Model:
         delete_records(self.cluster, {TopicPartition(self.topic.name, 0): self.log_start})
 
     def _compact(self, step: Compact) -> None:
-        """A pass; then what is gone may be, and what a completed pass promises holds."""
+        """Run a pass; then check that each removed record may be removed, and the guarantees of a completed pass."""
         horizon = max((end for end, at_ms in self.passes if at_ms <= self.now_ms - RETENTION_MS), default=0)
         before = self._first_dirty()
         notes = self._run_pass(step)
@@ -219,7 +219,7 @@ class Model:
         end = self._first_dirty()
         assert end <= len(self.appended)
         if notes is not None and not any("changed meanwhile" in note for note in notes):
-            # nothing was in the way: it was completed, if it was due
+            # nothing interrupted the pass: it was completed, if it was due
             if step.force and self.lag_ms == 0 and self.log_start < len(self.appended):
                 assert end == len(self.appended)
             if end > before or step.force:
@@ -263,7 +263,7 @@ class Model:
         self.topic = alter_configs(self.cluster, self.topic.name, {"cleanup.policy": policy})
 
     def come_to_rest(self) -> None:
-        """Passes with time in between leave the last values alone, and then there is nothing to do any more."""
+        """Repeated passes with time in between leave only the last values, and then no work is left."""
         self.now_ms += 10_000
         self._compact(Compact(force=True))
         self.now_ms += 10_000

@@ -1,4 +1,6 @@
-"""The Compose Specification's JSON schema, from a package that carries it; it is not copied into this repository."""
+"""The JSON schema of the Compose Specification, from a package that contains it; it is not copied into
+this repository.
+"""
 
 import json
 import shutil
@@ -9,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 GO_MODULE = "github.com/compose-spec/compose-go/v2@v2.16.2"
-"""The specification's own library, where Go is installed."""
+"""The library of the specification, for machines with Go."""
 PYTHON_PACKAGE = "docker-compose==1.29.2"
 """An older schema, for machines without Go. Later versions of the schema only add to it."""
 
 
 def fetch(folder: Path) -> dict[str, Any]:
-    """The schema; `folder` takes what is downloaded on the way."""
+    """The schema; `folder` gets the downloaded files."""
     text = _from_go(folder) if shutil.which("go") else _from_pip(folder)
     schema: dict[str, Any] = json.loads(text)
     return schema

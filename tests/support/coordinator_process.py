@@ -1,4 +1,4 @@
-"""A process that stands for coordinator until it is killed.
+"""A process that competes for the coordinator lease until it is killed.
 
 python -m tests.support.coordinator_process CLUSTER LEASE_MS
 """

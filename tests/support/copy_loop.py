@@ -2,9 +2,9 @@
 
     python -m tests.support.copy_loop CLUSTER NAME SESSION_MS INSTANCE LIFE...
 
-INSTANCE is the group_instance_id, `-` for none. It says `copied PARTITION OFFSET` of each record after the commit, and
-`again ERROR` when it has to abort and read again. On `pause` it says `pausing`, and in its next transaction, whose
-records are pending then, `paused`, and waits for `go`. At the end of its input it ends when everything is copied.
+INSTANCE is the group_instance_id, `-` for none. It prints `copied PARTITION OFFSET` for each record after the commit,
+and `again ERROR` when it must abort and read again. On `pause` it prints `pausing`; in its next transaction, with
+pending records, it prints `paused` and waits for `go`. At the end of its input it ends when everything is copied.
 """
 
 import os
@@ -59,7 +59,7 @@ class Copier:
             for record in records:
                 self._producer.send(TARGET, transformed(record.value), record.key, partition=number)
         self._transactions += 1
-        if self._transactions % 4 == 2:  # as if the function had failed
+        if self._transactions % 4 == 2:  # as if the transformation had failed
             self._producer.flush()
             self._producer.abort_transaction()
             self._rewind()
@@ -77,7 +77,7 @@ class Copier:
                 say("copied", number, record.offset)
 
     def _rewind(self) -> None:
-        """Read on where the group has committed."""
+        """Seek to the committed offsets of the group."""
         for partition in self._consumer.assignment():
             self._consumer.seek(partition, self._consumer.committed(partition) or 0)
 

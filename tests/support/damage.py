@@ -1,4 +1,4 @@
-"""Damage to segment files, done behind the log's back, in a local log dir or in object storage."""
+"""Damage to segment files without notice to the log, in a local log dir or in object storage."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ _KEY, _VALUE = 2, 3
 
 
 class StoredFile:
-    """A segment's file in one log dir, as whoever has access to the storage sees it."""
+    """A segment's file in one log dir, accessed directly in its storage."""
 
     def __init__(self, info: LogDirInfo, piece: Slice) -> None:
         self._fs, root = fs.FileSystem.from_uri(info.uri)
@@ -29,7 +29,7 @@ class StoredFile:
         return f"StoredFile({self._path!r})"
 
     def read(self) -> bytes | None:
-        """None if there is none."""
+        """The content; None if the file does not exist."""
         try:
             with self._fs.open_input_file(self._path) as file:
                 content: bytes = file.read()
@@ -38,9 +38,9 @@ class StoredFile:
         return content
 
     def write(self, content: bytes | None) -> None:
-        """None removes it."""
+        """Replace the content; None removes the file."""
         if self.read() is not None:
-            self._fs.delete_file(self._path)  # never in place: somebody may have it mapped into memory
+            self._fs.delete_file(self._path)  # never in place: a reader may have it mapped into memory
         if content is not None:
             with self._fs.open_output_stream(self._path) as file:
                 file.write(content)
@@ -52,7 +52,7 @@ class StoredFile:
 
 
 def flipped_in_page(content: bytes, column: int = _VALUE) -> bytes:
-    """One bit turned in the middle of the column's pages in the last row group."""
+    """The content with one bit flipped in the middle of the column's pages in the last row group."""
     metadata = pq.read_metadata(BufferReader(content))
     chunk = metadata.row_group(metadata.num_row_groups - 1).column(column)
     return _flipped(content, chunk.data_page_offset + chunk.total_compressed_size * 3 // 4)
@@ -76,7 +76,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 
 
 def replicas_of(cluster: Cluster, log: Log, topic: Topic, rack: str | None = None) -> list[list[StoredFile]]:
-    """Of each segment of the topic, in order, its files in the order in which a reader in `rack` tries them."""
+    """The files of each segment of the topic, in the order in which a reader in `rack` tries them."""
     infos = cluster.log_dirs()
     slices: Sequence[Slice] = log.plan(ranges_of(log, topic), rack=rack).slices
     return [[StoredFile(infos[log_dir_id], piece) for log_dir_id in piece.log_dir_ids] for piece in slices]

@@ -1,5 +1,5 @@
-"""Whether every log dir has what the metadata says of it: the files of its replicas, and their Delta tables; and what a
-stream that reads such a table has been given.
+"""Checks that every log dir matches its metadata: the files of its replicas, their Delta tables, and the records that a
+stream of such a table has read.
 """
 
 import json
@@ -61,11 +61,11 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
 def assert_stream_sees_each_record_once(
     cluster: Cluster, log_dir: LogDir, topic: Topic, allowed: Collection[int] = ()
 ) -> None:
-    """Replay the table's log: what a commit adds with dataChange=true is new to a stream. Each record in the table has
-    been new, once.
+    """Replay the table's log: a commit's files with dataChange=true are new to a stream. Each record in the table was
+    new exactly once.
 
-    Judges segments, not what others wrote; no partition whose offsets were assigned again after an unclean election;
-    and nothing once the beginning of the log has been cleaned up.
+    Checks segments only, not files of other writers; no partition whose offsets were assigned again after an unclean
+    election; and nothing once the beginning of the Delta log has been cleaned up.
     """
     truncated = sa.select(t.truncation.c.partition).where(t.truncation.c.topic_id == topic.topic_id)
     excused = cluster.store.read(lambda connection: set(connection.execute(truncated).scalars()))
@@ -105,7 +105,7 @@ def commits(log_dir: LogDir, topic: Topic) -> Iterator[tuple[int, list[dict[str,
 
 
 def _offsets_of(log_dir: LogDir, topic: Topic, add: dict[str, Any]) -> list[int]:
-    """Offsets of the records of a file; if it has been deleted, as if they had no gaps."""
+    """Offsets of the records of a file; for a deleted file, all offsets of its range."""
     base = int(add["partitionValues"]["base_offset"])
     path = f"{topic.folder}/{add['path']}"
     if log_dir.sizes([path]) == [None]:
@@ -115,7 +115,7 @@ def _offsets_of(log_dir: LogDir, topic: Topic, add: dict[str, Any]) -> list[int]
 
 
 def assert_replicas_are_whole(cluster: Cluster) -> None:
-    """Invariant 10: every segment below a replica's LEO lies whole in its log dir, if that is online."""
+    """Invariant 10: every segment below a replica's LEO is complete in its log dir, if that is online."""
     topics = cluster.store.read(find_topics).values()
     infos = cluster.log_dirs()
     online = cluster.store.read(

@@ -1,5 +1,5 @@
-"""Protobuf messages without protoc: `Flight` and `Strict` of proto2, `shop.Order` of proto3 with everything in it, and
-`shop.Tree` and `shop.Nothing`, which no columns can be.
+"""Protobuf messages without protoc: `Flight` and `Strict` of proto2, `shop.Order` of proto3 with all kinds of fields,
+and `shop.Tree` and `shop.Nothing`, which have no representation as columns.
 """
 
 from google.protobuf import text_format, timestamp_pb2
@@ -9,7 +9,7 @@ from spark_log.streams.protobuf_types import message_class
 
 
 def _message(name: str, *fields: str, more: str = "") -> str:
-    """Fields as "3 REPEATED ENUM .State states", numbers being the fields' own."""
+    """A message whose fields are given as "3 REPEATED ENUM .State states": number, label, type, name."""
     parts = []
     for field in fields:
         number, label, kind, *of, own = field.split()
@@ -97,7 +97,7 @@ def _time() -> FileDescriptorProto:
 FLIGHT_DESCRIPTOR_SET = _set(text_format.Parse(_FLIGHT, FileDescriptorProto()))
 SHOP_DESCRIPTOR_SET = _set(_time(), text_format.Parse(_SHOP, FileDescriptorProto()))
 SHOP_ALONE_DESCRIPTOR_SET = _set(text_format.Parse(_SHOP, FileDescriptorProto()))
-"""As protoc makes it without --include_imports."""
+"""A descriptor set as protoc writes it without --include_imports."""
 
 Order = message_class("shop.Order", SHOP_DESCRIPTOR_SET)
 

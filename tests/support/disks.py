@@ -1,4 +1,4 @@
-"""File systems of their own, small enough to be filled."""
+"""Small file systems that tests can fill."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file s
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: str) -> Iterator[None]:
-    """A small file system of its own at `folder`."""
+    """Mounts a small file system at `folder`."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
         yield
@@ -22,7 +22,7 @@ def mounted(folder: Path, size: str) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Take all the room that there is; remove the file to give it back."""
+    """Fill the file system of `folder`; remove the returned file to free the space."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

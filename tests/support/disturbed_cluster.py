@@ -1,4 +1,4 @@
-"""A small cluster, what may happen to it between two accesses of a call, and the call run on copies of it."""
+"""A small cluster, changes that occur between two accesses of a call, and runs of the call on copies of the cluster."""
 
 import contextlib
 import shutil
@@ -25,7 +25,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SECOND = NOON_MS + 1000
 
 
-# What happens in between ---------------------------------------------------------------------------------------------
+# Changes between two accesses ----------------------------------------------------------------------------------------
 
 
 def _delete(log: Log) -> None:
@@ -33,24 +33,24 @@ def _delete(log: Log) -> None:
 
 
 def _recreate(log: Log) -> None:
-    """With fewer partitions, and another record."""
+    """Recreate with fewer partitions, and another record."""
     _delete(log)
     append(log, _make_topic(log.cluster, 1), "new", key=b"n", timestamp_ms=SECOND)
 
 
 def _recreate_longer(log: Log) -> None:
-    """With as many partitions, the first of which has grown past every offset of the old one."""
+    """Recreate with as many partitions, the first of which exceeds every offset of the old one."""
     _delete(log)
     append(log, _make_topic(log.cluster, 2), *(f"new{n}" for n in range(9)), key=b"n", timestamp_ms=SECOND)
 
 
 def _shorten(log: Log) -> None:
-    """Retention in the middle of a segment."""
+    """Delete records up to the middle of a segment."""
     delete_records(log.cluster, {T0: 1})
 
 
 def _empty(log: Log) -> None:
-    """Retention of everything."""
+    """Delete all records."""
     delete_records(log.cluster, {T0: -1, T1: -1})
 
 
@@ -59,13 +59,13 @@ def _compact(log: Log) -> None:
 
 
 def _grow(log: Log) -> None:
-    """One more record in the tail, which is sealed: its blobs are gone."""
+    """Append one record to the tail and seal it: its blobs no longer exist."""
     append(log, "t", "more", key=b"m", timestamp_ms=NOON_MS + 9000)
     log.seal(log.find_topic("t"), [0, 1])
 
 
 def _consume(log: Log) -> None:
-    """The group goes on to the end of what was appended meanwhile."""
+    """The group commits the end of the records that were appended meanwhile."""
     _grow(log)
     commit_offsets(log.cluster.store, "g", {T0: 5, T1: 1})
 
@@ -96,9 +96,9 @@ DISTURBANCES = {
 
 
 LOSSES = ("delete", "recreate", "recreate_longer", "shorten", "empty")
-"""A call that another change interrupts has no reason to fail, but where it fails after that change too."""
+"""A call interrupted by one of the other changes may fail only if it also fails after that change."""
 BESIDE_WRITES = ("delete", "recreate", "empty")
-"""For calls that change the log themselves: what they look up is gone, another, or empty."""
+"""For calls that change the log themselves: the topic is deleted, recreated, or empty."""
 
 
 @dataclass
@@ -117,11 +117,11 @@ class Call:
     run: Callable[[Open], Any]
     documented: Any
     between: Callable[[Any, Any, Any], bool] = lambda result, before, after: False
-    """Whether another result than that before and that after the change is right."""
+    """Whether a result that differs from those before and after the change is right."""
     bears_loss: bool = False
-    """What is lost is passed over: the call fails only where it fails after the change too."""
+    """The call skips lost records: it may fail only if it also fails after the change."""
     writes: bool = False
-    """The call changes the log itself. What it answers is judged by other tests."""
+    """The call changes the log itself. Other tests check its result."""
 
 
 def _prepare(folder: Path) -> None:
@@ -151,7 +151,7 @@ class Outcome:
 
 
 class Matrix:
-    """Runs calls on copies of one small cluster, and knows what each disturbance makes of it."""
+    """Runs calls on copies of one small cluster, and caches the state after each disturbance."""
 
     def __init__(self, folder: Path, gaps: StoreGaps) -> None:
         self._folder, self._gaps = folder, gaps
@@ -164,23 +164,23 @@ class Matrix:
                 log.close()
 
     def alone(self, call: Call, state: str) -> Outcome:
-        """The call on a cluster that nothing disturbs, in its state after the disturbance of this name."""
+        """The outcome of the call on an undisturbed cluster, in its state after the disturbance of this name."""
         return self._run(call, state, 0, None)
 
     def disturbed(self, call: Call, name: str, number: int) -> Outcome:
-        """The call with the disturbance of this name before its access `number`."""
+        """The outcome of the call with the disturbance of this name before its access `number`."""
         if call.writes:
             return self._run(call, "undisturbed", number, lambda copy: self._disturb(copy, DISTURBANCES[name]))
         return self._run(call, "undisturbed", number, lambda copy: self._put(copy, name))
 
     def _disturb(self, copy: Path, disturbance: Callable[[Log], None]) -> None:
-        with Cluster.open(str(copy)) as cluster:  # another process: locks that the call holds are none of its own
+        with Cluster.open(str(copy)) as cluster:  # like another process: it does not share the locks of the call
             log = Log(cluster)
             disturbance(log)
             log.close()
 
     def _put(self, copy: Path, name: str) -> None:
-        """The files and rows as the disturbance leaves them: in a tenth of the time that it takes."""
+        """Copy the files and rows after the disturbance: ten times as fast as the disturbance itself."""
         shutil.copytree(self._folder / name / "broker-1", copy / "broker-1", dirs_exist_ok=True)
         with (
             contextlib.closing(sqlite3.connect(self._folder / name / "metadata.sqlite")) as source,

@@ -1,8 +1,8 @@
-"""Forks of a process that uses a cluster, and whether the child's records are where it was told that they are.
+"""Forks of a process that uses a cluster: checks that the child's records are at the offsets of their acknowledgements.
 
 `python -m tests.support.fork_rig FOLDER`: for each client and each state a process uses a cluster through the client,
 brings it into the state, and forks. The child produces with a producer of its own, before and after the parent closes
-everything. Prints a JSON object a case: what the child says, and what the files hold afterwards.
+everything. Prints one JSON object per case: the report of the child, and the contents of the files afterwards.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas  # noqa: F401 - pyarrow imports it with the first value that it is given: once, not in each process
+import pandas  # noqa: F401 - pyarrow imports it with its first value: here once, not in each process
 
 from spark_log import Cluster, Consumer, Producer, create_topic
 from spark_log.log.log import Log
@@ -104,7 +104,7 @@ def _case(address: str, client: str, state: str) -> None:
         "log": _log(address),
         "integrity": _integrity(Path(address, "metadata.sqlite")),
     }
-    os.write(1, json.dumps(found).encode() + b"\n")  # in one piece, since others write too
+    os.write(1, json.dumps(found).encode() + b"\n")  # in one write, because other processes write too
 
 
 def _use(client: str, address: str) -> tuple[Any, Cluster]:
@@ -129,7 +129,7 @@ def _answer(work: Callable[[], list[int]]) -> dict[str, Any]:
 
 
 def _child(address: str, began: int, parent_closed: int) -> list[int]:
-    """Offsets of the records that were acknowledged, half of them when the parent has closed its connections."""
+    """Offsets of the acknowledged records; half are sent after the parent has closed its connections."""
     try:
         with Producer(cluster=address) as producer:
             offsets = [_sent(producer, "child") for _ in range(RECORDS)]

@@ -33,7 +33,7 @@ REQUEST_BYTES_MAX = 1 << 18
 
 
 def main(requests: socket.socket) -> Callable[[], None] | None:
-    """Serve until the other end closes: None. In a child: its program."""
+    """Serve until the other end closes, and return None. In a child: return its program."""
     for module in PRELOADED:
         importlib.import_module(module)
     gc.collect()
@@ -70,7 +70,7 @@ def _keeper(request: dict[str, Any], descriptors: list[int]) -> Callable[[], Non
 
 
 def _prepare(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:
-    """Become what a fresh interpreter would be."""
+    """Give the fork the state of a fresh interpreter."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["start_new_session"]:
         os.setsid()

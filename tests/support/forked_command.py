@@ -1,4 +1,4 @@
-"""Stands for `spark-log` in the shell blocks of documentation: tests/support/page_process.py forks the real one."""
+"""Replaces `spark-log` in the shell blocks of documentation: tests/support/page_process.py forks the real command."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Consumers without records: what they hold, and how they come to rest."""
+"""Group members that read no records, and heartbeats until their assignment is stable."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ LONG_MS = 600_000
 
 
 class Reader:
-    """A member with what it holds, which does what it is told at once."""
+    """A member with its held partitions; it applies each assignment at once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Reader:
 
 
 def settle(*readers: Reader, timeout_s: float = 30) -> Sequence[Reader]:
-    """Heartbeats until all have all; never is a partition held twice."""
+    """Heartbeat until every member has its whole target; no partition is ever held twice."""
     deadline = time.monotonic() + timeout_s
     while True:
         generations = set()
@@ -60,7 +60,7 @@ def settle(*readers: Reader, timeout_s: float = 30) -> Sequence[Reader]:
 
 
 def until(condition: Callable[[], T], store: Store, timeout_s: float = 30) -> T:
-    """Wait for a condition on what is in the store."""
+    """Wait for a condition on the contents of the store."""
     deadline = time.monotonic() + timeout_s
     while True:
         look = store.changes.current()

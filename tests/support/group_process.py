@@ -1,10 +1,11 @@
-"""A process that is a member of a group and says what it does.
+"""A process that is a member of a group and prints its actions.
 
     python -m tests.support.group_process CLUSTER GROUP SESSION_MS
 
 Lines: `took P T` and `dropped P T` (partition, monotonic seconds of the host) around the time that it holds a
-partition; `committed P OFFSET` after a commit of one more than the last one; `refused ERROR`. On `pause` it says
-`paused` and waits for `go`, upon which it first commits again what it held; at the end of its input it leaves.
+partition; `committed P OFFSET` after a commit of one more than the last one; `refused ERROR`. On `pause` it prints
+`paused` and waits for `go`; then it first commits the partitions that it held. At the end of its input it leaves the
+group.
 """
 
 import os
@@ -22,7 +23,7 @@ from spark_log.ids import TopicPartition
 from tests.support.group_members import Reader
 
 _PACE_S = 0.01
-"""Between heartbeats, so that several such processes and what they are tested with fit on a small machine."""
+"""Pause between heartbeats, so that several such processes and their test fit on a small machine."""
 
 
 def say(*words: object) -> None:

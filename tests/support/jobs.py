@@ -26,10 +26,10 @@ def run_job(
     exit_code: int = 0,
     until: Callable[[str], bool] | None = None,
 ) -> Printed:
-    """Run `job` in `spark`; what it has printed.
+    """Run `job` in `spark`; returns its output.
 
-    With `until`, this process gets SIGTERM as soon as that is true of what the job has printed on stdout so far. It is
-    asked in a thread, again and again, once the job handles signals.
+    With `until`, this process gets SIGTERM as soon as `until` is true of the job's stdout so far. A thread polls it
+    once the job handles signals.
     """
     assert spark is not None, "main() takes the active session"
     main = import_module(f"spark_log.jobs.{job}").main

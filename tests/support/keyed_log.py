@@ -1,4 +1,4 @@
-"""Logs whose records have keys of their own, for what takes records out by key; and a search for bytes on disk."""
+"""Logs whose records have individual keys, for compaction and erasing; and a search for bytes on disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +34,13 @@ def append_keyed(
     headers: Sequence[tuple[str, bytes]] = (),
     acks: Acks = "all",
 ) -> None:
-    """One batch."""
+    """Append one batch."""
     [outcome] = log.append(topic, [Records(partition, keyed(rows, headers))], acks=acks)
     assert isinstance(outcome, Appended), outcome
 
 
 def rows_of(log: Log, topic: Topic) -> Rows:
-    """Every record of the topic that can be read, by partition and offset."""
+    """Every readable record of the topic, by partition and offset."""
     schema = read_schema(columns=["partition", "offset", "key", "value"])
     tables = [pa.Table.from_batches([batch]) for batch in log.read(ranges_of(log, topic), schema)]
     if not tables:

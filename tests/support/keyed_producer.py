@@ -1,4 +1,4 @@
-"""A process that produces numbered records with keys to several topics, until its standard input ends, and says so.
+"""A process that produces numbered records with keys to several topics until its standard input ends.
 
     python -m tests.support.keyed_producer CLUSTER KEYS TOPIC...
 

@@ -1,8 +1,8 @@
 """The lineage checker: a partition whose log is truncated and whose topic is recreated, and readers judged against it.
 
-Every record says where it was appended: its topic id, leader epoch and offset. A *lineage* is what the log held at one
-moment. A reader must see a prefix of one lineage from the first offset on. Where the log parts from what it has seen,
-it must report that, and go on from there.
+Every record contains its position at the append: topic id, leader epoch and offset. A *lineage* is the content of the
+log at one moment. A reader must see a prefix of one lineage from the first offset on. If the log diverges from the
+records that it has seen, it must report the offset of divergence and continue there.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from tests.support.replicas import folder_of, topic_on
 
 
 class Tag(NamedTuple):
-    """Where a record was appended."""
+    """The position at which a record was appended."""
 
     topic_id: int
     leader_epoch: int
@@ -41,7 +41,7 @@ class Tag(NamedTuple):
 
 class TaggedLog:
     """Partition 0 of a topic on brokers 2 and 3 of a cluster, each with a log dir in `folder`; unclean elections are
-    allowed. `records` is what the log holds, `lineages` all that it has held.
+    allowed. `records` is the content of the log, `lineages` are all former and current contents.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, name: str = "t") -> None:
@@ -70,19 +70,21 @@ class TaggedLog:
         self.lineages.append(tuple(self.records))
 
     def fork(self) -> None:
-        """The follower goes away: what is appended from now on is on the leader alone."""
+        """The follower goes offline: later records are on the leader only."""
         leader = self._partition().leader
         self.away = self._take_away(next(broker for broker in (2, 3) if broker != leader))
         self.fork_offset = len(self.records)
 
     def join(self) -> None:
-        """The follower comes back and has everything again."""
+        """The follower returns and catches up."""
         assert self.away is not None
         self._bring_back(self.away)
         self.away = None
 
     def cut(self) -> None:
-        """The leader is lost and the follower takes over: nothing that was appended since `fork` is in the log."""
+        """The leader is lost and the follower takes over: the records appended since `fork` are no
+        longer in the log.
+        """
         leader, follower = self._partition().leader, self.away
         assert leader is not None and follower is not None
         lost = self._take_away(leader)
@@ -139,7 +141,7 @@ class LineageReader:
         assert lineages or not read, f"no lineage begins with {read}"
 
     def reported(self, offset: int) -> None:
-        """The reader said that from `offset` on the log has, or will have, other records than it has read."""
+        """The reader reported that from `offset` on the log has, or will have, other records than it has read."""
         assert offset < len(self.seen), f"{offset} is not below what was read: {len(self.seen)}"
         assert self.seen[:offset] == self.log.records[:offset], f"the log parts from what was read below {offset}"
         assert self.seen[offset] not in self.log.records, f"{self.seen[offset]} is in the log still"
@@ -147,5 +149,5 @@ class LineageReader:
         self.reports += 1
 
     def is_up_to_date(self) -> None:
-        """The reader says that there is nothing more to read, and nothing to report."""
+        """The reader claims that there is nothing more to read, and nothing to report."""
         assert self.seen == self.log.records

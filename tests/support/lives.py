@@ -1,7 +1,7 @@
-"""A process with several lives: forks that do the same work, one after the other, and are killed in the midst of it.
+"""A process with several lives: forks that do the same work, one after the other, and are killed during it.
 
-A life is a failpoint (`append.decided:2`), `kill` (at a random moment once the work is under way), or `on`: this very
-process, to the end, which comes last. Forks spare the second that it takes to start Python. After each that was killed
+A life is a failpoint (`append.decided:2`), `kill` (killed at a random moment after the work has started), or `on`: this
+process itself, to the end, as the last life. Forks save the second that Python takes to start. After each killed life
 `lived LIFE` is printed.
 """
 
@@ -13,10 +13,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-import pandas  # noqa: F401 - pyarrow imports it with the first value that it is given: once, not in each life
+import pandas  # noqa: F401 - pyarrow imports it with its first value: here once, not in each life
 
 Work = Callable[[Callable[[], None]], None]
-"""Is given what it calls when it is under way."""
+"""Its argument is a function that it calls when its work has started."""
 
 _MOMENT_S_MAX = 0.08
 

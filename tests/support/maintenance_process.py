@@ -1,4 +1,4 @@
-"""A process that does all maintenance again and again until its standard input ends, or until a failpoint kills it.
+"""A process that repeats all maintenance until its standard input ends or a failpoint kills it.
 
 python -m tests.support.maintenance_process CLUSTER
 """

@@ -1,7 +1,7 @@
-"""The code blocks of a Markdown page, in order, and what a test is to do with each.
+"""The code blocks of a Markdown page, in order, and how a test runs each of them.
 
 - ```sh and ```python run. ```sql runs in PostgreSQL, as its administrator.
-- ```text is what the block before it prints. A line `...` stands for any lines, and `...` in a line for any text.
+- ```text is the output of the block before it. A line `...` stands for any lines, and `...` in a line for any text.
 - Any block with title="NAME" is written to the file NAME; nothing runs.
 - An HTML comment on the line above a block changes that: `<!-- not run: REASON -->`, `<!-- fails -->` (the exit code
   is not 0, or an exception is raised), `<!-- background -->` (runs until the end of the page).
@@ -37,7 +37,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of the text of a page. PageError names the line of a block that nothing is said about."""
+    """The blocks of the text of a page. PageError names the line of a block without instructions."""
     found: list[Block] = []
     lines = page.splitlines()
     at, comment = 0, ""

@@ -18,7 +18,9 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def fill(folder: Path) -> dict[str, Path]:
-    """Lay `folder` out as a repository: Delta's package depends on all other JARs. File name in JARS to its place."""
+    """Lay `folder` out as a repository: Delta's package depends on all other JARs. Maps file names in JARS to their
+    paths.
+    """
     places = {}
     coordinates = dict(map(_coordinate, delta_jars.JARS))
     for name, (group, artifact, version) in coordinates.items():

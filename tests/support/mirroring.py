@@ -1,4 +1,4 @@
-"""Mirrors for the tests: a source with all that a log can hold, the copying without Spark, and a process to kill.
+"""Mirrors for the tests: a source with all kinds of records and gaps, copying without Spark, and a process to kill.
 
 python -m tests.support.mirroring SOURCE TARGET OFFSETS_PER_STEP
 """
@@ -28,8 +28,8 @@ PARTITIONS = 4
 
 
 def make_source(cluster: Cluster) -> Topic:
-    """Topic "t": blobs, files, both timestamp types, headers, null keys and values (0); gaps that compaction left, at
-    both ends of a segment too, and a segment of which nothing is left (1); a log that begins at 5 (2); nothing (3).
+    """Topic "t": blobs, files, both timestamp types, headers, null keys and values (0); gaps from compaction, also at
+    both ends of a segment, and a segment without remaining records (1); a log that begins at 5 (2); no records (3).
     """
     configs = {"inline.max.bytes": "1000", "compression.type": "none", "retention.ms": "-1"}
     topic = create_topic(cluster, "t", PARTITIONS, configs=configs)
@@ -59,7 +59,7 @@ def _tombstone() -> pa.Table:
 
 
 def compact(cluster: Cluster, topic: Topic, partition: int, stays: Any) -> None:
-    """Of the partition's files, each for itself, only the records stay whose offsets do."""
+    """Rewrite each file of the partition: only the records whose offsets `stays` selects remain."""
     writer = Writer(cluster.store, "test", 60_000)
     for segment in cluster.store.read(lambda c: segments(c, topic, partition, inline=False)):
         with cluster.store.snapshot() as connection:
@@ -72,7 +72,7 @@ def compact(cluster: Cluster, topic: Topic, partition: int, stays: Any) -> None:
 
 
 def everything(cluster: Cluster, name: str = "t") -> list[dict[str, Any]]:
-    """Every record that can be read, with all its fields but the topic; by partition and offset."""
+    """Every readable record with all its fields except the topic, by partition and offset."""
     log = Log(cluster)
     columns = [field for field in read_schema(True).names if field != "topic"]
     schema = read_schema(True, columns)
@@ -82,12 +82,12 @@ def everything(cluster: Cluster, name: str = "t") -> list[dict[str, Any]]:
 
 
 def without_spark(transfers: Sequence[Transfer]) -> list[Transferred]:
-    """What a Spark job does with them, in no order."""
+    """Run the transfers in no particular order, as a Spark job does."""
     return [pickle.loads(pickle.dumps(transfer(pickle.loads(pickle.dumps(task))))) for task in reversed(transfers)]
 
 
 def mirror_all(mirror: Mirror) -> list[Step]:
-    """Steps until there is nothing new."""
+    """Run steps until there is nothing new; returns them."""
     steps = []
     while (step := mirror.step(without_spark)) is not None:
         steps.append(step)

@@ -1,9 +1,9 @@
-"""A process that consumes a topic in a group, says what it processed, and commits after every poll.
+"""A process that consumes a topic in a group, prints the records that it processed, and commits.
 
     python -m tests.support.numbered_consumer CLUSTER TOPIC GROUP COMMIT_EVERY
 
-It prints `assigned N...`, `processed PARTITION OFFSET VALUE` for each record, and `committed` after each commit, which
-it does after every COMMIT_EVERY polls. It ends when its standard input does.
+It prints `assigned N...`, `processed PARTITION OFFSET VALUE` for each record, and `committed` after each commit. It
+commits after every COMMIT_EVERY polls. It ends when its standard input ends.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A process that produces numbered records and says so.
+"""A process that produces numbered records and prints their outcomes.
 
     python -m tests.support.numbered_producer CLUSTER TOPIC NAME COUNT [SETTING=NUMBER ...]
 

@@ -1,4 +1,4 @@
-"""A process that appends numbered records and says so.
+"""A process that appends numbered records and prints their outcomes.
 
     python -m tests.support.numbered_writer CLUSTER TOPIC WRITER COUNT
 
@@ -15,7 +15,7 @@ from spark_log.log.log import Log, Records
 from tests.support.records import table
 
 SMALL_TAILS = {"inline.max.bytes": "1000", "inline.tail.bytes": "1500"}
-"""Configs of a topic under which a writer takes every path within a few records."""
+"""Topic configs with which a writer uses every code path within a few records."""
 
 
 def value(writer: str, number: int) -> str:

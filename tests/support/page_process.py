@@ -5,7 +5,7 @@
 - Python programs, from stdin to stdout: one JSON object a line, `{"code", "name"}`, answered by `{"output", "error"}`.
   Programs share a namespace until `{"end": true}`, and Spark's session for ever.
 - Commands `spark-log …` at the Unix socket: each is a fork that has the modules loaded. tests/support/forked_command.py
-  is the program that asks for one.
+  is the program that requests one.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ PRELOADED = (
 def main(path: str) -> None:
     for name in PRELOADED:
         __import__(name)
-    server = os.fork()  # before there is a thread
+    server = os.fork()  # before any thread starts
     if server == 0:
         _serve(path)()
         return
@@ -46,7 +46,7 @@ def main(path: str) -> None:
 
 def _run_programs() -> None:
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the JVM prints is no answer
+    os.dup2(2, 1)  # keeps the JVM's output out of the answers
     print(json.dumps({"ready": True}), file=answers, flush=True)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for line in requests:

@@ -67,7 +67,7 @@ class PageRunner:
         self._log.close()
 
     def run(self, name: str, page: str, environment: Mapping[str, str]) -> None:
-        """AssertionError names the line of the block that failed, or that printed something else."""
+        """Raises AssertionError with the line of a block that failed or printed another output."""
         background: list[Background] = []
         shell = _Shell({**self._environment, **environment}, self._home)
         printed = ""
@@ -124,7 +124,7 @@ class Background:
     output: Path
 
     def wait_for(self, expected: str, timeout_s: float = 60.0) -> str:
-        """What it has printed, once that is what is expected, or when it has ended or the time is over."""
+        """Its output, once it matches `expected`, the block has ended, or the timeout has passed."""
         deadline = time.monotonic() + timeout_s
         while differs(expected, printed := self.output.read_text()) is not None:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -142,7 +142,7 @@ class _Shell:
         self._state.write_text(f"cd '{home}'\n")
 
     def run(self, block: Block) -> tuple[str, bool]:
-        """(what it printed, whether it failed)."""
+        """(output, whether it failed)."""
         code = block.code
         if block.kind == "sql":
             code = f"psql -q -v ON_ERROR_STOP=1 <<'EOF'\n{code}EOF\n"
@@ -191,7 +191,7 @@ def _commands(folder: Path) -> Path:
 
 
 def _spark_conf(folder: Path) -> Path:
-    """The recommended settings, and those of a test machine."""
+    """A folder with the recommended Spark settings and those of a test machine."""
     shutil.copytree(REPOSITORY / "conf", folder)
     with (folder / "spark-defaults.conf").open("a") as file:
         file.writelines(f"\n{name} {value}" for name, value in _SPARK_SETTINGS.items())

@@ -69,7 +69,9 @@ class PostgresServer:
         return (self._root / "log").read_text(errors="replace")
 
     def start(self, timeout_s: float = 60.0, **more: str | int) -> None:
-        """Start and wait until it takes connections. fsync and synchronous_commit are on; `more` are its settings."""
+        """Start and wait until the server accepts connections. fsync and synchronous_commit are on; `more` are its
+        settings.
+        """
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -97,7 +99,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Shut down; open connections are cut."""
+        """Shut down; open connections are closed."""
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
@@ -110,7 +112,7 @@ class PostgresServer:
         self._run("cp", "-a", str(self._data), f"{self._data}-backup")
 
     def restore(self) -> None:
-        """Start on the backup instead of the data folder, as an operator does who recovers: a new timeline begins."""
+        """Start on the backup instead of the data folder, as in a recovery by an operator: a new timeline begins."""
         self._run("rm", "-rf", str(self._data))
         self._run("cp", "-a", f"{self._data}-backup", str(self._data))
         self._run("touch", f"{self._data}/recovery.signal")
@@ -120,7 +122,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def demote(self) -> None:
-        """Restart as a standby that takes reads only, until `SELECT pg_promote()`."""
+        """Restart as a standby that accepts only reads, until `SELECT pg_promote()`."""
         self.stop()
         self._run("touch", f"{self._data}/standby.signal")
         self.start()
@@ -157,7 +159,7 @@ class PostgresServer:
         self.query(sql, database)
 
     def query(self, sql: str, database: str = "postgres") -> str:
-        """What psql prints, without headings."""
+        """The output of psql, without headings."""
         address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", database]
         return self._run(str(self._programs / "psql"), *address, "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql).strip()
 
@@ -182,7 +184,7 @@ class PostgresServer:
 
 
 def _server_user() -> pwd.struct_passwd | None:
-    """Who shall run the server; None is ourselves."""
+    """The user that runs the server; None for the current user."""
     if os.geteuid() != 0:
         return None
     users = {user.pw_name: user for user in pwd.getpwall()}

@@ -9,8 +9,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 Moment = Literal["before", "during", "after", "late"]
-"""When the client's connection is cut: before COMMIT reaches the server; during it, with nobody to take the answer;
-after the answer has come to the proxy; or before COMMIT reaches the server, which gets it late (`Cut.deliver`)."""
+"""When the client's connection is cut: before COMMIT reaches the server; during the commit, so that no client gets the
+answer; after the proxy has received the answer; or before COMMIT reaches the server, which gets it late
+(`Cut.deliver`).
+"""
 
 _STARTUP_WITHOUT_SESSION = (80877103, 80877104)
 """Codes of SSLRequest and GSSENCRequest, after which the client starts anew."""
@@ -20,14 +22,14 @@ _READY_FOR_QUERY = b"Z\0\0\0\x05"
 
 @dataclass
 class Cut:
-    """One cut: of the connection that commits a transaction in which `statement` was a part of some statement."""
+    """One cut: of the connection that commits a transaction with a statement that contains `statement`."""
 
     moment: Moment
     statement: str
     meanwhile: Callable[[], None]
     """Runs before the client notices that its connection is lost."""
     passed: int
-    """How many such transactions are not cut before."""
+    """Number of such transactions that pass before the cut."""
     done: threading.Event = field(default_factory=threading.Event)
     _deliver: Callable[[], bytes] | None = None
 
@@ -62,7 +64,7 @@ class PostgresProxy:
     def cut(
         self, moment: Moment, statement: str, meanwhile: Callable[[], None] = lambda: None, *, passed: int = 0
     ) -> Cut:
-        """Cut one connection, once: at the next such transaction, or after `passed` of them."""
+        """Cut one connection once: at the next such transaction, or after `passed` of them."""
         cut = Cut(moment, statement, meanwhile, passed)
         with self._lock:
             self._cut = cut
@@ -82,7 +84,7 @@ class PostgresProxy:
         return b"E" + (len(fields) + 4).to_bytes(4) + fields
 
     def take(self, statements: list[str]) -> Cut | None:
-        """The cut that is due for a transaction of these statements; no other connection gets it."""
+        """The cut that is due for a transaction of these statements; it is returned once only."""
         with self._lock:
             cut = self._cut
             if cut is None or not any(cut.statement in each for each in statements):
@@ -106,7 +108,7 @@ class PostgresProxy:
 
 
 class _Link:
-    """One connection through the proxy. Requests are sent on when the client asks for the answer, each whole."""
+    """One connection through the proxy. Requests are forwarded whole, when the client requests the answer."""
 
     def __init__(self, proxy: PostgresProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
@@ -153,7 +155,7 @@ class _Link:
             elif kind == b"Q":
                 statements.append(body.rstrip(b"\0").decode())
             if kind in b"PBDEC":
-                continue  # more of this request is on its way
+                continue  # the rest of this request has not arrived yet
             if "COMMIT" in statements:
                 cut = self._proxy.take(statements)
                 if cut is not None:

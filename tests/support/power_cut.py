@@ -1,4 +1,4 @@
-"""Machines that lose their power: what they had not been made to write is gone."""
+"""Machines that lose their power: data that was not forced to disk is lost."""
 
 import contextlib
 import os
@@ -18,8 +18,8 @@ needs_a_disk = pytest.mark.skipif(not _CAN_MOUNT, reason="mounts a disk of its o
 
 
 class Disk:
-    """An ext4 file system in an image file. The image holds what the kernel has written to the "device"; what programs
-    have written and nobody has forced is in memory alone.
+    """An ext4 file system in an image file. The image holds what the kernel has written to the "device"; data that
+    programs have written without forcing it is in memory only.
     """
 
     def __init__(self, image: Path, folder: Path) -> None:
@@ -42,19 +42,19 @@ class Disk:
             subprocess.run(["umount", "-l", str(self.folder)], check=True)
 
     def after_a_power_cut(self, image: Path, folder: Path) -> "Disk":
-        """The disk as somebody would find it who pulled the plug now; the next mount replays its journal."""
+        """The disk after a power cut at this moment; the next mount replays its journal."""
         shutil.copyfile(self.image, image)
         return Disk(image, folder)
 
 
 class Unforced:
-    """A PostgreSQL whose write-ahead log reaches the disk by forced commits alone: its log writer stands still."""
+    """A PostgreSQL whose write-ahead log reaches the disk by forced commits only: its log writer is stopped."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         writer = "FROM pg_stat_activity WHERE backend_type = 'walwriter'"
         self._writer = int(server.query(f"SELECT pid {writer}"))
-        while True:  # not in the midst of its work, where it holds a lock that every commit needs
+        while True:  # not during its work, when it holds a lock that every commit needs
             os.kill(self._writer, signal.SIGSTOP)
             while not self._stands_still():
                 pass
@@ -67,7 +67,7 @@ class Unforced:
         return state == "T"
 
     def cut_the_power(self) -> None:
-        """Everything in memory is gone; the server starts again and recovers from its disk."""
+        """Lose everything in memory; the server restarts and recovers from its disk."""
         os.kill(self._writer, signal.SIGKILL)
         self._server.kill()
         self._server.start()

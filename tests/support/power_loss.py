@@ -1,10 +1,10 @@
 """A disk that loses its power between any two steps of a process; without root, from a record of the fsyncs.
 
-Modelled: a file's bytes are on disk as they were at its last fsync, a folder's names as they were at its own. What came
-later is lost, cut off in its middle, or zeros, with the new names there or not. All files that were not forced have the
-same fate at once, so mixtures of fates are not tried. SQLite's own fsyncs cannot be seen from Python, so it is taken at
-its word: a commit with synchronous=FULL forces the write-ahead log, one with less does not, and the database file is
-only written in checkpoints, which force it.
+Modelled: a file's bytes are on disk as they were at its last fsync, a folder's names as they were at its own. Later
+changes are lost, cut off in the middle, or zeros, with or without the new names. All files that were not forced have
+the same fate at once, so mixtures of fates are not tried. SQLite's own fsyncs cannot be seen from Python, so its
+documentation is trusted: a commit with synchronous=FULL forces the write-ahead log, one with less does not, and the
+database file is only written in checkpoints, which force it.
 """
 
 import hashlib
@@ -27,7 +27,9 @@ FATES: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Left:
-    """The state after a power loss: a copy of the folder, the step that it came before, the acknowledgements so far."""
+    """The state after a power loss: a copy of the folder, the step before which it occurred, the acknowledgements so
+    far.
+    """
 
     folder: Path
     step: str
@@ -37,7 +39,9 @@ class Left:
 
 @dataclass
 class Recorder:
-    """Watches what this process forces to disk below `folder`, and keeps what a power loss would leave, in `images`."""
+    """Records the fsyncs of this process below `folder`, and keeps the states after possible power
+    losses in `images`.
+    """
 
     folder: Path
     images: Path
@@ -49,7 +53,7 @@ class Recorder:
     _lock: Any = field(default_factory=threading.RLock)
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on: each fsync, and each commit of an engine that is made from now on."""
+        """Watch each fsync, and each commit of an engine that is created from now on."""
         real_fsync: Any = os.fsync
         real_commit: Any = sa.engine.default.DefaultDialect.do_commit
 
@@ -83,7 +87,7 @@ class Recorder:
             self._bytes[path.stat().st_ino] = path.read_bytes()
 
     def cut_the_power(self, step: str) -> None:
-        """Keep what would be left now, once for each fate, unless it has been kept before."""
+        """Keep the state after a power loss now, once for each fate, unless an equal state is kept already."""
         there = {path.stat().st_ino for path in self.folder.rglob("*")}
         named = {inode for names in self._names.values() for inode in names.values()}
         self._bytes = {inode: data for inode, data in self._bytes.items() if inode in there | named}
@@ -105,7 +109,7 @@ class Recorder:
             self.left.append(Left(image, step, fate, tuple(self.told)))
 
     def _files(self, folder: Path, fate: str) -> Iterator[tuple[str, bytes | None]]:
-        """Path and bytes of what is left in a folder; None for a folder."""
+        """Paths and bytes of the files that are left in a folder; None for a folder."""
         there = {entry.name: entry.inode() for entry in os.scandir(folder)} if folder.exists() else {}
         forced = self._names.get(folder, {})
         sqlite = {name: inode for name, inode in there.items() if name.startswith("metadata.sqlite")}

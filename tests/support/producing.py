@@ -1,4 +1,6 @@
-"""What the tests of the producer share: reading a topic back, and changing metadata behind a producer's back."""
+"""Shared functions of the producer's tests: reading a topic back, and changing metadata without notice
+to a producer.
+"""
 
 from typing import Any
 

@@ -22,14 +22,14 @@ from tests.support.fork_server import PRELOADED
 REPOSITORY = Path(__file__).parents[2]
 
 forkserver = multiprocessing.get_context("forkserver")
-"""For functions of a test in processes of their own, with locks and queues between them."""
+"""For functions of a test in separate processes, with locks and queues between them."""
 forkserver.set_forkserver_preload(list(PRELOADED))
 
 
 class PythonProcess(subprocess.Popen[Any]):
     """`python -m MODULE ARGUMENTS` or `python -c PROGRAM ARGUMENTS` in the repository.
 
-    `failpoint` is where it shall die (`spark_log.failpoints`).
+    `failpoint` is the failpoint that kills it (`spark_log.failpoints`).
     """
 
     def __init__(self, *arguments: object, failpoint: str | None = None, **keywords: Any) -> None:
@@ -41,7 +41,7 @@ class PythonProcess(subprocess.Popen[Any]):
         super().__init__(list(map(str, arguments)), cwd=REPOSITORY, env=environment, **keywords)
 
     def wait_until_stopped(self) -> None:
-        """After SIGSTOP: until all of its threads have stopped, or it has ended."""
+        """After SIGSTOP: wait until all of its threads have stopped, or it has ended."""
         with self._waitpid_lock:  # type: ignore[attr-defined]
             if self.returncode is None:
                 status = self._next_report(block=True)
@@ -49,7 +49,7 @@ class PythonProcess(subprocess.Popen[Any]):
                 if not os.WIFSTOPPED(status):
                     self._handle_exitstatus(status)  # type: ignore[attr-defined]
 
-    # What subprocess.Popen does with fork, exec and waitpid:
+    # Replacements for the uses of fork, exec and waitpid in subprocess.Popen:
 
     def _execute_child(
         self, args: list[str], _executable: Any, _preexec: Any, _close_fds: Any, _pass_fds: Any, cwd: Path,
@@ -108,7 +108,7 @@ class PythonProcess(subprocess.Popen[Any]):
 def run_process(
     *arguments: object, failpoint: str | None = None, given: str | None = None, timeout_s: float = 120.0
 ) -> "subprocess.CompletedProcess[str]":
-    """The end of a PythonProcess that was given this input, and all that it printed."""
+    """Run a PythonProcess with this input to its end; returns its exit code and output."""
     pipe = subprocess.PIPE
     stdin = None if given is None else pipe
     with PythonProcess(*arguments, failpoint=failpoint, stdin=stdin, stdout=pipe, stderr=pipe, text=True) as process:
@@ -121,7 +121,7 @@ def run_process(
 
 
 def killed_at(failpoint: str, *arguments: object) -> str:
-    """Run until the failpoint kills it, which must happen; what it printed before."""
+    """Run until the failpoint kills the process, which must happen; returns its output."""
     done = run_process(*arguments, failpoint=failpoint)
     assert done.returncode == -signal.SIGKILL, f"never came to {failpoint}: {done.stderr[-4000:]}"
     return done.stdout

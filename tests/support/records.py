@@ -1,4 +1,4 @@
-"""Records for the tests: small tables of RECORD_SCHEMA, and what a log gives back."""
+"""Records for the tests: small tables of RECORD_SCHEMA, and reads of a log."""
 
 from collections.abc import Sequence
 
@@ -30,12 +30,12 @@ def table(
 
 
 def ranges_of(log: Log, topic: Topic) -> dict[TopicPartition, OffsetRange]:
-    """Everything of a topic that can be read."""
+    """The ranges of all readable records of a topic."""
     return {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
 
 
 def read_all(log: Log, topic: Topic) -> list[tuple[int, int, str]]:
-    """(partition, offset, value) of every record of the topic that can be read, in order."""
+    """(partition, offset, value) of every readable record of the topic, in order."""
     schema = read_schema(columns=["partition", "offset", "value"])
     return [
         (row["partition"], row["offset"], row["value"].decode())

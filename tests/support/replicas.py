@@ -1,4 +1,4 @@
-"""Clusters of several embedded brokers for the tests, and what is known and must hold of their replicas."""
+"""Clusters of several embedded brokers for the tests, and the state and invariants of their replicas."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from spark_log.segments.segment_copy import SegmentFile, is_whole
 
 
 def add_brokers(cluster: Cluster, folder: Path, *broker_ids: int, racks: dict[int, str] | None = None) -> None:
-    """Embedded brokers, each with one log dir `folder/broker-N`."""
+    """Add embedded brokers, each with one log dir `folder/broker-N`."""
     for broker_id in broker_ids:
         add_broker(cluster, broker_id, [str(folder / f"broker-{broker_id}")], (racks or {}).get(broker_id))
 
@@ -50,7 +50,7 @@ def folder_of(cluster: Cluster, broker_id: int) -> Path:
 
 
 def take_away(cluster: Cluster, broker_id: int) -> None:
-    """Its log dir goes away; the controller notices, and elects."""
+    """Make the broker's log dir unavailable; the controller detects it and elects leaders."""
     folder = folder_of(cluster, broker_id)
     folder.rename(folder.with_name(f"{folder.name}-away"))
     inspect_log_dirs(cluster, unfenced)
@@ -58,14 +58,14 @@ def take_away(cluster: Cluster, broker_id: int) -> None:
 
 
 def bring_back(cluster: Cluster, broker_id: int) -> None:
-    """It comes back with all its files; the controller notices."""
+    """Restore the broker's log dir with all its files; the controller detects it."""
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
     inspect_log_dirs(cluster, unfenced)
 
 
 def every_replica_is_whole(cluster: Cluster) -> None:
-    """Invariant 10: each segment below the LEO of a replica that is online lies in its log dir, byte for byte."""
+    """Invariant 10: each segment below the LEO of a replica that is online is in its log dir, byte for byte."""
     infos = cluster.log_dirs()
     with cluster.store.snapshot() as connection:
         folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}

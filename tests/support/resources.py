@@ -1,4 +1,4 @@
-"""The resource oracle: what a cluster has on disk and in memory is what its metadata names, and little more."""
+"""The resource oracle: a cluster has on disk and in memory only what its metadata names, and little more."""
 
 import gc
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from spark_log.maintenance.removal.clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 
 _ARROW_BYTES_MAX = 2_000_000
-"""For what Arrow keeps for itself."""
+"""Allowance for Arrow's own memory, in bytes."""
 
 
 def files_nobody_names(cluster: Cluster) -> list[str]:
@@ -50,7 +50,7 @@ def _named(connection: sa.Connection) -> set[str]:
 
 @contextmanager
 def arrow_memory(bytes_max: int) -> Iterator[None]:
-    """Arrow holds at most so many bytes more at the end than at the beginning."""
+    """Checks that Arrow holds at most `bytes_max` bytes more at the end than at the beginning."""
     gc.collect()
     before = pa.total_allocated_bytes()
     yield
@@ -61,9 +61,9 @@ def arrow_memory(bytes_max: int) -> Iterator[None]:
 
 @contextmanager
 def bounded_resources(cluster: Cluster) -> Iterator[None]:
-    """At the end nothing is left on disk that the metadata does not name, and nothing in memory, whatever has failed.
+    """Checks at the end that no file is left that the metadata does not name, and no memory, also after failures.
 
-    For what closes its producers and logs inside, and kills none.
+    The block must close its producers and logs, and kill none.
     """
     with arrow_memory(_ARROW_BYTES_MAX):
         yield

@@ -1,4 +1,4 @@
-"""Object storage for the tests: moto's S3 on loopback, reached as a log dir reaches any: by a pyarrow.fs URI."""
+"""Object storage for the tests: moto's S3 on loopback, reached by a pyarrow.fs URI, as from any log dir."""
 
 import logging
 from typing import Any
@@ -13,7 +13,9 @@ SECRET_KEY = "test-secret-key"
 REGION = "us-east-1"
 
 also_on_s3 = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "s3"], indirect=True)
-"""For contract tests: once more with the log dirs of the fixtures `cluster` and `three_brokers` in object storage."""
+"""For contract tests: one more run with the log dirs of the fixtures `cluster` and `three_brokers` in
+object storage.
+"""
 
 
 class S3Server:
@@ -39,7 +41,7 @@ class S3Server:
         self._server.stop()
 
     def client(self) -> Any:
-        """A boto3 client, for what a test does behind the log's back."""
+        """A boto3 client, for changes by a test without notice to the log."""
         return boto3.client(
             "s3",
             endpoint_url=f"http://{self.host}",
@@ -54,7 +56,7 @@ class S3Server:
         return f"s3://{keys}@{self.bucket}/{prefix}?region={REGION}&scheme=http&endpoint_override={endpoint}"
 
     def storage_options(self) -> dict[str, str]:
-        """What deltalake needs to reach the same bucket."""
+        """The options with which deltalake reaches the same bucket."""
         return {
             "AWS_ENDPOINT_URL": f"http://{self.host}",
             "AWS_ALLOW_HTTP": "true",

@@ -1,4 +1,4 @@
-"""A forwarding HTTP proxy on loopback before an object store, whose answers come late, wrong or not at all."""
+"""A forwarding HTTP proxy on loopback in front of an object store, whose answers are late, wrong or missing."""
 
 import http.client
 import time
@@ -11,14 +11,14 @@ Fault = Literal["refuse", "lose the answer", "cut the answer", "late"] | None
 """refuse: 503, not forwarded. lose the answer: forwarded, then 500. cut the answer: half of its body, then the end of
 the connection. late: forwarded after `LATE_S`."""
 Rule = Callable[[str, str], Fault]
-"""(method, path with query) -> what is wrong with the answer."""
+"""(method, path with query) -> the fault of the answer."""
 
 LATE_S = 1.0
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
 
 class S3Proxy:
-    """Forwards to `host` ("127.0.0.1:port"). `rule` may be changed at any time; `seen` counts what was done wrong."""
+    """Forwards to `host` ("127.0.0.1:port"). `rule` may be changed at any time; `seen` counts the faults."""
 
     def __init__(self, host: str) -> None:
         self.rule: Rule = lambda _method, _path: None
@@ -58,7 +58,7 @@ class S3Proxy:
         self._server.server_close()
 
     def times(self, count: int, fault: Fault, method: str, part: str = "") -> None:
-        """The next `count` requests of the method whose path contains `part` meet the fault."""
+        """The next `count` requests of the method whose path contains `part` get the fault."""
         left = [None] * count
 
         def rule(asked: str, path: str) -> Fault:

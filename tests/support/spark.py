@@ -10,7 +10,7 @@ from spark_log import delta_jars, launcher
 from tests.support import class_archive
 
 QUICK_JVM = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {class_archive.jvm_options()}".rstrip()
-"""Tests start JVMs more than they compute in them; the second compiler and its threads would only take their time."""
+"""Tests start many JVMs and compute little in them; the second compiler and its threads would only cost time."""
 
 
 ENVIRONMENT = {
@@ -19,18 +19,22 @@ ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_SUBMIT_OPTS": QUICK_JVM,
 }
-"""What a program needs to start a Spark on this machine, and quickly. conftest.py sets it for all tests."""
+"""The environment with which a program starts Spark on this machine quickly. conftest.py sets it for all tests."""
 
 
 def delta_settings() -> dict[str, str]:
-    """What a session needs for Delta. `make delta` puts the JARs beside Spark's own; else Spark fetches them."""
+    """The settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches
+    them.
+    """
     if delta_jars.missing_in(delta_jars.spark_jars_folder()):
         return {**delta_jars.SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
     return delta_jars.SETTINGS
 
 
 def spark_without_delta(folder: Path) -> Path:
-    """A SPARK_HOME in `folder`, as `pip install` leaves it: this environment's Spark without what `make delta` adds."""
+    """A SPARK_HOME in `folder`, as `pip install` leaves it: this environment's Spark without the JARs of
+    `make delta`.
+    """
     home = Path(pyspark.__file__).parent
     (folder / "jars").mkdir(parents=True)
     for entry in home.iterdir():

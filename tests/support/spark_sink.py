@@ -14,7 +14,7 @@ from spark_log.datasource.write.write_plan import TaskOutput
 
 _SCHEMA = StructType().add("topic", "string").add("value", "string").add("partition", "integer")
 Rows = Sequence[tuple[str, str]]
-"""Topic and value of each."""
+"""Topic and value of each row."""
 
 
 def address_of(cluster: Cluster) -> str:

@@ -1,4 +1,4 @@
-"""A real Spark standalone cluster on one machine: a Master and Workers, each a process of its own."""
+"""A real Spark standalone cluster on one machine: a Master and Workers, each a separate process."""
 
 import os
 import re
@@ -29,7 +29,7 @@ class Daemon:
         return self.process.pid
 
     def wait_for(self, pattern: str | re.Pattern[str], timeout_s: float = 60.0) -> re.Match[str]:
-        """The first match of `pattern` in the log; an error if the process ends or the time is up before."""
+        """The first match of `pattern` in the log; an error if the process ends or the timeout passes before."""
         deadline = time.monotonic() + timeout_s
         while True:
             log = self.log_file.read_text(errors="replace")
@@ -44,7 +44,7 @@ class Daemon:
         return self.wait_for(_WEB_UI).group(1)
 
     def stop(self) -> None:
-        """Ask it to end; a Worker takes its executors with it."""
+        """Terminate it; a Worker ends its executors too."""
         self.process.terminate()
         try:
             self.process.wait(timeout=20)
@@ -52,7 +52,7 @@ class Daemon:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a machine that fails. A Worker's executors notice and end by themselves."""
+        """Kill it, as when a machine fails. A Worker's executors detect it and end by themselves."""
         self.process.kill()
         self.process.wait(timeout=20)
 
@@ -103,7 +103,7 @@ class StandaloneSpark:
         environment = {
             **os.environ,
             "SPARK_HOME": str(home),
-            "SPARK_CONF_DIR": str(home / "conf"),  # whatever the developer's own says
+            "SPARK_CONF_DIR": str(home / "conf"),  # not the developer's own
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a fixed port

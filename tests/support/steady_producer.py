@@ -1,4 +1,4 @@
-"""A process that produces numbered records one after the other until its standard input ends, and says so.
+"""A process that produces numbered records one after the other until its standard input ends.
 
     python -m tests.support.steady_producer CLUSTER TOPIC NAME ACKS
 

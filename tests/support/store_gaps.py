@@ -1,6 +1,6 @@
 """Runs a disturbance right before the k-th access of a call to the metadata store.
 
-A call that takes several snapshots has gaps between them; whatever may happen to the log in between, happens there.
+A call that takes several snapshots has gaps between them; the disturbance changes the log in one of these gaps.
 """
 
 import threading
@@ -42,7 +42,7 @@ class StoreGaps:
 
     @contextmanager
     def disturb_before(self, number: int, action: Callable[[], object] | None) -> Iterator[None]:
-        """Counts what is done inside; calls `action` before access `number`, if there are as many."""
+        """Count the accesses inside; calls `action` before access `number`, if there are that many."""
         self.accesses, self._before, self._action, self._counting = 0, number, action, True
         try:
             yield
@@ -54,6 +54,6 @@ class StoreGaps:
             return
         self.accesses += 1
         if self.accesses == self._before and self._action is not None:
-            self._counting = False  # the action's own accesses are none of the call
+            self._counting = False  # the accesses of the action do not count
             self._action()
             self._counting = True

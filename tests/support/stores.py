@@ -1,4 +1,4 @@
-"""Which stores a test runs on, where it need not run on both."""
+"""The stores of a test that need not run on both."""
 
 from collections.abc import Sequence
 from typing import Any

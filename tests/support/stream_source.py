@@ -31,11 +31,11 @@ class StreamQuery:
         self.reader = self._reader()
 
     def plan(self) -> dict[str, Any]:
-        """Where the next batch ends; the checkpoint where there is nothing new."""
+        """The end of the next batch; the checkpoint if there is nothing new."""
         return stored(self.reader.latestOffset(self.checkpoint, self.reader.getDefaultReadLimit()))
 
     def run(self, end: dict[str, Any]) -> list[Row]:
-        """The batch's records by offset, when the group has been told of the batch before."""
+        """The batch's records by offset, after the commit of the previous batch for the group."""
         if "@initial" not in self.checkpoint:
             self.reader.commit(self.checkpoint)
         rows: list[Row] = []

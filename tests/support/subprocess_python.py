@@ -1,4 +1,6 @@
-"""Python programs in a process of their own: for what one process can hold only once (a JVM) or must not survive."""
+"""Python programs in a separate process: for objects that a process can have only once (a JVM), or that must not
+outlive the test.
+"""
 
 import subprocess
 import sys

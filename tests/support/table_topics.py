@@ -9,7 +9,7 @@ from spark_log.maintenance.report import Report
 
 
 def compact_now(cluster: Cluster, topic: str) -> Report:
-    """Compact whatever of the topic can be; it must be something."""
+    """Compact all of the topic that can be compacted; there must be work."""
     writer = Writer(cluster.store, "compaction of a test", 60_000)
     try:
         [report] = compact(MaintenanceContext(cluster, ClusterSettings(), writer, topic_names=[topic]), force=True)

@@ -14,6 +14,6 @@ def tail(cluster: Cluster) -> int:
 
 
 def make_older(cluster: Cluster, by_ms: int) -> None:
-    """Let every segment have been appended so much earlier."""
+    """Age every segment by `by_ms`, as if it had been appended earlier."""
     change = t.segment.update().values(appended_ms=SEGMENT.appended_ms - by_ms)
     cluster.store.transact(lambda connection, _attempt: connection.execute(change))

@@ -1,4 +1,4 @@
-"""Topics for the Spark tests: made, filled, read and written in a line each."""
+"""Topics for the Spark tests: created, filled, read and written in one line each."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tests.support.records import NOON_MS, table
 
 
 def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> Topic:
-    """A topic; configs have `_` for `.` in their names."""
+    """Create a topic; configs have `_` for `.` in their names."""
     topic = create_topic(cluster, name, partitions, configs={key.replace("_", "."): v for key, v in configs.items()})
     assert topic is not None
     return topic
@@ -90,7 +90,7 @@ def offsets_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, i
 
 @contextlib.contextmanager
 def fails(*texts: str) -> Iterator[None]:
-    """What is done here must fail, with a message that holds each of `texts`."""
+    """Checks that the block fails with a message that contains each of `texts`."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark wraps the error of a worker in one of several of its own
         yield
     for text in texts:

@@ -12,7 +12,7 @@ from spark_log.partitions.replication import fail_over, lose_files
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
-    """An unclean election: every log dir comes back with the records below `to` alone, a segment boundary."""
+    """An unclean election: every log dir returns with only the records below `to`, which is a segment boundary."""
 
     def elect(connection: sa.Connection, _attempt: Attempt) -> None:
         found = find_topic(connection, topic)

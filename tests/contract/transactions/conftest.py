@@ -1,4 +1,4 @@
-"""One cluster for each file of this folder and each store: every test has names of its own."""
+"""One cluster per test module of this folder and per store: every test uses its own names."""
 
 from uuid import uuid4
 
@@ -27,7 +27,7 @@ def cluster(cluster_address, tmp_path_factory, request):
 
 @pytest.fixture
 def topic(cluster):
-    """Makes topics; returns their names."""
+    """A function that creates topics and returns their names."""
 
     def make(partitions=1, **configs):
         name = f"t{next(NUMBERS)}"
@@ -41,7 +41,7 @@ def topic(cluster):
 
 @pytest.fixture
 def begin(produce):
-    """A transactional producer in a transaction."""
+    """A function that creates a transactional producer with an open transaction."""
 
     def make(transactional_id=None, **settings):
         name = transactional_id or f"id{next(NUMBERS)}"

@@ -1,4 +1,6 @@
-"""What the tests of transactions share: names, and what the metadata store knows of a producer's transaction."""
+"""Shared functions of the tests of transactions: names, and the state of a producer's transaction in the metadata
+store.
+"""
 
 import itertools
 import random
@@ -44,7 +46,7 @@ def nothing_is_pending(cluster, producer):
 
 
 def expire(cluster, producer):
-    """The time of its open transaction is over."""
+    """Let its open transaction exceed its timeout."""
     here = t.transaction.c.producer_id == row_of(cluster, producer).producer_id
     change(cluster, t.transaction.update().where(here).values(until_ms=0))
 

@@ -1,5 +1,5 @@
-"""What is sent while another thread commits, and batches whose registration has no answer: each record is whole in one
-transaction, or its future says that it is in none.
+"""Sends while another thread commits, and registrations whose response is lost: each record is in exactly one
+transaction, or its future has an error.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def test_a_thread_sends_while_another_one_commits(log, topic, begin):
 
 @pytest.fixture
 def past_the_check(monkeypatch):
-    """Sends of this producer are as if their check had been before the commit, and they come only now."""
+    """A function that lets sends of a producer skip their state check, as if the check had passed before the commit."""
 
     def of(producer):
         check = producer._transaction.check
@@ -88,7 +88,7 @@ def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic
     for future in late:
         with pytest.raises(IllegalStateError, match="READY"):
             future.get(timeout=30)
-    # nobody names the file that was written for it, and nobody renews its write id
+    # no row names the file of the record, and its write id is not renewed
     assert producer._log._writer._write_id is None
     producer.send(name, b"sent")
     producer.commit_transaction()
@@ -97,7 +97,7 @@ def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_a_late_thread_does_not_end_the_next_transaction(log, topic, begin, end):
-    """It has waited for what was sent, and meanwhile another thread has ended the transaction and begun the next."""
+    """It waited for its records; meanwhile another thread has ended the transaction and started the next."""
     name = topic()
     producer = begin()
     transaction = producer._transaction
@@ -120,7 +120,7 @@ def test_a_late_thread_does_not_end_the_next_transaction(log, topic, begin, end)
 
 
 def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(log, topic, begin, past_the_check, monkeypatch):
-    """It may have been done: then asking again would say so of the new record too."""
+    """The commit may have succeeded: a retry would then report the new record as committed too."""
     name = topic()
     producer = begin()
     commit = producer._log.append_batches

@@ -1,4 +1,4 @@
-"""Transactions through the producer's API: fencing, time-outs, lost partitions, and trouble between send and commit."""
+"""Transactions through the producer's API: fencing, timeouts, lost partitions, and failures between send and commit."""
 
 import gc
 
@@ -168,7 +168,7 @@ def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address
     producer = begin()
     producer.send(out, b"v")
     with pytest.raises(CommitFailedError, match="members"):
-        producer.send_offsets_to_transaction(commits(name), mine)  # as somebody without a name
+        producer.send_offsets_to_transaction(commits(name), mine)  # with group metadata that names no member
     producer.abort_transaction()
     producer.begin_transaction()
     producer.send(out, b"good")
@@ -191,7 +191,7 @@ def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
-# Trouble between send and commit ------------------------------------------------------------------------------------
+# Failures between send and commit -----------------------------------------------------------------------------------
 
 
 def test_a_topic_is_deleted_before_the_commit(cluster, log, topic, begin):
@@ -239,7 +239,7 @@ def test_clean_up_keeps_pending_files(cluster, log, topic, begin):
     producer.send(name, LARGE).get(timeout=30)
     change(cluster, t.write_id.delete())
     list(run_tasks(cluster, ["files"]))
-    producer.send(name, LARGE + b"2")  # under a write id that is gone
+    producer.send(name, LARGE + b"2")  # under a write id that no longer exists
     producer.commit_transaction()
     assert stored(log, name) == {0: [LARGE, LARGE + b"2"]}
     producer.begin_transaction()
@@ -331,7 +331,7 @@ def test_the_server_connection_is_lost_during_a_commit(cluster, log, topic, begi
         with cluster.store.engine.connect() as other:
             terminate = sa.text("SELECT pg_terminate_backend(:pid, 60000)")
             assert other.execute(terminate, {"pid": losses[0]}).scalar_one()
-        driver.execute("SELECT 1")  # the answer that does not come
+        driver.execute("SELECT 1")  # the response that is lost
         raise AssertionError("the connection is still there")
 
     monkeypatch.setattr(dialect, "do_commit", do_commit)

@@ -1,4 +1,4 @@
-"""Transactions through the producer's API: what is seen and when, failed sends, calls out of place, settings."""
+"""Transactions through the producer's API: visibility, failed sends, calls in the wrong state, settings."""
 
 import threading
 
@@ -32,7 +32,7 @@ from tests.contract.transactions.looking import (
 from tests.support.producing import stored
 from tests.support.s3 import also_on_s3
 
-# What is seen -------------------------------------------------------------------------------------------------------
+# Visibility ---------------------------------------------------------------------------------------------------------
 
 
 @also_on_s3
@@ -170,7 +170,7 @@ def test_threads_send_in_one_transaction(log, topic, begin):
             assert mine == [b"%d-%d" % (number, n) for n in range(100)]
 
 
-# Failed sends, and calls out of place -------------------------------------------------------------------------------
+# Failed sends, and calls in the wrong state -------------------------------------------------------------------------
 
 
 def test_a_failed_send_fails_the_commit(log, topic, begin):
@@ -197,7 +197,7 @@ def test_a_failed_send_fails_the_commit(log, topic, begin):
 
 
 def test_a_send_that_raises_fails_the_commit_too(log, topic, begin):
-    """Else what a program did not notice would be missing from what it commits."""
+    """Otherwise a record whose error the program ignored would be missing from the committed transaction."""
     name = topic()
     producer = begin(max_request_size=1000)
     table = pa.table({"value": [b"x" * 2000]})
