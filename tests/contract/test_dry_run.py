@@ -120,11 +120,7 @@ def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, p
     assert notes["flush", "unforced"] == "deletes nothing"
     assert notes["delta", "small"].startswith("checkpoint at version ")
 
-    for task in (
-        "retention",
-        "files",
-        "expire",
-    ):  # the real run deletes exactly the files and rows of the dry run's report
+    for task in ("retention", "files", "expire"):  # the real run deletes exactly the dry run's report
         told = [report for report in planned if report.task == task]
         done = list(run_tasks(cluster, [task]))
         assert [(r.topic, r.partitions, r.before, r.notes) for r in done] == [

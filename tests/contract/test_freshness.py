@@ -107,9 +107,8 @@ def test_a_coordinator_keeps_the_lag(cluster):
 
 def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluster, log, monkeypatch):
     topic = make(cluster, "t", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="1000")
-    monkeypatch.setattr(
-        "spark_log.log.log.try_publish", lambda *_: None
-    )  # as if the writer were killed before its publication
+    # as if the writer were killed before its publication
+    monkeypatch.setattr("spark_log.log.log.try_publish", lambda *_: None)
     append(log, topic, "a")
     make_older(cluster, 500)
     with Coordinator(cluster, settings=ClusterSettings(log_seal_interval_ms=50)):

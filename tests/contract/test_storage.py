@@ -510,9 +510,8 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
 
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)
-    Path(folder, topic.folder, "_segments", "0").mkdir(
-        parents=True
-    )  # as by another writer, killed before it forced them
+    # as by another writer, killed before it forced them
+    Path(folder, topic.folder, "_segments", "0").mkdir(parents=True)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     commit = cluster.store.engine.dialect.do_commit

@@ -952,8 +952,6 @@ def test_the_time_of_the_store_continues_while_the_store_is_down(own_postgres_se
         before = cluster.store.now()
         own_postgres_server.kill()
         asked_ms, ahead_ms = cluster.store._ahead
-        cluster.store._ahead = (
-            max(0, asked_ms - 10_000),
-            ahead_ms,
-        )  # long enough ago that the store is due to be queried again
+        # long enough ago that the store is due to be queried again
+        cluster.store._ahead = (max(0, asked_ms - 10_000), ahead_ms)
         assert 0 <= cluster.store.now().wall_ms - before.wall_ms < 60_000

@@ -10,7 +10,7 @@ from spark_log.errors import SparkLogError, StorageUnavailableError
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
-from tests.support.resources import assert_only_named_files, files_nobody_names
+from tests.support.resources import assert_only_named_files, unnamed_files
 
 FILES = {"inline.max.bytes": "0"}
 TWO = {**FILES, "min.insync.replicas": "2"}
@@ -102,13 +102,13 @@ def test_no_further_file_is_written_while_the_store_accepts_nothing(cluster, log
     fill_up(cluster, "segment")
     with pytest.raises(SparkLogError):
         log.append(topic, [Records(0, table("b"))])
-    left = files_nobody_names(cluster)
+    left = unnamed_files(cluster)
     assert len(left) == 1
     _refuse_to_delete_write_ids(cluster)
     for _ in range(3):
         with pytest.raises(SparkLogError):
             log.append(topic, [Records(0, table("b"))])
-        assert files_nobody_names(cluster) == left
+        assert unnamed_files(cluster) == left
     with cluster.store.engine.begin() as connection:
         connection.exec_driver_sql(
             f"DROP TRIGGER full2{' ON write_id' if connection.dialect.name == 'postgresql' else ''}"

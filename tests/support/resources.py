@@ -16,7 +16,7 @@ _ARROW_BYTES_MAX = 2_000_000
 """Allowance for Arrow's own memory, in bytes."""
 
 
-def files_nobody_names(cluster: Cluster) -> list[str]:
+def unnamed_files(cluster: Cluster) -> list[str]:
     """Files in the topics' segment folders of the log dirs that answer, whole or unfinished, that no segment, pending
     batch or retired file names.
     """
@@ -34,7 +34,7 @@ def files_nobody_names(cluster: Cluster) -> list[str]:
 
 def assert_only_named_files(cluster: Cluster, *, in_flight: int = 0) -> None:
     """At most `in_flight` files on disk that the metadata does not name."""
-    unnamed = files_nobody_names(cluster)
+    unnamed = unnamed_files(cluster)
     assert len(unnamed) <= in_flight, unnamed
 
 
