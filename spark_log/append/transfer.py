@@ -41,9 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The task to copy a piece to `target`; can be pickled. `write_id` prefixes the name of the file, if there is
-    one.
-    """
+    """The task to copy a piece to `target`; can be pickled. `write_id` is the prefix of the file's name."""
 
     write_id: str
     target: Target

@@ -35,9 +35,7 @@ class Stream:
         self, next_offset: int, end: int, leader_epoch: int, source: Iterator[tuple[pa.RecordBatch, int]]
     ) -> None:
         self.next_offset = next_offset
-        """One more than the offset of the last record taken: equal to the consumer's position, unless that was
-        moved.
-        """
+        """Offset of the last record taken, plus 1: equal to the consumer's position, unless that was moved."""
         self.end = end
         """End of the plan. The last offsets before it may have no records: compaction leaves gaps."""
         self.leader_epoch = leader_epoch

@@ -1,6 +1,4 @@
-"""The consumer: the interface of kafka-python's KafkaConsumer for a spark-log cluster, and Arrow batches in
-addition.
-"""
+"""The consumer: the interface of kafka-python's KafkaConsumer for a spark-log cluster, extended by Arrow batches."""
 
 from __future__ import annotations
 
@@ -206,9 +204,7 @@ class Consumer(ConsumerQueries):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record. Iteration ends after consumer_timeout_ms without a record, or when the consumer is
-        closed.
-        """
+        """The next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
         if self._closed:
             raise StopIteration("the consumer is closed")
         timeout_ms = self.settings.consumer_timeout_ms
@@ -230,9 +226,7 @@ class Consumer(ConsumerQueries):
                 raise StopIteration
 
     def _iterate(self) -> Iterator[ConsumerRecord]:
-        """The records of one poll. A position moves when its record is returned, so that commits cover only returned
-        records.
-        """
+        """The records of one poll. A position moves when its record is returned: commits cover no other record."""
         left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():

@@ -50,9 +50,7 @@ class ConsumerSettings:
     """Makes this a static member: it keeps its partitions over a restart of up to session_timeout_ms."""
 
     key_deserializer: Any = None
-    """A kafka-python Deserializer, or a function of the bytes (also called with None). None: keys are returned as
-    bytes.
-    """
+    """A kafka-python Deserializer, or a function of the bytes (also called with None). None: the bytes."""
 
     value_deserializer: Any = None
     """As key_deserializer, for values."""

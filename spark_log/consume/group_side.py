@@ -7,8 +7,8 @@ steps, all inside `poll`:
     the next heartbeat reports this           ->  another member may get P
     heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
 
-Commits of P are accepted until the heartbeat that reports its revocation. If the session is lost, all partitions are:
-on_partitions_lost.
+Commits of P are accepted until the heartbeat that reports its revocation. The loss of the session
+revokes all partitions: on_partitions_lost.
 """
 
 import asyncio

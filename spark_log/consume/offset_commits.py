@@ -27,9 +27,7 @@ Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
-    """The commits of one consumer, one after the other. `write` does one; it raises the errors of the store and
-    group.
-    """
+    """The commits of one consumer, one after the other. `write` does one; it raises the store's and group's errors."""
 
     def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
         self._settings = settings

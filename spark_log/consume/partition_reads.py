@@ -47,9 +47,7 @@ class Fetching:
         self._known: dict[ids.TopicId, Topic] = {}
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
-        """Buffered records at the positions, without reading the store. If a plan has ended, the position moves to its
-        end.
-        """
+        """Buffered records, without reading the store. If a plan has ended, the position moves to its end."""
         self.buffers.keep_only(subscription.partitions)
         self._release(subscription.partitions)
         return self.buffers.take(subscription.fetchable(), rows_max)
@@ -138,9 +136,7 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[TopicPartition, list[Truncation]]:
-        """Truncations of the partitions that had an election since their positions were found; usually there are
-        none.
-        """
+        """Truncations of the partitions that had an election since their positions were found. Usually empty."""
         keys: dict[Key, TopicPartition] = {
             (here.topic_id, ours.partition): TopicPartition(*ours)
             for ours, here in found.items()
@@ -151,9 +147,7 @@ class Fetching:
     def _ranges(
         self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
-        """The ranges to plan: of partitions below their high watermark without a stream, as many as there is room
-        for.
-        """
+        """The ranges to plan: partitions below their high watermark without a stream, within the buffers' room."""
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
@@ -187,9 +181,7 @@ class Fetching:
         partitions: Collection[ids.TopicPartition],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[str, Topic]:
-        """The topics by name. A plan needs only properties that never change for a topic id: each topic is read
-        once.
-        """
+        """The topics by name, each read once: a plan needs only properties that never change for a topic id."""
         wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         unknown = [name for name, topic_id in wanted.items() if topic_id not in self._known]
         if unknown:
@@ -214,9 +206,7 @@ class Fetching:
             self.buffers.add(TopicPartition(*partition), stream)
 
     def _read(self, pieces: deque[Slice]) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The batches of the slices with their leader epochs. The inline bytes of a slice are freed after it is
-        read.
-        """
+        """The batches of the slices with their leader epochs. A slice's inline bytes are freed after its read."""
         while pieces:
             leader_epoch = pieces[0].leader_epoch
             for batch in self.fetcher.read(_popped(pieces), _SCHEMA):

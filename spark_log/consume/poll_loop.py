@@ -29,9 +29,7 @@ logger = logging.getLogger(__name__)
 _READ_STORE_S_MIN = 0.01
 """Minimum time between two reads of the store while some partitions have buffered records."""
 _READ_STORE_S_MAX = 5.0
-"""Maximum time between two reads of the store, even without a notification: PostgreSQL's listener may be
-disconnected.
-"""
+"""Maximum time between two reads of the store: PostgreSQL's listener may be disconnected and miss a change."""
 _FRUITLESS_S_MIN, _FRUITLESS_S_MAX = 0.0005, 0.01
 """Pause between reads that find no records while the store keeps changing; it doubles from the minimum."""
 _WAIT_S_MAX = 0.2
@@ -39,9 +37,7 @@ _WAIT_S_MAX = 0.2
 
 
 class Polling:
-    """The state and the work of one consumer behind its public interface. Only `closed` and the commits are
-    thread-safe.
-    """
+    """One consumer without its public interface. Only `closed` and the commits are thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, background: Background) -> None:
         self.cluster = cluster

@@ -1,6 +1,4 @@
-"""Conversion of Arrow batches to kafka-python's ConsumerRecord: columns become lists, and one C loop makes the
-tuples.
-"""
+"""Conversion of Arrow batches to kafka-python's ConsumerRecords: by columns, with one C loop for the tuples."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

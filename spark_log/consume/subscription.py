@@ -230,9 +230,7 @@ def settle(
 
 
 def checked_partition(given: object) -> TopicPartition:
-    """The partition in kafka-python's type. TypeError unless it is a TopicPartition, of kafka-python or of
-    spark-log.
-    """
+    """The partition in kafka-python's type. TypeError unless it is kafka-python's or spark-log's TopicPartition."""
     if isinstance(given, TopicPartition):
         return given
     if isinstance(given, ids.TopicPartition):

@@ -71,9 +71,7 @@ class LogReader:
         return self.cluster.store.read(lambda connection: find_topic(connection, name))
 
     def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
-        """Log start offset and high watermark of each partition. UnknownTopicOrPartitionError if the topic was
-        deleted.
-        """
+        """Log start offset and high watermark by partition. UnknownTopicOrPartitionError if the topic was deleted."""
         found = self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
         if not found:  # every topic has a partition
             raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
@@ -114,9 +112,7 @@ class LogReader:
     def plan_found(
         self, look: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:
-        """The slices of the ranges that `look` returns, in the snapshot in which it runs. It runs again after
-        sealing.
-        """
+        """The slices of the ranges that `look` returns, from the same snapshot. `look` runs again after sealing."""
         sealing = True
         while True:
             wanted, slices, too_long = self.cluster.store.read(

@@ -54,9 +54,7 @@ class Accumulator:
         return max(0, self._limit - self._used)
 
     def queue(self, topic: str, full_bytes: int) -> Queue:
-        """The queue of a topic. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX), even before linger_ms is
-        over.
-        """
+        """The queue of a topic. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX), or after linger_ms."""
         with self._lock:
             queue = self._queues.setdefault(topic, Queue(topic, full_bytes))
             queue.full_bytes = min(full_bytes, CHUNK_BYTES_MAX)
@@ -72,9 +70,7 @@ class Accumulator:
         timestamp_ms: int,
         size: int,
     ) -> tuple[TopicBatch, int]:
-        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError without room in
-        max_block_ms.
-        """
+        """Add a record of `size` bytes; returns its topic batch and row. KafkaTimeoutError: no room in max_block_ms."""
         with self._lock:
             if self._used + size > self._limit:
                 self._wait_for_room(size)

@@ -81,9 +81,7 @@ def assemble(
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
-    """(partition, its records in order), ascending by partition; and for each record the index of its part and its
-    row.
-    """
+    """(partition, its records in order), ascending; and for each record the index of its part and its row there."""
     count = len(numbers)
     if count == 0:
         return [], np.empty(0, np.int64), np.empty(0, np.int64)

@@ -1,6 +1,4 @@
-"""A producer's cache of the topics that it writes to: looked up at first use and when outdated, created when
-missing.
-"""
+"""A producer's cache of topics: read at first use and when outdated, created when missing."""
 
 import contextlib
 import random

@@ -97,8 +97,7 @@ class Producer:
         Raises TypeError and ValueError for records that no topic accepts, as kafka-python does,
         MessageSizeTooLargeError above max_request_size, KafkaTimeoutError when the topic is not found or the buffer has
         no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this
-        topic refuses fails its future. In a transaction every error except TypeError and ValueError fails the commit
-        too.
+        topic refuses fails its future. In a transaction all errors except TypeError and ValueError fail the commit too.
         """
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
@@ -230,8 +229,8 @@ class Producer:
 
     @kafka_errors()
     def init_transactions(self) -> None:
-        """Fence earlier producers with this transactional_id and abort their open transaction: before the first
-        transaction.
+        """Call this before the first transaction: fences earlier producers with this transactional_id, and aborts
+        their open transaction.
 
         InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
         """

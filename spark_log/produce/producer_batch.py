@@ -220,9 +220,7 @@ class TopicBatch:
         self._notify(due)
 
     def call(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
-        """Call one of the two when the outcome of a record is known: in the sender's thread, or at once if it is
-        known.
-        """
+        """Call one of the two when the record's outcome is known: in the sender's thread, or now if it is known."""
         with self.condition:
             if not self.is_done(row):
                 self.callbacks.append((row, callback, errback))

@@ -208,9 +208,7 @@ class ProducerTransaction:
             return batches
 
     def _groups(self, producer_batches: Sequence[ProducerBatch]) -> dict[int, list[ProducerBatch]]:
-        """The producer batches by their batch's position in the transaction; the groups of an earlier attempt are
-        kept.
-        """
+        """The producer batches by position in the transaction. Groups of an earlier attempt stay together."""
         new: dict[tuple[str, int], int] = {}
         groups: dict[int, list[ProducerBatch]] = {}
         for producer_batch in producer_batches:
@@ -229,9 +227,7 @@ class ProducerTransaction:
                 self._state, self._error = state, error
 
     def begin_commit(self) -> int:
-        """Refuse further records, and return the transaction's number. The sent records must be settled before
-        `commit`.
-        """
+        """Refuse further records; returns the transaction's number. `commit` needs all sent records to be settled."""
         with self._lock:
             self.check("commit_transaction")
             if self._state is State.IN_TRANSACTION:
@@ -282,9 +278,7 @@ class ProducerTransaction:
         return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
 
     def begin_abort(self) -> int:
-        """Refuse further records, and return the transaction's number. The sent records must be settled before
-        `abort`.
-        """
+        """Refuse further records; returns the transaction's number. `abort` needs all sent records to be settled."""
         with self._lock:
             self.check("abort_transaction")
             self.fail(TransactionAbortedError("abort_transaction was called"))
@@ -318,9 +312,7 @@ class ProducerTransaction:
         return self._state in CALLS["abort_transaction"]
 
     def _check_number(self, call: str, number: int | None) -> None:
-        """As `check`. IllegalStateError if another thread has ended the transaction `number`, and begun the next
-        one.
-        """
+        """As `check`. IllegalStateError if another thread has ended the transaction `number`."""
         self.check(call)
         if number is not None and number != self._ref.number:
             raise kafka_error(IllegalStateError(f"{call}: another thread has ended the transaction"))

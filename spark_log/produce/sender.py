@@ -1,5 +1,4 @@
-"""The producer's thread: takes topic batches that are due, appends them, and resolves the futures. One append in
-flight.
+"""The producer's thread: takes the due topic batches, appends them, and resolves the futures. One append in flight.
 
     take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
 
@@ -47,9 +46,7 @@ appended."""
 
 
 def _drop_traceback(error: BaseException | None) -> None:
-    """Remove the tracebacks of an error and its causes: futures keep the error, and its frames would keep the
-    records.
-    """
+    """Remove the tracebacks of an error and its causes: futures keep the error, its frames keep the records."""
     seen = set()  # errors may cause each other
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -58,9 +55,7 @@ def _drop_traceback(error: BaseException | None) -> None:
 
 
 def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
-    """Copy the records of batches that wait longer than others of their topic batch, so that shared buffers are
-    freed.
-    """
+    """Copy the records of batches that wait longer than others of their topic batch, to free shared buffers."""
     for topic_batch in {batch.topic_batch for batch in tried}:
         left = [batch for batch in topic_batch.batches or () if batch.table is not None]
         if len(left) < len(topic_batch.batches or ()):
@@ -99,9 +94,7 @@ class Sender(threading.Thread):
         self._log.stop_sealing()
 
     def request_stop(self) -> list[threading.Thread]:
-        """Threads to wait for at interpreter exit: this one if it is being closed. Otherwise the finalizer closes
-        it.
-        """
+        """Threads to wait for at interpreter exit: this one if `close` was called; else the finalizer closes it."""
         return [self] if self._accumulator.closing and self.is_alive() else []
 
     def run(self) -> None:

@@ -31,9 +31,7 @@ class TableBatch(TopicBatch):
         self._parts, self.bytes = parts, size
 
     def take_parts(self) -> Sequence[tuple[int, pa.Table]]:
-        """Return the records and drop the reference: a future keeps its topic batches, and must not keep their
-        records.
-        """
+        """Return the records and drop the reference: futures keep topic batches, and must not keep records."""
         parts, self._parts = self._parts, ()
         return parts
 
