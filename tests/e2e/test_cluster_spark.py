@@ -1,7 +1,7 @@
-"""The connector on a real Spark cluster, with its metadata in PostgreSQL; and the health check of Master and Workers.
+"""The connector on a real Spark cluster with its metadata in PostgreSQL; and the health check of Master and Workers.
 
-The executors' Python has no driver to a database, and no SQLAlchemy, alembic, deltalake or kafka either: importing one
-there is an error. So whatever works here, works without an executor ever touching the metadata store.
+The executors' Python has no database driver and no SQLAlchemy, alembic, deltalake or kafka: importing one is an error
+there. So the tests show that executors never access the metadata store.
 """
 
 import os
@@ -119,7 +119,7 @@ def test_write_read_copy_and_the_loss_of_a_worker(postgres_url: str, tmp_path: P
                 while driver.poll() is None and not (tmp_path / "writing").exists():
                     time.sleep(0.1)
                 assert (tmp_path / "writing").exists(), (tmp_path / "driver.log").read_text()[-6000:]
-                assert stored(cluster, "survived") == {}  # half written, nothing visible
+                assert stored(cluster, "survived") == {}  # partly written, nothing visible
                 name = Path((tmp_path / "writing").read_text()).relative_to(tmp_path).parts[0]
                 [worker] = [daemon for daemon in spark.workers if daemon.name == name]
                 worker.kill()

@@ -1,5 +1,5 @@
 """At most once, at least once, exactly once: the programs of docs/guides/delivery.md, killed during their work; and the
-three classic ways to lose a message, each done and then prevented. The first, acks=1, is in
+three classic ways to lose a message, each shown and then prevented. The first, acks=1, is in
 tests/contract/test_failover.py (test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost).
 """
 
@@ -39,7 +39,7 @@ def print(*words, heard=[], say=print, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where the guide's reader stands: a cluster "log", three orders in it."""
+    """The working folder of the guide's reader: a cluster "log" with three orders."""
     with Cluster.init(str(tmp_path / "log")) as cluster, Producer(cluster=str(tmp_path / "log")) as producer:
         make(cluster, "orders")
         for name in (b"alice", b"bob", b"carol"):
@@ -60,7 +60,7 @@ def output_of(process, exit_code=0):
 
 
 def sessions_end(folder):
-    """What session_timeout_ms later is the case: the dead are no members."""
+    """End all sessions, as after session_timeout_ms: killed processes are no members any more."""
     with Cluster.open(str(folder / "log")) as cluster:
         cluster.store.transact(lambda connection, _: connection.execute(t.group_member.update().values(until_ms=0)))
 
@@ -71,7 +71,7 @@ def bills(folder):
 
 
 def test_at_most_once_at_least_once_exactly_once(folder):
-    """Each program is killed in its work and started again. All at the same time: each has a group of its own."""
+    """Each program is killed during its work and restarted. All run at the same time, each in its own group."""
     with Cluster.open(str(folder / "log")) as cluster:
         make(cluster, "bills")
     killed = [start(folder, DIES_AT_THE_SECOND + program) for program in (AT_MOST_ONCE, AT_LEAST_ONCE)]
@@ -136,7 +136,7 @@ def test_a_power_cut_loses_unforced_appends_on_postgresql(own_postgres_server, t
 
 
 def test_a_power_cut_loses_no_segment_that_a_delta_table_lists(own_postgres_server, tmp_path):  # noqa: F811
-    """Although its append was not forced to disk: publication forces it before its Delta commit."""
+    """The append was not forced to disk, but publication forces it before its Delta commit."""
     url = own_postgres_server.create_database()
     with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = make(cluster, "unforced", flush_messages="1000", inline_max_bytes="0")

@@ -1,4 +1,4 @@
-"""The programs in examples/, run as their texts say: they print what they promise."""
+"""The programs in examples/, run as their texts say: they print the promised output."""
 
 import importlib.util
 import subprocess
@@ -17,7 +17,7 @@ Run = Callable[..., list[str]]
 
 
 def load(name: str) -> ModuleType:
-    """The example as a module, to call its `main` in this process."""
+    """The example as a module, whose `main` runs in this process."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,9 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def run(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The lines that a program prints, run in this process so that it shares the Spark session of the tests."""
+    """A function that runs a program in this process, with the Spark session of the tests, and returns its output
+    lines.
+    """
 
     def run(name: str, *arguments: object) -> list[str]:
         load(name).main([str(argument) for argument in arguments])
@@ -37,7 +39,7 @@ def run(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def rows(printed: Sequence[str], first_column: str) -> list[list[str]]:
-    """The rows of the tables that DataFrame.show printed; their header begins with `first_column`."""
+    """The rows of the tables that DataFrame.show printed and whose header begins with `first_column`."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed if line.startswith("|")]
     return [row for row in cells if row[0] != first_column]
 

@@ -1,4 +1,4 @@
-"""The built distributions, and the wheel installed in an environment of its own.
+"""The built distributions, and the wheel installed in a separate environment.
 
 The environment sees the dependencies of this one (a `.pth` file adds its site-packages to the end of the path), but not
 its editable spark_log: Python ignores `.pth` files in folders that a `.pth` file added.

@@ -1,4 +1,6 @@
-"""The jobs, under spark-submit and in a program's own Spark: files in, a topic between, files out; errors, signals."""
+"""The jobs, under spark-submit and in the Spark of a program: from files into a topic and out to files; errors,
+signals.
+"""
 
 import json
 import os
@@ -39,7 +41,7 @@ def environment(cluster: Path) -> dict[str, str]:
 
 
 def submit_plainly(cluster: Path, job: str, *arguments: str, exit_code: int = 0) -> tuple[str, list[str]]:
-    """stdout, and the lines of stderr, of a user who has no settings at all, in an empty folder."""
+    """Run a job without any settings in an empty folder; returns stdout, and the lines of stderr."""
     folder = cluster.with_name("empty")
     folder.mkdir(exist_ok=True)
     script = str(REPOSITORY / "jobs" / f"{job}.py")

@@ -1,4 +1,4 @@
-"""The join job: flights with the weather of their hour and with their plane, ended and started again."""
+"""The join job: flights joined with the weather of their hour and with their plane; ended and restarted."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def blow(log: Log, wind: float, hour: int) -> None:
 
 
 def joined(cluster: Cluster) -> dict[int, tuple[float | None, int | None]]:
-    """Flight -> (wind, seats) of the records in `out`; each flight is there once."""
+    """Flight -> (wind, seats) of the records in `out`; each flight occurs once."""
     rows: list[Any] = [json.loads(value) for value in all_stored(cluster, "out")]
     found = {row["flight"]: (row.get("wind"), row.get("planes", {}).get("seats")) for row in rows}
     assert len(found) == len(rows)

@@ -21,7 +21,7 @@ def python_of(heading: str) -> list[str]:
 
 
 def output_of(program: str, folder: Path, **environment: str) -> str:
-    """What a Python program of the README prints, run as it stands in a folder of its own."""
+    """The output of a Python program of the README, run unchanged in its own folder."""
     (folder / "program.py").write_text(program)
     run = subprocess.run(
         [sys.executable, "program.py"],

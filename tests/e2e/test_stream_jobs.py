@@ -1,4 +1,4 @@
-"""The stream jobs as a user starts them: a TOML file, bad and late records, SIGTERM, and a restart that goes on."""
+"""The stream jobs as a user starts them: a TOML file, bad and late records, SIGTERM, and a restart that continues."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`jobs/transform.py` as a user starts it: a function of theirs, a copy, kills, SIGTERM, and going on."""
+"""`jobs/transform.py` as a user starts it: a user's function, a copy, kills, SIGTERM, and restarts."""
 
 import json
 import signal
@@ -40,7 +40,9 @@ UNTIL_DONE = ["--consumer-timeout-ms", "300"]
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Topic "orders" with 4 records in two partitions, "bills" as large and empty; billing.py beside the cluster."""
+    """Topic "orders" with 4 records in two partitions, "bills" with as many partitions and no records; billing.py
+    beside the cluster.
+    """
     (tmp_path / "billing.py").write_text(FUNCTIONS)
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         log = Log(cluster)
@@ -85,7 +87,7 @@ def test_each_order_is_billed_once_when_the_job_is_killed_between_all_steps(clus
 
 @pytest.mark.parametrize("started_by", ["python", "spark-submit"])
 def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
-    """Under spark-submit, which needs a JVM for nothing here, too: the process does not outlive the JVM."""
+    """Also under spark-submit, although the job needs no JVM: the process does not outlive the JVM."""
     make(cluster, "copy", 2, cleanup_policy="delete")
     copy = ["--subscribe-pattern", "^ord", "--to-topic", "copy", "--group-id", "copies", "--json"]
     command = spark_submit("transform") if started_by == "spark-submit" else (sys.executable, JOB)

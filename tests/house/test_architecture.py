@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md and docs/architecture describe the repository as it is."""
+"""ARCHITECTURE.md and docs/architecture match the repository."""
 
 import re
 from pathlib import Path

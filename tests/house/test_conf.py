@@ -1,4 +1,4 @@
-"""conf/ holds settings that this Spark knows, by their right names."""
+"""conf/ contains only settings that this Spark knows."""
 
 from pathlib import Path
 

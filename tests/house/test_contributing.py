@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md describes the repository as it is."""
+"""CONTRIBUTING.md matches the repository."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The image and the compose file. There may be no Docker here: commands of services run on this machine instead."""
+"""The image and the compose file. Docker may be missing: commands of services run on this machine instead."""
 
 import os
 import re
@@ -143,7 +143,7 @@ class OnThisMachine:
 
 @pytest.fixture
 def store_with_password() -> Iterator[PostgresServer]:
-    """A PostgreSQL as the image sets it up: database and user of compose.yaml, no connection without the password."""
+    """A PostgreSQL set up as in the image: database and user of compose.yaml, no connection without the password."""
     server = PostgresServer()
     try:
         server.start()
@@ -162,7 +162,7 @@ def said_at_its_start(coordinator: subprocess.Popen[str]) -> str:
     """Its first line, once it has the lease."""
     assert coordinator.stdout is not None
     assert coordinator.stderr is not None
-    assert "It is the active coordinator.\n" in iter(coordinator.stderr.readline, "")  # its duties may complain first
+    assert "It is the active coordinator.\n" in iter(coordinator.stderr.readline, "")  # its tasks may log errors first
     return coordinator.stdout.readline()
 
 

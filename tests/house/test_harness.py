@@ -1,4 +1,4 @@
-"""The test servers are what they say they are; a test on a server that lies proves nothing."""
+"""The test servers have the promised durability and isolation: tests on other servers would prove nothing."""
 
 import os
 from pathlib import Path

@@ -48,5 +48,5 @@ def test_page_names_each_option_of_the_data_source() -> None:
     read = r'given\.(?!refuse|names)\w+\(f?"(\{side\})?([\w.]+)"'
     options = {found[1] for path in sources for found in re.findall(read, path.read_text())}
     assert len(options) > 20
-    options = {name for name in options if not name.startswith("kafka.")} - {"transaction"}  # which is internal
+    options = {name for name in options if not name.startswith("kafka.")} - {"transaction"}  # `transaction` is internal
     assert sorted(name for name in options if name.lower() not in page.lower()) == []

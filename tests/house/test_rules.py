@@ -8,7 +8,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 LARGEST_BYTES = 1_000_000
 
-# Written in pieces, so that this file keeps its own rules.
+# Split into parts, so that this file itself obeys the rules.
 MACHINE_PATHS = re.compile(
     "|".join((r"/work" r"/(main|shared|\.library)\b", r"/root" r"/", r"/home" r"/[a-z]", r"\.pyenv" r"/"))
 )

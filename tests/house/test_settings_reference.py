@@ -1,4 +1,4 @@
-"""conf/topic.properties says what spark_log/config/topic_configs.py does."""
+"""conf/topic.properties matches spark_log/config/topic_configs.py."""
 
 import importlib.util
 from pathlib import Path

@@ -24,7 +24,7 @@ FOREIGN_WRITES = {
 """Modules that still write a table of another folder. Only remove entries."""
 
 CASCADE = "metadata/cascade.py"
-"""Deletes rows of every table whose definition says that they go with a topic or a log dir."""
+"""The module that deletes rows of every table whose definition says that they are deleted with a topic or a log dir."""
 
 _SQL = re.compile(r"\b(?:INSERT INTO|DELETE FROM|UPDATE)\s+([a-z_]+)")
 
@@ -40,7 +40,7 @@ def written_tables(source: str) -> set[str]:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what it holds, without the bodies of functions in it."""
+    """The node and its descendants, without the bodies of nested functions."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     yield node

@@ -1,4 +1,4 @@
-"""Fixtures of the Spark tests: a small cluster for each."""
+"""Fixtures of the Spark tests: a small cluster for each test."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Batch reads: every row of the contract's read options, and read_topic beside them."""
+"""Batch reads: every read option of the contract, and read_topic."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
@@ -235,7 +235,7 @@ def test_sql(spark: SparkSession, cluster: Cluster, t: None) -> None:
 
 
 def test_the_environment_names_the_cluster(cluster: Cluster, t: None, tmp_path: Path) -> None:
-    """A session that knows nothing, in a folder that is not ours."""
+    """A session without settings, in an unrelated folder."""
     program = """
 import sys
 from pyspark.sql import SparkSession
@@ -259,7 +259,7 @@ print("rows of sql", row[0])
     assert REPOSITORY != tmp_path
 
 
-# --- what is subscribed ---------------------------------------------------------------------------------------------
+# --- subscriptions --------------------------------------------------------------------------------------------------
 
 
 def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log: Log) -> None:
@@ -278,7 +278,7 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
     assert topics(assign='{"olds":[1,7],"news.us":[0],"gone":[0]}') == {"olds"}
 
 
-# --- where it starts and ends ---------------------------------------------------------------------------------------
+# --- start and end --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
             {0: (3, 5)},
         ),
         ({"endingTimestamp": NOON_MS + 2000}, {0: (0, 2), 1: (0, 2)}),
-        ({"endingTimestamp": NOON_MS + 10**9}, {0: (0, 5), 1: (0, 3)}),  # none is as new: latest
+        ({"endingTimestamp": NOON_MS + 10**9}, {0: (0, 5), 1: (0, 3)}),  # no record is as new: latest
         (
             {"endingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS, "1": NOON_MS + 1000, "2": 0}})},
             {1: (0, 1)},
@@ -309,7 +309,7 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
 def test_start_and_end_options_select_ranges(
     spark: SparkSession, cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
 ) -> None:
-    if counts is None:  # the timestamp goes first, whatever the offsets say
+    if counts is None:  # timestamps take precedence over offsets
         counts = {0: (0, 5), 1: (0, 3)}
     found = values(read(spark, cluster, subscribe="t", **options))
     assert found == {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
@@ -356,7 +356,7 @@ def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Clust
         "partition = 3": 1,
         "partition IN (1, 2) AND offset >= 15": 2,
         "topic = 'u'": 1,
-        "offset < 0": 1,  # Spark makes a task of its own where there is none
+        "offset < 0": 1,  # Spark creates a task itself if there is none
         "timestamp > timestamp'2100-01-01 00:00:00'": 1,
         "value = '3/3'": 9,
         "partition <=> 3 OR offset = 1": 9,
@@ -394,7 +394,7 @@ def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cl
 
 def test_deleted_records(spark: SparkSession, cluster: Cluster, log: Log, t: None) -> None:
     delete_records(cluster, {TopicPartition("t", 0): 3})
-    assert values(read(spark, cluster, subscribe="t"))[0] == ["0/3", "0/4"]  # earliest is where the log starts
+    assert values(read(spark, cluster, subscribe="t"))[0] == ["0/3", "0/4"]  # earliest is the log start offset
     asked = {"subscribe": "t", "startingOffsets": '{"t":{"0":1,"1":0,"2":0}}'}
     with fails("data may have been lost", "Could not read records in offset [1, 3) for topic partition t-0"):
         read(spark, cluster, **asked).collect()
@@ -430,7 +430,7 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
     log.append(topic, [Records(0, table("x" * 5_000, "y", key=b"k", headers=[("h", b"1"), ("h", b"")]))])
     check_equal(spark, cluster)
     log.seal(topic, [0, 1])
-    check_equal(spark, cluster)  # sealed alone
+    check_equal(spark, cluster)  # sealed segments only
     topic = alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
     append(log, topic, "z" * 5_000, partition=0)
     append(log, topic, "tail", partition=0)
@@ -449,7 +449,9 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
 def test_read_topic_of_many_segments_and_of_equal_sizes(
     spark: SparkSession, cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a row finds its file's facts by a join: too many files for an expression, or two of one size."""
+    """Cases in which a join finds the facts of a row's file: too many files for an expression, or two files of one
+    size.
+    """
     topic = make(cluster, "t", 2, inline_max_bytes="0")
     for number in range(6):
         append(log, topic, f"value {number} " * (number % 3 + 1), partition=number % 2)

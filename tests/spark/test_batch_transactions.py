@@ -1,4 +1,4 @@
-"""A micro-batch into several topics, with the group's offsets: all of it is there at once, and once."""
+"""A micro-batch into several topics with the group's offsets: all writes become visible at once, and once."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import delete_topic
@@ -39,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def topics(cluster: Cluster, log: Log) -> None:
-    """Topic `in` with four records; what goes to `a` is inline, what goes to `b` is in files."""
+    """Topic `in` with four records; records of `a` are inline, records of `b` are in files."""
     make(cluster, "in")
     make(cluster, "a")
     make(cluster, "b", inline_max_bytes="0")
@@ -57,7 +57,7 @@ def run(frame: DataFrame, checkpoint: Path, process: Callable[[DataFrame, int], 
 
 
 def both(batch: DataFrame, transaction: BatchTransaction) -> None:
-    """A record into a and one into b for each that came in."""
+    """Writes a record into a and one into b for each input record."""
     transaction.write(batch.select("value"), topic="a")
     transaction.write(batch.select("value", F.lit("b").alias("topic")))
 
@@ -89,7 +89,7 @@ def look(cluster: Cluster) -> Seen:
 
 @contextmanager
 def watched(cluster: Cluster) -> Iterator[set[Seen]]:
-    """What somebody sees who looks all the time."""
+    """Collects the states that a continuous reader sees."""
     seen, over = {look(cluster)}, Event()
 
     def watch() -> None:
@@ -203,7 +203,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
         another_driver(batch)
 
     append(log, "in", "5")
-    with fails("is fenced by"):  # in the next batch: for good
+    with fails("is fenced by"):  # in the next batch too: fencing is final
         run(frame, checkpoint, tries_again)
     assert look(cluster) == (4, 4, 4)
 
@@ -211,7 +211,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
 def test_copied_checkpoints_and_foreign_sources_are_refused(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
-    """The twin of a checkpoint goes on with other batches under the same ids: an error, as it is for the sink."""
+    """The copy of a checkpoint continues with other batches under the same ids: an error, as for the sink."""
     address = str(cluster.store.address)
     process = in_a_transaction(address, lambda batch, transaction: transaction.write(batch, topic="a"))
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
@@ -247,7 +247,7 @@ def test_copied_checkpoints_and_foreign_sources_are_refused(
 
 
 class DoomedSource(SparkLogDataSource):
-    """The source under a name of its own, to be registered with an environment of its own."""
+    """The source under another name, registered with its own environment."""
 
     @classmethod
     def name(cls) -> str:
@@ -255,7 +255,7 @@ class DoomedSource(SparkLogDataSource):
 
 
 def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options: str) -> None:
-    """Each record goes to a and to b: the column topic says so."""
+    """Writes each record to a and to b, by the column topic."""
     rows = frame.select("value", F.explode(F.array(F.lit("a"), F.lit("b"))).alias("topic"))
     writer = rows.writeStream.format(name).option("cluster", str(cluster.store.address)).option("group.id", "g")
     writer.options(**options).trigger(availableNow=True).start().awaitTermination()
@@ -264,7 +264,7 @@ def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options:
 def test_the_sink_commits_offsets_with_its_rows(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its commit runs in a Python worker, which is killed when it is done."""
+    """Its commit runs in a Python worker, which is killed after the commit."""
     monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", "append.committed")
     spark.dataSource.register(DoomedSource)
     with fails("worker"):

@@ -1,4 +1,4 @@
-"""Batch writes: every row of the contract's write table, and all or nothing."""
+"""Batch writes: every row of the contract's write table, and atomicity."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from kafka.partitioner.default import murmur2
 from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import alter_configs
@@ -21,7 +21,7 @@ TOPIC_NEEDED = "topic option required when no 'topic' attribute is present. Use 
 
 
 def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
-    """Files that no segment names, and write ids that nobody has given back."""
+    """Files that no segment names, and write ids that were not released."""
     rows = cluster.store.read(lambda c: c.execute(tables.segment.select()).mappings().all())
     named = {row["name"] for row in rows}
     found = [path for path in tmp_path.rglob("*") if "_segments" in path.parts and path.is_file()]
@@ -85,7 +85,7 @@ def test_save_modes(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> No
     for mode in ("ignore", "errorifexists"):
         with fails("cannot be written in the", '"Append"'):  # Spark's own, before any of our code runs
             write(frame, cluster, mode=mode, topic="t")
-    with fails('cannot be written in the "ErrorIfExists" mode', '"Append"'):  # README says the same of the default
+    with fails('cannot be written in the "ErrorIfExists" mode', '"Append"'):  # the default mode, as in the README
         frame.write.format("spark_log").option("cluster", str(cluster.store.address)).option("topic", "t").save()
     assert stored(cluster, "t") == {}
     write(frame, cluster, topic="t")
@@ -157,7 +157,7 @@ def test_column_and_option_topic(spark: SparkSession, cluster: Cluster) -> None:
     frame = spark.sql("SELECT * FROM VALUES ('1', 'a'), ('2', 'b'), ('3', 'a') AS t(value, topic)").coalesce(1)
     write(frame, cluster)
     assert (stored(cluster, "a"), stored(cluster, "b")) == ({0: ["1", "3"]}, {0: ["2"]})
-    write(frame, cluster, topic="b")  # beats the column
+    write(frame, cluster, topic="b")  # the option takes precedence over the column
     assert stored(cluster, "b") == {0: ["2", "1", "2", "3"]}
 
 
@@ -206,7 +206,7 @@ def test_one_failing_task_fails_the_whole_write(
     with fails("tripped over row 3500"):
         write(frame, cluster, topic="t")
     assert stored(cluster, "t") == {}
-    _, write_ids = left_behind(cluster, tmp_path)  # files of tasks that Spark killed meanwhile are clean-up's
+    _, write_ids = left_behind(cluster, tmp_path)  # clean-up deletes the files of tasks that Spark killed
     assert write_ids == 0
 
 
@@ -229,7 +229,7 @@ def test_no_address_hand_off_file_is_left(spark: SparkSession, cluster: Cluster)
 
 
 def test_a_write_into_the_topic_that_it_reads(spark: SparkSession, cluster: Cluster, log: Log) -> None:
-    """The plan of the read is a snapshot: the rows that the write appends are not among them."""
+    """The plan of the read is a snapshot: it does not include the rows that the write appends."""
     make(cluster, "t")
     append(log, "t", "a", "b")
     write(read(spark, cluster, subscribe="t"), cluster, topic="t")

@@ -1,4 +1,4 @@
-"""Values to columns and back, and what becomes of values that are none, in batches and in streams."""
+"""Values to columns and back, and the handling of invalid values, in batches and in streams."""
 
 import io
 import json
@@ -7,7 +7,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.errors import InvalidOptionError
 from spark_log.log.log import Records
@@ -38,7 +38,7 @@ def avro(carrier, delay):
 
 
 def decoded(spark, codec, values):
-    """{value: struct, or error} of each value, all decoded at once."""
+    """{value: struct or error} for each value; all are decoded in one query."""
     frame = spark.createDataFrame([(n, value) for n, value in enumerate(values)], "n INT, value BINARY")
     rows = decode(frame, codec).orderBy("n").collect()
     assert [row.raw for row in rows] == values

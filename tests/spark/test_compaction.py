@@ -1,4 +1,4 @@
-"""Compaction on Spark, and Spark readers of what it leaves."""
+"""Compaction on Spark, and Spark readers of compacted topics."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log import read_topic
 from spark_log.append.partitioner import partition_of, split_by_partition
@@ -27,14 +27,14 @@ from tests.support.replicas import add_brokers, topic_on
 from tests.support.topics import make, read, read_stream
 
 KEY_COLUMN = 2
-"""Of a segment file."""
+"""Size of a segment file."""
 
 Latest = dict[tuple[int, bytes], tuple[int, bytes | None]]
 """(partition, key) -> (offset, value)."""
 
 
 def records(keys, first):
-    """One for each key; every seventh a tombstone, and a header on every fifth."""
+    """One record for each key; every seventh is a tombstone, and every fifth has a header."""
     rows = len(keys)
     numbers = range(first, first + rows)
     headers = [[("n", b"%d" % n)] if n % 5 == 0 else None for n in numbers]
@@ -50,8 +50,8 @@ def records(keys, first):
 
 
 def fill(log, topic, batches, rows, keys, latest, hot=0.0):
-    """Append batches of records with random keys (of `keys`, and a share of `hot` all with one), noting the last of
-    each.
+    """Append batches of records with random keys (of `keys`; a share of `hot` has one key), and record the last of each
+    key in `latest`.
     """
     random = np.random.default_rng(3)
     for batch in range(batches):
@@ -67,7 +67,7 @@ def fill(log, topic, batches, rows, keys, latest, hot=0.0):
 
 
 def found_in(log: Log, topic, *partitions: int) -> Latest:
-    """In these partitions, or in all."""
+    """The records of these partitions, or of all; there must be one per key."""
     ranges = {
         tp: OffsetRange(*where)
         for tp, where in log.positions(topic).items()
@@ -82,7 +82,9 @@ def found_in(log: Log, topic, *partitions: int) -> Latest:
 
 @pytest.fixture
 def compacted(spark: SparkSession, cluster: Cluster, log: Log):
-    """Topic `t` of three partitions and many units, compacted beside another one, and what must be left of it."""
+    """Topic `t` of three partitions and many units, compacted beside another topic, and the records that
+    must remain.
+    """
     latest: Latest = {}
     topic = make(cluster, "t", 3, cleanup_policy="compact", inline_max_bytes="3000", segment_bytes="9000")
     fill(log, topic, 12, 500, 300, latest, hot=0.6)
@@ -140,7 +142,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
     assert delta.where("headers is not null").count() == headers > 0
     assert_delta_is_the_log(cluster)
 
-    # and on: what comes now is dirty, tombstones go when their time has come
+    # continued: new records are dirty, and tombstones are dropped after delete.retention.ms
     fill(log, topic, 1, 900, 300, latest)
     job.compact(spark, cluster, job.JOB.parse(["--cluster", "here", "--topic", "t", "--force"]))
     assert found_in(log, topic) == latest
@@ -152,7 +154,7 @@ def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
     latest: Latest = {}
     topic = make(cluster, "t", 2, delete_retention_ms="0", inline_max_bytes="0")
     fill(log, topic, 3, 100, 150, latest)
-    log.append(topic, [Records(0, records([None, None], 0))])  # it was not compacted yet
+    log.append(topic, [Records(0, records([None, None], 0))])  # the topic is not compacted yet
     delete_records(cluster, {TopicPartition("t", 1): 40})  # in the middle of a segment
     latest = {place: found for place, found in latest.items() if place[0] == 0 or found[0] >= 40}
     topic = alter_configs(cluster, "t", {"cleanup.policy": "compact"})
@@ -172,7 +174,7 @@ def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
 
 
 def test_damaged_replicas_are_repaired_or_delay_their_partition_only(spark: SparkSession, tmp_path) -> None:
-    """A segment that Spark cannot read is repaired from another replica; without one, its partition alone waits."""
+    """A segment that Spark cannot read is repaired from another replica; without one, only its partition waits."""
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         add_brokers(cluster, tmp_path, 2)
         log = Log(cluster)

@@ -1,4 +1,4 @@
-"""A Spark write of a few records is in the topic's Delta table when the write is done, without a coordinator."""
+"""A small Spark write is in the topic's Delta table when the write returns, without a coordinator."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_small_writes_of_a_batch_and_of_a_stream_are_published(
     assert _values(cluster, second) == [str(number) for number in range(10)]
     assert_delta_is_the_log(cluster)
 
-    with Coordinator(cluster, tasks=[]):  # it is there to do it, later
+    with Coordinator(cluster, tasks=[]):  # it would publish the write later
         write(spark.range(5).selectExpr("'later' AS value"), cluster, topic="first")
         assert "later" not in _values(cluster, first)
 

@@ -1,4 +1,4 @@
-"""The demo's year of delays, a fortnight of it: what the two streaming queries compute is what pandas computes."""
+"""Two weeks of the demo's year of delays: the two streaming queries and pandas compute equal results."""
 
 import importlib.util
 import sys

@@ -33,7 +33,7 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(sp
         return writer.option("path", str(tmp_path / name))
 
     start(delta, "delta").trigger(availableNow=True).start().awaitTermination()
-    fill(values[3:6])  # which the Delta stream comes to when their files have been replaced
+    fill(values[3:6])  # the Delta stream reads them after their files have been replaced
     before = rows_of(log, topic)
     query = start(ours, "ours").start()
     try:

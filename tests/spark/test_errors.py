@@ -1,4 +1,4 @@
-"""An error of the user's is shown by its message, in the first lines of what Spark says."""
+"""The message of a user error is in the first lines of Spark's output."""
 
 import pytest
 from pyspark.errors import PySparkException

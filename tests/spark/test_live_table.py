@@ -1,4 +1,4 @@
-"""A table beside a stream: current in every micro-batch, and the same again in one that comes again."""
+"""A table joined to a stream: current in every micro-batch, and unchanged when a micro-batch is repeated."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ def joined(planes: Table, batch: DataFrame) -> DataFrame:
 
 
 def run(spark: SparkSession, cluster: Cluster, checkpoint: Path, to: str = "first", *more: str) -> None:
-    """What is there, in one batch, to these topics, one after the other."""
+    """Process all available records in one batch and write them to these topics, one after the other."""
     address = str(cluster.store.address)
     flights = read_stream(spark, cluster, subscribe="flights", startingOffsets="earliest")
     with Table(spark, address, "planes") as planes:
@@ -89,7 +89,7 @@ def test_the_join_sees_changes_during_the_query(
             for number, (changes, values) in enumerate(rounds):
                 change(log, **changes)
                 if number == 3:
-                    compact_now(cluster, "planes")  # what the query has read of the table is not the log any more
+                    compact_now(cluster, "planes")  # the log no longer has the records that the query has read
                 append(log, "flights", *(value[0] for value in values), partition=number % 2)
                 query.processAllAvailable()
                 expected += values
@@ -105,7 +105,7 @@ def test_inner_and_left_joins_of_a_batch_frame(spark: SparkSession, cluster: Clu
     frame = spark.createDataFrame([("a", 1), ("a", 2), ("x", 3), (None, 4)], "tail string, n int")
     with Table(spark, str(cluster.store.address), "planes") as planes:
         seats = sf.col("plane.value").cast("string").alias("seats")
-        for changes in ({}, {"x": 7, "b": None}):  # the second with changes beside the base
+        for changes in ({}, {"x": 7, "b": None}):  # the second join has changes besides the base
             change(log, **changes)
             x = "7" if changes else None
             left = planes.join(frame, "tail", name="plane").select("tail", "n", seats)
@@ -126,14 +126,14 @@ def test_a_truncated_log_is_read_again(
     with Table(spark, str(cluster.store.address), "planes") as planes:
         assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"2", b"b": b"1"}
         truncate(cluster, "planes", 2)
-        change(log, b=3)  # as long as before
+        change(log, b=3)  # as long as before the truncation
         with caplog.at_level(logging.WARNING):
             assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"1", b"b": b"3"}
         assert "an unclean leader election truncated records of the table" in caplog.text
 
 
 def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Log) -> None:
-    """A value that is bad counts as deleted, in the base and among what changed since."""
+    """An invalid value counts as deleted, in the base and in later changes."""
     topic = make(cluster, "planes", cleanup_policy="compact")
     append_keyed(log, topic, (b"a", b'{"seats": 1}'), (b"bad", b"{"), (b"later", b'{"seats": 2}'))
     frame = spark.createDataFrame([("a",), ("bad",), ("later",), ("none",)], "tail string")
@@ -166,7 +166,7 @@ def test_invalid_joins_are_refused(spark: SparkSession, cluster: Cluster, log: L
 
 
 def dies_at(point: str, count: int) -> Callable[[str], None]:
-    """A failpoint that raises: the query ends there as a crash would end it, and this process goes on."""
+    """A failpoint that raises: the query ends there as in a crash, and this process continues."""
     passed = [0]
 
     def failpoint(name: str) -> None:
@@ -207,7 +207,7 @@ def test_a_repeated_batch_after_a_compaction(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The noted version is gone: the batch uses the current one, which is never older."""
+    """The recorded version no longer exists: the batch uses the current one, which is never older."""
     append(log, "flights", "a", "b", "z")
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "failpoint", dies_at("stream.batch-begun", 1))

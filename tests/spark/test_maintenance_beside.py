@@ -1,8 +1,8 @@
 """All maintenance at once, killed at each of its named points, beside a producer and every kind of reader.
 
-A process repeats maintenance and is killed at one point after the other, while a producer appends, a consumer
-group, two streaming queries and a Delta stream read. Nobody fails, and each finds what it should: every record once and
-in order, the last value of every key, and of the topic whose records expire what has not expired.
+A process repeats maintenance and is killed at one point after the other, while a producer appends, and a consumer
+group, two streaming queries and a Delta stream read. None of them fails, and each reads the expected records: every
+record once and in order, the last value of every key, and the unexpired records of the topic with retention.
 """
 
 import os
@@ -58,7 +58,7 @@ def wait_for(what: Any, met: Any) -> None:
 
 
 class Process:
-    """A module of tests.support in a process of its own; what it prints, by line."""
+    """A module of tests.support in a separate process, and the lines of its output."""
 
     def __init__(self, module: str, *arguments: str, failpoint: str | None = None) -> None:
         environ = {**os.environ, **({"SPARK_LOG_FAILPOINT": failpoint} if failpoint else {})}
@@ -79,7 +79,7 @@ class Process:
         return self._process.poll() is not None
 
     def finish(self) -> int:
-        """Its standard input ends, and so does it."""
+        """End its standard input, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         code = self._process.wait(SOON_S)
@@ -93,7 +93,7 @@ class Process:
 
 
 class GroupReader(threading.Thread):
-    """A consumer of a group, that keeps what it is given."""
+    """A consumer in a group that keeps all records it reads."""
 
     def __init__(self, address: str, topic: str, group: str) -> None:
         super().__init__(daemon=True)
@@ -122,7 +122,7 @@ class GroupReader(threading.Thread):
 
 
 class StreamReader:
-    """A streaming query that keeps what each of its batches held."""
+    """A streaming query that keeps the records of its batches."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
         self.seen: Seen = []
@@ -132,11 +132,11 @@ class StreamReader:
             self.seen += [(p, o, -1 if n is None else int(n)) for p, o, n in batch.collect()]
 
         writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
-        writer = writer.trigger(processingTime="1 second")  # at full speed it would take the CPU of all the others
+        writer = writer.trigger(processingTime="1 second")  # at full speed it would take the CPU time of the others
         self.query: StreamingQuery = writer.start()
 
     def end(self) -> None:
-        """Once it has read all that there is."""
+        """Stop the query after it has read all available records."""
         self.query.processAllAvailable()
         self.query.stop()
         if (error := self.query.exception()) is not None:
@@ -157,7 +157,7 @@ def log_of(log: Log, topic: Topic) -> Seen:
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """Of the fixture `cluster`."""
+    """The address of the fixture `cluster`."""
     return str(tmp_path / "cluster")
 
 
@@ -190,7 +190,7 @@ def last_per_key(records: Seen) -> dict[int, tuple[int, int]]:
 
 
 def in_order(seen: Seen) -> bool:
-    """Offsets strictly increase in each partition: nothing doubled, nothing reordered."""
+    """Offsets strictly increase in each partition: no record is repeated or reordered."""
     last: dict[int, int] = {}
     for partition, offset, _ in seen:
         if offset <= last.get(partition, -1):
@@ -229,7 +229,7 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     assert process.finish() == 0
 
     assert producer.finish() == 0
-    for name in topics:  # what is in the tails too
+    for name in topics:  # with the records in the tails
         alter_configs(cluster, name, {"segment.ms": "1"})
     for _ in range(2):
         list(run_tasks(cluster))

@@ -1,4 +1,4 @@
-"""Protobuf messages to columns and back: what is one and what is not, every type, and what is said about the rest."""
+"""Protobuf messages to columns and back: valid and invalid messages, every type, and the errors of unsupported ones."""
 
 import datetime
 import decimal
@@ -7,7 +7,7 @@ import sys
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PythonException
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.streams.bad_records import valid
@@ -27,7 +27,7 @@ CORRUPT = "not a message of Protobuf type {}: Wire format was corrupt"
 
 
 def decoded(spark, codec, values):
-    """The value, or the error, of each value, all decoded at once."""
+    """The decoded value or the error of each value; all are decoded in one query."""
     frame = spark.createDataFrame([(n, value) for n, value in enumerate(values)], "n INT, value BINARY").coalesce(1)
     rows = decode(frame, codec).orderBy("n").collect()
     assert [row.raw for row in rows] == values

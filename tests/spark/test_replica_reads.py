@@ -1,4 +1,4 @@
-"""Spark reads with three replicas: tasks pass over what is damaged, repair it, and read in their own rack."""
+"""Spark reads with three replicas: tasks skip and repair damaged files, and read in their own rack."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,7 +76,7 @@ def remote(tmp_path: Path, s3_server: S3Server) -> Iterator[Replicated]:
 
 
 def streamed(frame: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
-    """What a streaming query finds until it has read all that is there."""
+    """The values that a streaming query reads until no record is left."""
     found: dict[int, list[str]] = {}
 
     def take(batch: DataFrame, _: int) -> None:
@@ -93,7 +93,7 @@ Read = Callable[..., dict[int, list[str]]]
 
 @pytest.fixture(params=["batch", "stream"])
 def read_with(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Read:
-    """Reads topic t of a cluster, with options of the source."""
+    """A function that reads topic t of a cluster with options of the source."""
 
     def batch(cluster: Cluster, **options: str) -> dict[int, list[str]]:
         return values(read(spark, cluster, subscribe="t", **options))
@@ -128,7 +128,7 @@ def test_damaged_replicas_in_object_storage(remote: Replicated, kind: str, read_
 def test_missing_or_swapped_log_dirs(local: Replicated, folders: dict[int, Path], read_with: Read) -> None:
     folders[1].rename(folders[1].with_name("away"))
     assert read_with(local.cluster) == local.expected
-    folders[2].rename(folders[1])  # the second in the place of the first, and nothing in its own
+    folders[2].rename(folders[1])  # log dir 2 is at the path of log dir 1, and its own path is empty
     before = sorted(folders[1].rglob("*"))
     assert read_with(local.cluster) == local.expected
     assert sorted(folders[1].rglob("*")) == before and not folders[2].exists()
@@ -147,9 +147,8 @@ def test_tasks_read_in_their_rack(local: Replicated, read_with: Read) -> None:
     assert read_with(local.cluster, kafka__client__rack="far") == local.expected
     assert read_with(local.cluster, kafka__client__rack="far", startingTimestamp="0") == local.expected
     assert [file.read() for file in missing] == [None] * len(missing), "nobody looked there"
-    change(
-        local.cluster, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False)
-    )  # now the farthest
+    # now this replica is read last
+    change(local.cluster, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False))
     assert read_with(local.cluster) == local.expected
     assert [file.read() for file in missing] != [None] * len(missing)
 
@@ -172,7 +171,7 @@ def test_read_topic_skips_a_file_of_another_size(spark: SparkSession, local: Rep
 def test_read_topic_skips_a_log_dir_with_another_id(
     spark: SparkSession, local: Replicated, folders: dict[int, Path]
 ) -> None:
-    """The file there has the right name and size, but whose it is nobody knows."""
+    """The file there has the right name and size, but its log dir is unknown."""
     for folder, name in ((folders[1], "away"), (folders[2], "broker-1")):
         folder.rename(folder.with_name(name))
     for file in folders[1].rglob("*.parquet"):

@@ -1,4 +1,4 @@
-"""Streaming reads: starts, limits, triggers, restarts, and what fails when data is lost."""
+"""Streaming reads: starts, limits, triggers, restarts, and errors on data loss."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ NOW = {"availableNow": True}
 
 
 class Run:
-    """A query that keeps what each batch held. Its checkpoint outlives it."""
+    """A query that keeps the records of each batch. Its checkpoint outlives it."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path, before: Callable[[int], None] | None = None) -> None:
         self.batches: list[Batch] = []
@@ -152,7 +152,7 @@ def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
 def test_a_replayed_batch_0_keeps_its_start(
     spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path, starts: tuple[str, str]
 ) -> None:
-    """Killed between the offsets of batch 0 and its commit; meanwhile the topic went on."""
+    """Killed between the offsets of batch 0 and its commit; meanwhile the topic gets more records."""
 
     def die(number: int) -> None:
         raise RuntimeError("killed")
@@ -176,7 +176,7 @@ def test_an_empty_pattern_waits_for_its_topics(
     try:
         query.processAllAvailable()
         make(cluster, "news.eu")
-        append(log, "news.eu", "first of a new topic")  # from its earliest, though the query starts at latest
+        append(log, "news.eu", "first of a new topic")  # from its earliest offset, although the query starts at latest
         query.processAllAvailable()
         assert run.all == {0: ["first of a new topic"]}
     finally:
@@ -301,7 +301,7 @@ def test_a_deleted_topic(spark: SparkSession, cluster: Cluster, log: Log, t: Non
 
 
 def test_a_recreated_topic(spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path) -> None:
-    """It has grown past the old offset: by offsets alone nobody would notice."""
+    """The new topic has grown beyond the old offset: offsets alone would not reveal the recreation."""
     read_once(spark, cluster, checkpoint, startingOffsets="earliest")
     delete_topic(cluster, "t")
     make(cluster, "t", 2)
@@ -330,7 +330,7 @@ def test_a_topic_deleted_between_two_batches(
     assert run.all == {0: numbers(0, 3), 1: ["1/0"]}
 
 
-# --- what others see ------------------------------------------------------------------------------------------------
+# --- committed offsets and progress ---------------------------------------------------------------------------------
 
 
 def test_a_group_gets_the_end_offsets(

@@ -1,4 +1,4 @@
-"""Joins of two streams, with late rows, duplicates and rows without a match; and with what stands still."""
+"""Joins of two streams, with late rows, duplicates and rows without a match; and joins with static data."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ HOUR_BEFORE = Bounds(before="1 hour")
 
 
 def sides(source: DataFrame, watermark: str | None = "10 minutes") -> tuple[Side, Side]:
-    """Orders and payments of topics of these names: order 'o1' is paid by what has key 'o1'."""
+    """Orders and payments of topics of these names: order 'o1' is paid by the payment with key 'o1'."""
     at = source.withColumns({"id": sf.col("key").cast("string"), "what": sf.col("value").cast("string")})
     orders = at.where("topic = 'orders'").selectExpr("id", "what AS item", "timestamp AS ordered")
     payments = at.where("topic = 'payments'").selectExpr("id AS paid_id", "what AS paid", "timestamp AS paid_at")
@@ -107,7 +107,9 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
 def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
     spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path
 ) -> None:
-    """As flights and weather: the same place and hour; and then a window of the joined rows, in the same query."""
+    """Like flights and weather of the same place and hour; followed by a window of the joined rows in
+    the same query.
+    """
     for topic, value in (("orders", "1"), ("orders", "2"), ("payments", "rain")):
         tell(log, topic, "JFK", value, 0)
     for topic in ("orders", "payments"):

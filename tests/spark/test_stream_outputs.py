@@ -1,4 +1,4 @@
-"""What a streaming query writes through `write_stream` is there once, whatever dies and wherever it goes."""
+"""A streaming query writes each row through `write_stream` once, to any output and after any crash."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
@@ -24,7 +24,7 @@ from tests.support.topics import all_stored, append, fails, make, read_stream, s
 
 
 def numbers(spark: SparkSession, cluster: Cluster) -> DataFrame:
-    """Topic in, two records a batch."""
+    """A stream of topic in with two records per batch."""
     frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=2)
     return frame.select("value", F.col("value").cast("string").cast("int").alias("n"))
 
@@ -38,7 +38,7 @@ def uncommit(checkpoint: Path, batch: int) -> None:
 def test_parts_of_a_batch_go_to_several_outputs_once(
     spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One topic is missing at first: nothing is in the other either. A batch that comes again changes nothing."""
+    """One topic is missing at first: the other gets no record either. A repeated batch changes nothing."""
     address, table, checkpoint = str(cluster.store.address), str(tmp_path / "table"), tmp_path / "checkpoint"
     make(cluster, "in")
     make(cluster, "even")
@@ -142,8 +142,8 @@ write_stream(
 """
 
 
-# (failpoint, what first and second hold when the driver has died there, the group's offset): each run goes on where the
-# last one died
+# (failpoint, contents of first and second after the driver is killed there, the group's offset): each run continues
+# after the last one
 KILLS = (
     ("stream.output-written:1", [], None),  # between the outputs of batch 0
     ("append.decided:2", ["0 2"], 2),  # in the transaction of batch 1
@@ -155,7 +155,7 @@ KILLS = (
 def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
     cluster: Cluster, log: Log, tmp_path: Path
 ) -> None:
-    """Counts by window, written as they change: each change is in both topics once, and at once with the offsets."""
+    """Counts by window in mode update: each change is in both topics once, and visible together with the offsets."""
     for name in ("in", "first", "second"):
         make(cluster, name)
     append(log, "in", "0", "1", "2", "60", "61", "62", "120", "121")
@@ -170,7 +170,7 @@ def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
 
 
 def drive(cluster: Cluster, folder: Path, point: str | None) -> int:
-    """Exit code of a driver of its own, with its JVM and workers ended."""
+    """The exit code of a separate driver, after its JVM and workers have ended."""
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
     if point is not None:
         environment["SPARK_LOG_FAILPOINT"] = point

@@ -1,4 +1,4 @@
-"""The streaming sink: every row once, in order, whatever dies and whatever comes again."""
+"""The streaming sink: every row once and in order, after any crash and any repeated batch."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
@@ -34,7 +34,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def topics(cluster: Cluster, log: Log) -> None:
-    """Topic `in` with two partitions, one of large records; in `out` large ones go into files, small ones inline."""
+    """Topic `in` with two partitions, one of large records; in `out`, large records are in files and
+    small ones inline.
+    """
     make(cluster, "in", 2)
     make(cluster, "out", 2, inline_max_bytes="1500", inline_tail_bytes="1", compression_type="none")
     feed(log, 0)
@@ -72,7 +74,7 @@ def orphans(cluster: Cluster, folder: Path) -> list[str]:
     return [p.name for p in folder.rglob("*") if "_segments" in p.parts and p.is_file() and p.name not in named]
 
 
-# --- what comes again -----------------------------------------------------------------------------------------------
+# --- repeated batches -----------------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
@@ -145,7 +147,7 @@ def test_other_rows_in_the_last_batch_are_an_error(
         with fails("batch 0 was written with 10 rows and comes with other rows now (10)"):
             copy(source(spark, cluster).withColumn(column, changed), cluster, checkpoint)
         assert stored(cluster, "out") == before
-    copy(source(spark, cluster), cluster, checkpoint)  # the same rows after all
+    copy(source(spark, cluster), cluster, checkpoint)  # the original rows again
     assert stored(cluster, "out") == before
 
 
@@ -237,7 +239,7 @@ class EmptyReader(DataSourceStreamReader):
 
 
 def test_a_batch_without_partitions_keeps_no_write_id(spark: SparkSession, cluster: Cluster, checkpoint: Path) -> None:
-    """Spark runs one task for it all the same, whose message names the write id."""
+    """Spark still runs one task for it, whose message names the write id."""
     make(cluster, "out")
     spark.dataSource.register(EmptySource)
     copy(spark.readStream.format(EmptySource.name()).load(), cluster, checkpoint)
@@ -245,18 +247,18 @@ def test_a_batch_without_partitions_keeps_no_write_id(spark: SparkSession, clust
     assert write_ids(cluster) == 0
 
 
-# --- what dies ------------------------------------------------------------------------------------------------------
+# --- crashes --------------------------------------------------------------------------------------------------------
 
 
 class DoomedSource(SparkLogDataSource):
-    """The source under a name of its own, to be registered with an environment of its own."""
+    """The source under another name, registered with its own environment."""
 
     @classmethod
     def name(cls) -> str:
         return "spark_log_doomed"
 
 
-# one in the tasks, one in the commit, one in what follows; every point: tests/unit/datasource/test_sink_crashes.py
+# one in the tasks, one in the commit, one after it; all points are in tests/unit/datasource/test_sink_crashes.py
 @pytest.mark.parametrize("point", ["file.renamed", "append.committed", "publish.committed"])
 def test_rows_are_stored_once_when_a_worker_is_killed(
     spark: SparkSession,
@@ -267,7 +269,9 @@ def test_rows_are_stored_once_when_a_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
-    """Tasks and the sink's commit run in Python workers; one dies at the point, the query fails, a restart heals."""
+    """Tasks and the sink's commit run in Python workers; one is killed at the point, the query fails, and a restart
+    completes the batch.
+    """
     monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", point)
     spark.dataSource.register(DoomedSource)
     with fails("worker"):
@@ -300,7 +304,7 @@ print("done")
 def test_rows_are_stored_once_when_the_driver_is_killed_repeatedly(
     cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
-    """kill -9 of the JVM and its workers while batches pass; the output is the input once, in order."""
+    """kill -9 of the JVM and its workers during the batches; the output equals the input, once and in order."""
     for batch in range(1, 3):
         append(log, "in", *(f"{batch}/{n} " + "y" * 500 for n in range(1_000)), partition=0)
         append(log, "in", *(f"{batch}/{n}" for n in range(1_000)), partition=1)

@@ -1,4 +1,4 @@
-"""A compacted topic as a DataFrame, changes to it, and one row of each key."""
+"""A compacted topic as a DataFrame, changes of it, and one row per key."""
 
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def test_keep_last_and_first(spark: SparkSession, cluster: Cluster, log: Log) ->
 
 
 def test_duplicates_within_a_time(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
-    """The first of each key; one that comes again after the time counts as new, one that is late is dropped."""
+    """Keeps the first row of each key; a repetition after the interval counts as new, and a late row is dropped."""
     make(cluster, "t")
     minute = 60_000
     found: list[tuple[str, int]] = []

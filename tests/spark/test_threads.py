@@ -1,4 +1,4 @@
-"""Writes from other threads than the one that made the session."""
+"""Writes from threads other than the one that created the session."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

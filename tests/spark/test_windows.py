@@ -1,4 +1,4 @@
-"""Windows and running aggregates over a topic, with records that come out of order, twice, and late."""
+"""Windows and running aggregates over a topic, with records that arrive out of order, twice, and late."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
@@ -34,7 +34,13 @@ TUMBLING = [
     ("03:00", "04:00", "b", 1, 32),
 ]
 SLIDING = [
-    ("00:00", "02:00", "a", 7, 146),  # a's late ones too: 01:00 is the watermark that they met, of the batch before
+    (
+        "00:00",
+        "02:00",
+        "a",
+        7,
+        146,
+    ),  # with a's late records: the watermark of the previous batch, 01:00, applied to them
     ("00:00", "02:00", "b", 1, 2),
     ("01:00", "03:00", "a", 2, 8),
     ("01:00", "03:00", "b", 1, 128),
@@ -75,7 +81,7 @@ def events(spark: SparkSession, cluster: Cluster) -> DataFrame:
 
 
 def run(frame: DataFrame, cluster: Cluster, checkpoint: Path, mode: str = "append") -> int:
-    """Into topic out, as JSON; how many rows were late."""
+    """Run the query into topic out, as JSON; returns the number of late rows."""
     rows = frame.select(F.to_json(F.struct("*")).alias("value"))
     output = TopicOutput(str(cluster.store.address), "out")
     query = write_stream(rows, output, checkpoint=str(checkpoint), trigger="available-now", output_mode=mode)
@@ -84,7 +90,7 @@ def run(frame: DataFrame, cluster: Cluster, checkpoint: Path, mode: str = "appen
 
 
 def results(spark: SparkSession, cluster: Cluster) -> DataFrame:
-    """What topic out holds, the times of its windows as hours and minutes."""
+    """The rows of topic out, with the times of its windows as hours and minutes."""
     rows = [json.loads(value) for values in stored(cluster, "out").values() for value in values]
     shown = [(r["window_start"][11:16], r["window_end"][11:16], r["k"], r["count"], r["total"]) for r in rows]
     return spark.createDataFrame(shown, SCHEMA)
@@ -93,7 +99,7 @@ def results(spark: SparkSession, cluster: Cluster) -> DataFrame:
 @pytest.mark.parametrize(
     ("window", "expected", "late"),
     [
-        (Tumbling("1 hour"), TUMBLING, 1),  # both of a are one row when they meet the watermark
+        (Tumbling("1 hour"), TUMBLING, 1),  # the two late rows of a are one row when the watermark is applied
         (Sliding("2 hours", "1 hour"), SLIDING, 1),
         (Session("30 minutes"), SESSIONS, 1),
     ],
@@ -115,7 +121,7 @@ def test_windows_with_late_and_duplicate_records(
 def test_changed_windows_and_groups_over_restarts(
     spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
 ) -> None:
-    """Mode update, two queries stopped and started again: the last row of each window and group is what is true."""
+    """Mode update, with two queries stopped and restarted: the last row of each window and group is correct."""
     make(cluster, "in")
     make(cluster, "out")
     for batches in (BATCHES[:2], BATCHES[2:]):
