@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spark_log.consume.consumer import Consumer as Consumer
     from spark_log.coordinator.broker import Broker as Broker
     from spark_log.coordinator.coordinator import Coordinator as Coordinator
-    from spark_log.datasource.read.native import read_topic as read_topic
+    from spark_log.datasource.read.read_topic import read_topic as read_topic
     from spark_log.datasource.write.active_session import activate_session as activate_session
     from spark_log.datasource.write.topic_write import write_topic as write_topic
     from spark_log.produce.producer import Producer as Producer
@@ -30,7 +30,7 @@ _HOME = {
     "Coordinator": "spark_log.coordinator.coordinator",
     "activate_session": "spark_log.datasource.write.active_session",
     "create_topic": "spark_log.cluster.topics",
-    "read_topic": "spark_log.datasource.read.native",
+    "read_topic": "spark_log.datasource.read.read_topic",
     "write_topic": "spark_log.datasource.write.topic_write",
 }
 

@@ -32,7 +32,7 @@ from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, WRIT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.partitions.partition_rows import Key, by_topic, lock_partitions, save_partitions
-from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.replication_rules import PartitionState
 from spark_log.segments.segment_rows import insert_blobs, insert_segments
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]

@@ -24,7 +24,7 @@ from spark_log.errors import (
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
-from spark_log.partitions.replication import PartitionState, advanced_high_watermark
+from spark_log.partitions.replication_rules import PartitionState, advanced_high_watermark
 
 Acks = Literal[0, 1, "all"]
 

@@ -49,16 +49,16 @@ def accept(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
-    from spark_log.metadata import identity
+    from spark_log.metadata import server_identity
 
     with Cluster.open(cluster) as opened:
         store = opened.store
-        before, now = store.read(lambda c: (identity.recorded(c), identity.of_server(c)))
+        before, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
         if not yes:
             note(f"It was {before or 'not known'}, and is {now or 'not known'}.\n{_ACCEPT}")
             _print_unnamed(unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
-        store.transact(lambda c, _attempt: identity.accept(c, store.clock(c).wall_ms))
+        store.transact(lambda c, _attempt: server_identity.accept(c, store.clock(c).wall_ms))
     if as_json:
         print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:
@@ -69,14 +69,14 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from spark_log.errors import StoreChangedError
-    from spark_log.metadata import identity
+    from spark_log.metadata import server_identity
     from spark_log.metadata.schema import revision_of
 
-    now, before = identity.of_server(connection), identity.recorded(connection)
-    accepted_ms = identity.accepted_at_ms(connection)
+    now, before = server_identity.of_server(connection), server_identity.recorded(connection)
+    accepted_ms = server_identity.accepted_at_ms(connection)
     problem = None
     try:
-        identity.check_identity(connection)
+        server_identity.check_identity(connection)
     except StoreChangedError as error:
         problem = str(error)
     return {

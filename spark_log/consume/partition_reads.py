@@ -16,7 +16,7 @@ from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
 from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.records.schema import read_schema
 from spark_log.segments import plan as planner

@@ -29,7 +29,7 @@ from spark_log.errors import (
 )
 from spark_log.groups.committed_offsets import Commit
 from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.segments.plan import Found
 
 Reset = Literal["earliest", "latest"]

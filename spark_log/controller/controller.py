@@ -24,7 +24,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
-from spark_log.partitions.replication import PartitionState, Truncation, elect_preferred, fail_over, shrink_isr
+from spark_log.partitions.replication_rules import PartitionState, Truncation, elect_preferred, fail_over, shrink_isr
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
-from spark_log.partitions.replication import PartitionState, fence_writers, lose_files
+from spark_log.partitions.replication_rules import PartitionState, fence_writers, lose_files
 
 logger = logging.getLogger(__name__)
 

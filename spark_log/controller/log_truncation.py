@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from spark_log.append.producer_batch_rows import delete_batches_above
+from spark_log.append.producer_batch_truncation import delete_batches_above
 from spark_log.cluster.topics import Topic
 from spark_log.delta.publication_resets import lower_seen_offsets
 from spark_log.metadata.store import StoreClock
 from spark_log.partitions.compaction_rows import delete_compactions_above
 from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.replication import PartitionState, Truncation
+from spark_log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.partitions.retired_files import retire_files
 from spark_log.partitions.truncations import record_truncation
 from spark_log.segments.segment_rows import delete_segments_above

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_log.errors import InvalidReplicationAssignmentError
-from spark_log.partitions.replication import PartitionState, Replica, with_replicas
+from spark_log.partitions.replication_rules import PartitionState, Replica, with_replicas
 
 
 @dataclass(frozen=True)

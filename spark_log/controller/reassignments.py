@@ -29,7 +29,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions
-from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.replication_rules import PartitionState
 from spark_log.partitions.retired_replicas import retire_moved_replicas
 
 _SWITCHED_PER_TRANSACTION = 300

@@ -28,7 +28,7 @@ from spark_log.delta.publication_state import Cursor, PublishedFile
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.metadata.identity import accepted_at_ms, check_identity
+from spark_log.metadata.server_identity import accepted_at_ms, check_identity
 from spark_log.records.schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it

@@ -43,7 +43,7 @@ from spark_log.maintenance.report import Amount
 from spark_log.maintenance.rewrite.rewrite import Segment, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.columns import PARTITION, SEGMENT
-from spark_log.metadata.identity import check_identity
+from spark_log.metadata.server_identity import check_identity
 from spark_log.quantities import count_of
 from spark_log.records.key_set import KeySet
 from spark_log.segments import plan as planner

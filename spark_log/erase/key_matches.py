@@ -31,7 +31,7 @@ def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.
 
 
 def keep_others(erased: KeySet, end: int) -> Keep:
-    """The `keep` of `rewriting.write`: keeps every other record, with tombstones and headers unchanged."""
+    """The `keep` of `rewrite.rewrite.write`: keeps every other record, with tombstones and headers unchanged."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
         return pc.invert(to_erase(offsets, records.column("key").combine_chunks(), erased, end))

@@ -31,7 +31,7 @@ from spark_log.groups.committed_offsets import (
     refuse_unknown,
     write_commits,
 )
-from spark_log.groups.names import check_group_id
+from spark_log.groups.group_names import check_group_id
 from spark_log.groups.target_assignment import refresh_targets, remove_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

@@ -20,6 +20,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups import rows
 from spark_log.groups.assignment import AssignorSpec, resolve_assignors, tell, user_data
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
+from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
 from spark_log.groups.heartbeats import (
     HeartbeatResponse,
     Identity,
@@ -29,7 +30,6 @@ from spark_log.groups.heartbeats import (
     leave_group,
     renew,
 )
-from spark_log.groups.names import check_group_id, check_instance_id, check_session_timeout
 from spark_log.groups.rules import NO_PARTITIONS, Assignment, Group, HeartbeatRequest, Partitions, check_commit
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition

@@ -21,9 +21,9 @@ from spark_log.groups.committed_offsets import (
     refuse_with_members,
     write_commits,
 )
+from spark_log.groups.group_names import check_group_id
 from spark_log.groups.heartbeats import Identity
 from spark_log.groups.membership import check_committer
-from spark_log.groups.names import check_group_id
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store, StoreClock
 

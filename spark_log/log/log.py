@@ -30,9 +30,9 @@ from spark_log.append.encoding import (
     prepare,
     segment_batch,
 )
+from spark_log.append.failed_append_files import InDoubt, delete_files, settle
 from spark_log.append.rules import Acks, Appended, Batch, ProducerSequence, Rejected
 from spark_log.append.targets import targets_of
-from spark_log.append.unused_files import InDoubt, delete_files, settle
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.names import validate_user_topic
@@ -55,7 +55,7 @@ from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.replication_rules import PartitionState
 from spark_log.replicas.followers import Followers
 from spark_log.replicas.replicated_append import replicated_append
 

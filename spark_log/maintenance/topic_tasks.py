@@ -24,7 +24,7 @@ from spark_log.maintenance.removal.clean_up import (
 from spark_log.maintenance.removal.log_start import Dropped, apply_retention, plan_retention
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.report import Amount, Report
-from spark_log.metadata.identity import check_identity
+from spark_log.metadata.server_identity import check_identity
 from spark_log.partitions.partition_rows import Key
 from spark_log.quantities import time_of
 

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from spark_log.errors import ClusterNotFoundError, SparkLogError, UnsupportedStoreError
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
-from spark_log.metadata.identity import ask_server
+from spark_log.metadata.server_identity import ask_server
 from spark_log.metadata.write_ahead_log import BYTES_MAX
 
 BUSY_TIMEOUT_MS = 60_000

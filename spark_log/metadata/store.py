@@ -22,7 +22,7 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
-from spark_log.metadata import commit_tokens, identity, schema, tables
+from spark_log.metadata import commit_tokens, schema, server_identity, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
@@ -319,7 +319,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
                 "singleton": 1,
                 "cluster_id": cluster_id,
                 "created_ms": store.clock(connection).wall_ms,
-                **identity.values(identity.of_server(connection)),
+                **server_identity.values(server_identity.of_server(connection)),
             },
         )
         fill(connection)

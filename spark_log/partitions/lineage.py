@@ -9,7 +9,7 @@ records get the offsets from S up once more. The records that a reader has read 
 
 from collections.abc import Iterable
 
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 
 UNKNOWN_EPOCH = -1
 """Leader epoch of a position of which only the offset is known. It is never judged to have diverged, as in Kafka."""

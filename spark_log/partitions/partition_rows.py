@@ -14,7 +14,7 @@ from spark_log.cluster.topics import topic_config
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, REPLICA, TOPIC
 from spark_log.metadata.prepared import Prepared
-from spark_log.partitions.replication import PartitionState, Replica
+from spark_log.partitions.replication_rules import PartitionState, Replica
 
 Key = tuple[int, int]
 """Topic id and partition number."""

@@ -19,10 +19,10 @@ from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogEr
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import RETIRED_REPLICA, TOPIC
-from spark_log.metadata.identity import check_identity
+from spark_log.metadata.server_identity import check_identity
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import Key, lock_partitions
-from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.replication_rules import PartitionState
 from spark_log.partitions.retired_files import DUE_MS
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import TOPIC, TRUNCATION
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.partitions.partition_rows import Key, by_topic
-from spark_log.partitions.replication import PartitionState, Truncation
+from spark_log.partitions.replication_rules import PartitionState, Truncation
 
 
 @dataclass(frozen=True)

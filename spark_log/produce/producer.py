@@ -24,7 +24,7 @@ from spark_log.log.log import Log
 from spark_log.produce.accumulator import Accumulator, next_client_id
 from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
-from spark_log.produce.partitioners import ClusterView, choose_with
+from spark_log.produce.partitioner_setting import ClusterView, choose_with
 from spark_log.produce.producer_batch import Headers
 from spark_log.produce.producer_settings import KAFKA_DEFAULTS, parse, serialize_with
 from spark_log.produce.producer_transaction import ProducerTransaction, committer, of_topics_read

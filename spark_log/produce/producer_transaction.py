@@ -25,8 +25,8 @@ from kafka.errors import TransactionAbortedError
 from kafka.structs import TopicPartition
 
 from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.failed_append_files import delete_files
 from spark_log.append.rules import Appended, Batch, Rejected
-from spark_log.append.unused_files import delete_files
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (

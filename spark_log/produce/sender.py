@@ -30,10 +30,10 @@ from spark_log.kafka_errors import kafka_error
 from spark_log.log.log import Log, Records
 from spark_log.produce.accumulator import Accumulator
 from spark_log.produce.assembly import assemble
-from spark_log.produce.identity import Identity, register
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.metrics import Metrics
 from spark_log.produce.producer_batch import ProducerBatch, TopicBatch
+from spark_log.produce.producer_identity import Identity, register
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.produce.producer_transaction import ProducerTransaction
 from spark_log.produce.table_batches import TableBatch

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.check import RECORD_BYTES_MAX
-from spark_log.records.codecs import codec_level, codec_name
+from spark_log.records.compression_codecs import codec_level, codec_name
 from spark_log.records.hashed_stream import HashedStream, Sink
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, SEGMENT_SCHEMA
 

@@ -30,7 +30,7 @@ from spark_log.ids import LogDirId
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
 from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication import CopiedRange, PartitionState, Replica, advance_follower
+from spark_log.partitions.replication_rules import CopiedRange, PartitionState, Replica, advance_follower
 from spark_log.replicas.throttle import Throttle
 from spark_log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 

@@ -33,7 +33,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import LogDirId
 from spark_log.partitions.partition_rows import read_partition
-from spark_log.partitions.replication import PartitionState, Replica
+from spark_log.partitions.replication_rules import PartitionState, Replica
 from spark_log.replicas.catch_up import catch_up
 from spark_log.segments.segment_copy import SegmentFile, copy_segment
 

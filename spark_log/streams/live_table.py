@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.read.native import read_plan
+from spark_log.datasource.read.read_topic import read_plan
 from spark_log.errors import InvalidOptionError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange

@@ -18,7 +18,7 @@ from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.store import StoreClock
 from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key, read_partitions
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.segments.slices import Positions
 

@@ -11,7 +11,7 @@ from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
 from spark_log.log.reader import ReadPlan, Wanted
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.segments import plan as planner
 from spark_log.segments.gaps import count_gaps

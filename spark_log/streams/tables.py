@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, Strin
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic
-from spark_log.datasource.read.native import read_topic
+from spark_log.datasource.read.read_topic import read_topic
 from spark_log.datasource.write.topic_write import write_topic
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream

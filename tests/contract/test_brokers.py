@@ -102,11 +102,11 @@ class World:
     def leader(self):
         return self.partitions()[0].leader
 
-    def work_goes_on(self, producers):
+    def wait_for_progress(self, producers):
         before = [len(one.acked()) for one in producers]
         wait_until(
             lambda: all(len(one.acked()) > count + 50 for one, count in zip(producers, before, strict=True)),
-            "writers go on",
+            "progress of the writers",
         )
 
 
@@ -153,7 +153,7 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
     world.start()
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")
-    world.work_goes_on(producers.values())
+    world.wait_for_progress(producers.values())
     for who in ("leader", "controller", "follower"):
         victim = {
             "leader": world.leader,
@@ -164,7 +164,7 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
         survivors = {1, 2, 3} - {victim}
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"{who} {victim} is taken out")
         wait_until(lambda survivors=survivors: world.controller() in survivors, "there is a controller")
-        world.work_goes_on(producers.values())
+        world.wait_for_progress(producers.values())
         world.brokers[victim].start()
         wait_until(lambda: world.in_sync(1, 2, 3), f"{who} {victim} comes back in")
     wait_until(lambda: len({part.leader for part in world.partitions()}) == 3, "preferred leaders lead again")
@@ -179,14 +179,14 @@ def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")
-    world.work_goes_on(producers.values())
+    world.wait_for_progress(producers.values())
     for who in (world.leader, world.controller):
         victim = who()
         world.brokers[victim].signal(signal.SIGSTOP)
         survivors = {1, 2, 3} - {victim}
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"broker {victim} is taken out")
         wait_until(lambda survivors=survivors: world.controller() in survivors, "there is a controller")
-        world.work_goes_on(producers.values())
+        world.wait_for_progress(producers.values())
         world.brokers[victim].signal(signal.SIGCONT)
         wait_until(lambda: world.in_sync(1, 2, 3), f"broker {victim} comes back in")
     check(world, log, producers, consumer)
@@ -196,16 +196,16 @@ def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
     world.start()
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")
-    world.work_goes_on(producers.values())
+    world.wait_for_progress(producers.values())
     for victim in (world.leader(), 2):
         survivors = {1, 2, 3} - {victim}
         (tmp_path / f"d{victim}").rename(tmp_path / "away")
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"log dir {victim} is taken out")
-        world.work_goes_on(producers.values())
+        world.wait_for_progress(producers.values())
         shutil.rmtree(tmp_path / "away")
         (tmp_path / f"d{victim}").mkdir(exist_ok=True)  # a writer may have created the folder again
         wait_until(lambda: world.in_sync(1, 2, 3), f"log dir {victim} has caught up")
-        world.work_goes_on(producers.values())
+        world.wait_for_progress(producers.values())
     check(world, log, producers, consumer)
 
 
@@ -214,12 +214,12 @@ def test_the_processes_carry_out_a_reassignment(world, log):
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")
-    world.work_goes_on(producers.values())
+    world.wait_for_progress(producers.values())
     for target in ([2, 3], [3, 2, 1]):
         begin_reassignments(world.cluster, {TopicPartition("t", number): target for number in range(PARTITIONS)})
         wait_until(lambda: not list_reassignments(world.cluster.store), f"{target} is reached")
         assert all([r.broker_id for r in part.replicas] == target for part in world.partitions())
-        world.work_goes_on(producers.values())
+        world.wait_for_progress(producers.values())
     check(world, log, producers, consumer)
 
 

@@ -182,7 +182,7 @@ def test_blobs_need_no_copy_but_wait_for_the_files_before_them(replicated):
     replicated.files(2)[1].unlink()
     with pytest.raises(CorruptRecordError):
         replicated.catch_up(3)
-    assert replicated.ends()[3] == 4, "up to the file that nobody has"
+    assert replicated.ends()[3] == 4, "up to the file that no replica has"
 
 
 def test_a_damaged_source_is_skipped(replicated):
@@ -255,7 +255,7 @@ def test_a_log_dir_that_cannot_be_written_stops_the_copy_with_its_error(replicat
     assert replicated.catch_up(3).in_sync
 
 
-def test_a_dead_log_dir_catches_up_but_does_not_join(replicated):
+def test_a_replica_in_an_offline_log_dir_catches_up_but_does_not_join(replicated):
     replicated.leave(3)
     replicated.append(large("a"))
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))
@@ -571,9 +571,9 @@ def test_followers_without_a_broker_id_serve_all_embedded_brokers(cluster, log, 
     for number in range(12):
         replicated.append(large("x"), partition=number % 3)
     replicated.embed()
-    everybody = Followers(cluster)
-    assert everybody.drain(60)
-    everybody.close(30)
+    all_brokers = Followers(cluster)
+    assert all_brokers.drain(60)
+    all_brokers.close(30)
     assert [replicated.ends(number) for number in range(3)] == [{1: 4, 2: 4, 3: 4}] * 3
     replicated.is_whole()
 

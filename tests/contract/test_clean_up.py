@@ -236,7 +236,7 @@ def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
     report = clean(cluster)["t"]
     assert "symbolic link" in "".join(report.notes)
     assert all(path.exists() for path in [*stay, outside])
-    assert goes.exists(), "the whole topic waits in this log dir until somebody has looked at the link"
+    assert goes.exists(), "the whole topic waits in this log dir until an operator has checked the link"
     (folder_of(cluster, 1) / topic.folder / "_segments" / "1").unlink()
     assert clean(cluster)["t"].before.files == 1
     assert not goes.exists()

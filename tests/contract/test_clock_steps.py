@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.produce.identity import register
+from spark_log.produce.producer_identity import register
 from tests.support.producing import change
 
 MONTH_MS = 30 * 86_400_000

@@ -137,7 +137,7 @@ def test_a_coordinator_continues_after_a_failed_read_of_the_settings(cluster, mo
         runner.close()
 
 
-def test_admin_describes_alters_and_resets_them_as_configs_of_all_brokers(admin):
+def test_admin_describes_alters_and_resets_cluster_settings_as_broker_configs(admin):
     assert admin.describe_configs([EVERYWHERE]) == {"broker": {"": {}}}
     assert admin.alter_configs([resource(plan_tasks_max=9)]) == {"broker": {"": "OK"}}
     for name in ("", "1"):
@@ -157,7 +157,7 @@ def test_admin_describes_alters_and_resets_them_as_configs_of_all_brokers(admin)
         admin.describe_configs([ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")])
 
 
-def test_the_command_line_shows_and_sets_them(cluster, cluster_address):
+def test_the_command_line_shows_and_alters_cluster_settings(cluster, cluster_address):
     def run(*arguments):
         return CliRunner().invoke(app, ["cluster", "config", *arguments, "--cluster", cluster_address])
 

@@ -111,10 +111,10 @@ def a_pass_is_noted_though_a_swap_was_lost(patch):
 def a_pass_is_noted_before_it_is_done(patch):
     run = task._run
 
-    def note_first(context, planned, unit):
+    def note_first(context, planned, running):
         done = [Compacted(None, 1) for _ in planned.units]
-        unit.complete(planned, done)
-        run(context, planned, unit)
+        running.complete(planned, done)
+        run(context, planned, running)
 
     patch(task, "_run", note_first)
 

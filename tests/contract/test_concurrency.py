@@ -114,7 +114,7 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
     told = run(cluster, cluster_address)
     check(cluster, told)
     _, _, _, when_the_first_was_done = told[0]
-    assert min(when_the_first_was_done) >= FLUSHES // 10, f"somebody starved: {when_the_first_was_done}"
+    assert min(when_the_first_was_done) >= FLUSHES // 10, f"a writer starved: {when_the_first_was_done}"
     assert max(longest for _, _, longest, _ in told) < 20
 
 

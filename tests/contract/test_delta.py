@@ -327,8 +327,8 @@ def test_changes_of_the_table_by_spark_are_undone(topic, spark):
     for name, setting in VACUUM_SETTINGS.items():
         spark.conf.set(name, setting)
     try:
-        # LITE goes by the log and obeys the table's own retention; told 0 HOURS it would take what ZORDER has removed,
-        # hidden folder or not: whoever switches the check off for that has asked for it
+        # LITE reads the Delta log and obeys the table's own retention; with 0 HOURS it would delete the files that
+        # ZORDER has removed, even in a hidden folder. A user who disables the check for that accepts this.
         for way in ("RETAIN 0 HOURS", "LITE"):
             spark.sql(f"VACUUM {here} {way}")
     finally:

@@ -296,7 +296,7 @@ def test_a_replica_that_moved_away_leaves_the_table(cluster, log, tmp_path):
     version = tables.delta(3).version()
     tables.append("b", partition=1)
     tables.publish()
-    assert tables.delta(3).version() == version, "and is not looked at again"
+    assert tables.delta(3).version() == version, "and is not checked again"
     tables.sql(t.replica.delete().where(REPLICA.broker_id == 3))
     tables.publish()
     assert tables.records(3) == []

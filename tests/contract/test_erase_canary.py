@@ -158,7 +158,7 @@ class History:
         with suppress(SparkLogError):  # mostly because a log dir is offline
             step()
 
-    def purge_and_look(self):
+    def purge_and_search(self):
         """The notes of the purge, and the places of the canary."""
         try:
             notes = erase(self.cluster, "t", [GONE], purge=True).notes
@@ -187,12 +187,12 @@ def test_a_note_names_each_place_that_holds_the_canary(seed, tmp_path, monkeypat
     try:
         for _ in range(STEPS):
             history.take_a_step()
-        notes, found = history.purge_and_look()
+        notes, found = history.purge_and_search()
         assert unnamed_places(notes, found) == [], (history.done, notes)
         history.follow_the_advice()
         for path in tmp_path.rglob("part-*.parquet"):  # as a note advises
             path.unlink()
-        notes, found = history.purge_and_look()
+        notes, found = history.purge_and_search()
         assert (notes, found) == ((), {}), history.done
         assert {row[2] for row in rows_of(history.log, history.topic)} <= {STAYS}
     finally:

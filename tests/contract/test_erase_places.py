@@ -92,9 +92,13 @@ def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postg
         with cluster.store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(sa.text("VACUUM FULL blob"))
             connection.execute(sa.text("CHECKPOINT"))
+            database = sa.text("SELECT oid FROM pg_database WHERE datname = current_database()")
+            oid = connection.execute(database).scalar_one()
+        folder = postgres_server.data / "base" / str(oid)  # other tests' databases may hold the same keys
+        assert folder.is_dir()
         assert not [
             path
-            for path in (postgres_server.data / "base").rglob("*")
+            for path in folder.rglob("*")
             if path.is_file() and (GONE in path.read_bytes() or PRIVATE in path.read_bytes())
         ]
         log.close()

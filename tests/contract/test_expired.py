@@ -32,7 +32,7 @@ def warnings(caplog):
     return take
 
 
-def going(cluster, topic):
+def count_expiring(cluster, topic):
     """Number of records that the next run of retention deletes from a topic."""
     return sum(report.before.records for report in run_tasks(cluster, ["retention"], topics=[topic], dry_run=True))
 
@@ -72,7 +72,7 @@ def test_a_producer_warns_once_a_topic(cluster, produce, warnings):
         transactional.commit_transaction()
     [said] = warnings()
     assert said.startswith("topic 'transacted': 1 record")
-    assert [going(cluster, name) for name in ("sent", "tables", "transacted")] == [3, 4, 2], "as was said"
+    assert [count_expiring(cluster, name) for name in ("sent", "tables", "transacted")] == [3, 4, 2], "as was said"
 
 
 def test_the_warning_counts_the_records_that_retention_deletes(cluster, log):
@@ -83,13 +83,13 @@ def test_the_warning_counts_the_records_that_retention_deletes(cluster, log):
     )
     log.append(topic, [Records(0, mixed)])
     assert log.expired.take() == []
-    assert going(cluster, "t") == 0, "a segment goes by its largest timestamp"
+    assert count_expiring(cluster, "t") == 0, "a segment goes by its largest timestamp"
 
     append(log, topic, "old", "older", partition=0, timestamp_ms=OLD_MS)
     [behind] = log.expired.take()
     assert (behind.records, behind.at_next_run) == (2, False)
     assert "retention deletes such records as soon as the younger records before them have expired" in str(behind)
-    assert going(cluster, "t") == 0
+    assert count_expiring(cluster, "t") == 0
 
 
 def test_the_first_micro_batch_with_expired_records_warns(cluster, log, warnings):

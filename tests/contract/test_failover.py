@@ -45,7 +45,7 @@ def partition(cluster, topic, number=0):
     return describe_topics(cluster, [topic.name])[0].partitions[number]
 
 
-def look(cluster):
+def inspect_and_elect(cluster):
     inspect_log_dirs(cluster, unfenced)
     return elect_leaders(cluster.store, unfenced)
 
@@ -107,7 +107,7 @@ def test_with_min_insync_replicas_2_writers_are_refused_until_a_second_replica_i
     assert isinstance(append(log, topic, "b", acks=1), Appended), "acks=1 does not ask"
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b"]
     second.rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     catch_up(cluster, topic, 0, 2)
     assert isinstance(append(log, topic, "c"), Appended)
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
@@ -120,7 +120,7 @@ def test_a_log_dir_that_returns_unchanged_catches_up_and_joins(cluster, log, tmp
     away = lose(cluster, 2, tmp_path)
     append(log, topic, "b")
     away.rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert 2 not in state.isr and state.replicas[[r.broker_id for r in state.replicas].index(2)].log_end_offset == 1
     assert catch_up(cluster, topic, 0, 2).in_sync
@@ -134,7 +134,7 @@ def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, log, tmp_path):
     before = cluster.log_dirs()
     shutil.rmtree(tmp_path / "d1")
     (tmp_path / "d1").mkdir()
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert state.leader in (2, 3) and set(state.isr) == {2, 3}
     assert min(replica.log_end_offset for replica in state.replicas) == 0
@@ -152,15 +152,15 @@ def test_a_log_dir_that_returns_in_an_older_state_is_listed(cluster, log, tmp_pa
     append(log, topic, "a")
     shutil.copytree(tmp_path / "d2", tmp_path / "snapshot")
     away = lose(cluster, 2, tmp_path)
-    look(cluster)
+    inspect_and_elect(cluster)
     away.rename(tmp_path / "d2")
-    look(cluster)  # its counter grows
+    inspect_and_elect(cluster)  # its counter grows
     append(log, topic, "b")
     catch_up(cluster, topic, 0, 2)
     append(log, topic, "c")
     shutil.rmtree(tmp_path / "d2")
     (tmp_path / "snapshot").rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
     assert set(state.isr) == {1, 3}
@@ -174,12 +174,12 @@ def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, log,
     for value in "abc":
         append(log, topic, value)
     away = lose(cluster, 2, tmp_path)
-    look(cluster)
+    inspect_and_elect(cluster)
     second = log.plan({TopicPartition("t", 0): OffsetRange(1, 2)}).slices[0]
     (file,) = away.rglob(second.name)
     file.write_bytes(file.read_bytes()[:-10])
     away.rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
     assert catch_up(cluster, topic, 0, 2).segments_copied == 1, "the third is there, and is only verified"
@@ -190,12 +190,12 @@ def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
     append(log, topic, "a")
     old = lose(cluster, 2, tmp_path)
     (tmp_path / "d2").mkdir()
-    look(cluster)
+    inspect_and_elect(cluster)
     catch_up(cluster, topic, 0, 2)
     append(log, topic, "b")
     shutil.rmtree(tmp_path / "d2")
     old.rename(tmp_path / "d2")  # with the former id of the log dir
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 2, 2: 1, 3: 2}
     assert catch_up(cluster, topic, 0, 2).segments_copied == 1
@@ -208,7 +208,7 @@ def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, log, tmp_
     append(log, topic, "a")
     lose(cluster, 2, tmp_path)
     shutil.copytree(tmp_path / "d3", tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     (lost,) = [status for status in list_brokers(cluster) if not status.alive]
     assert lost.broker_id == 2 and "swapped?" in (lost.log_dirs[0].failure or "")
     assert isinstance(append(log, topic, "b"), Appended)
@@ -219,7 +219,7 @@ def test_no_log_dir_is_marked_failed_by_a_host_where_none_answers(cluster, log, 
     append(log, topic, "a")
     for broker in (1, 2, 3):
         lose(cluster, broker, tmp_path)
-    assert not look(cluster)
+    assert not inspect_and_elect(cluster)
     assert all(status.alive for status in list_brokers(cluster))
 
 
@@ -228,7 +228,7 @@ def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, log,
     append(log, topic, "a")
     infos = {info.broker_id: log_dir_id for log_dir_id, info in cluster.log_dirs().items()}
     report_failure(cluster.store, infos[2], 1)
-    look(cluster)
+    inspect_and_elect(cluster)
     assert set(partition(cluster, topic).isr) == {1, 2, 3}, "the controller could write there"
     with cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(t.log_dir.c.suspect_bytes)).scalars().all() == [None] * 3
@@ -249,10 +249,10 @@ def test_a_full_disk_leaves_the_isr_and_returns_when_there_is_room(cluster_addre
         (full,) = [status for status in list_brokers(cluster) if not status.alive]
         assert full.broker_id == 2 and "No space left" in (full.log_dirs[0].failure or "")
         assert not list((tmp_path / "d2").rglob(".*tmp")), "no room is wasted on what was not finished"
-        look(cluster)
+        inspect_and_elect(cluster)
         assert partition(cluster, topic).isr == (1,), "there is still no room"
         filler.unlink()
-        look(cluster)
+        inspect_and_elect(cluster)
         catch_up(cluster, topic, 0, 2)
         assert set(partition(cluster, topic).isr) == {1, 2}
         append(log, topic, large[2])
@@ -271,7 +271,7 @@ def test_only_the_replicas_of_the_failed_log_dir_leave_the_isr(cluster_address, 
         dirs = {n: {r.broker_id: r.log_dir_id for r in partition(cluster, topic, n).replicas}[2] for n in range(4)}
         assert len(set(dirs.values())) == 2
         lose(cluster, 3, tmp_path)
-        look(cluster)
+        inspect_and_elect(cluster)
         (gone,) = [i for i, info in cluster.log_dirs().items() if info.uri.endswith("d3")]
         for number in range(4):
             expected = {1} if dirs[number] == gone else {1, 2}
@@ -291,10 +291,12 @@ def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluste
         lambda c, _: c.execute(t.broker.update().where(t.broker.c.broker_id == leader).values(served=False))
     )
     append(log, topic, "lost 1", "lost 2", acks=1)
-    assert partition(cluster, topic).high_watermark == 1, "nobody brings it to the followers: they are served, and dead"
+    assert partition(cluster, topic).high_watermark == 1, (
+        "no process copies it to the followers: they are served and dead"
+    )
     cluster.store.transact(lambda c, _: c.execute(t.broker.update().values(served=False)))
     lose(cluster, leader, tmp_path)
-    done = look(cluster)
+    done = inspect_and_elect(cluster)
     assert len(done.truncations) == 1
     state = partition(cluster, topic)
     assert state.leader != leader and (state.log_end_offset, state.high_watermark) == (1, 1)
@@ -316,7 +318,7 @@ def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tm
     append(log, topic, "b")
     lose(cluster, first, tmp_path)
     away.rename(tmp_path / f"d{second}")
-    look(cluster)
+    inspect_and_elect(cluster)
     state = partition(cluster, topic)
     if allowed:
         assert state.leader == second and (state.log_end_offset, state.high_watermark) == (1, 1)
@@ -329,7 +331,7 @@ def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tm
         with pytest.raises(NotLeaderForPartitionError, match="no leader"):
             append(log, topic, "c")
         (tmp_path / f"away{first}").rename(tmp_path / f"d{first}")
-        look(cluster)
+        inspect_and_elect(cluster)
         assert isinstance(append(log, topic, "c"), Appended)
         assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
 

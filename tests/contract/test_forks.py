@@ -121,7 +121,7 @@ def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_addre
     assert_delta_is_the_log(cluster)
 
 
-def test_a_child_opens_connections_of_its_own_to_object_storage():
+def test_a_child_opens_its_own_connections_to_object_storage():
     ports = []
     with EmptyBucket(ports) as server:
         directory = LogDir(server.uri)

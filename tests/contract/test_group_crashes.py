@@ -172,7 +172,7 @@ def test_other_members_take_over_from_killed_ones(cluster, cluster_address, star
     assert describe_groups(cluster.store, ["g"])[0].members == ()
 
 
-def test_a_member_that_was_stopped_past_its_session_may_not_commit(cluster, cluster_address, started):
+def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     stopped, other = members(started, cluster_address, 2)
     share_everything([stopped, other])

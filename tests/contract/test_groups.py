@@ -93,7 +93,7 @@ def test_a_partition_is_assigned_after_its_owner_has_revoked_it(cluster):
     told = a.member.heartbeat(["t"], a.held)
     assert len(told.partitions) == 1 and not told.complete
     for _ in range(3):
-        assert b.beat().partitions == frozenset(), "told is not let go"
+        assert b.beat().partitions == frozenset(), "a revocation request is not a revocation"
         a.member.heartbeat(["t"], a.held)
     assert a.member.keep_alive(), "there is something to do"
     a.member.commit({p: at(7) for p in a.held}), "what is to be given up can still be committed"

@@ -19,7 +19,7 @@ from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import StoreChangedError
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
-from spark_log.metadata import identity
+from spark_log.metadata import server_identity
 from spark_log.metadata import tables as t
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from tests.support.records import read_all, table
@@ -91,7 +91,7 @@ def test_another_server_is_distinguished_from_another_timeline(postgres_url, tmp
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
         with pytest.raises(StoreChangedError, match="is another server: it was system 17, timeline 1, and is system"):
-            cluster.store.read(identity.check_identity)
+            cluster.store.read(server_identity.check_identity)
 
 
 def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server, tmp_path, caplog):
@@ -109,7 +109,7 @@ def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server
         append(cluster, topic, "a")
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["a"]
-        assert cluster.store.read(identity.recorded) is None
+        assert cluster.store.read(server_identity.recorded) is None
     assert caplog.text.count("GRANT EXECUTE ON FUNCTION pg_control_system()") == 1
 
 
@@ -117,7 +117,7 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
     """On SQLite only the log dirs can reveal it; a PostgreSQL of the same timeline is detected in the same way."""
     address, backup = tmp_path / "cluster", tmp_path / "backup.sqlite"
     with Cluster.init(str(address)) as cluster:
-        cluster.store.read(identity.check_identity)
+        cluster.store.read(server_identity.check_identity)
         topic, untouched = (create_topic(cluster, name, configs=FILES) for name in ("t", "untouched"))
         append(cluster, topic, "before the backup")
         append(cluster, untouched, "a")
@@ -140,7 +140,7 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
         assert (code, status["store"], status["identity"]) == (0, "SQLite", None)
         assert [(each["folder"], each["files"]) for each in status["unnamed"]] == [(topic.folder, 1)]
         refused = CliRunner().invoke(app, ["store", "accept", "--cluster", str(address)], input="n\n")
-        assert refused.exit_code == 1 and "taken out of the Delta tables" in refused.output
+        assert refused.exit_code == 1 and "removed from the Delta tables" in refused.output
         with pytest.raises(StoreChangedError):
             publish(cluster, topic)
         assert store_command("accept", str(address), "--yes") == (0, {"before": None, "now": None})

@@ -67,7 +67,7 @@ def test_one_error_names_all_refused_settings(client, address):
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_setting_without_effect_is_logged_once_in_a_process(client, address, caplog, monkeypatch):
-    monkeypatch.setattr(client_settings, "_said", set())
+    monkeypatch.setattr(client_settings, "_logged", set())
     for _ in range(2):
         client(bootstrap_servers=address, api_version=(2, 0), send_buffer_bytes=1).close()
     assert [record.getMessage() for record in caplog.records] == [

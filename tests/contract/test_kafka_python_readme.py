@@ -16,8 +16,8 @@ from tests.support.topics import append, stored
 
 
 def programs(client, *, transactions=False):
-    """The README's blocks that use `client` (producer or consumer), in order, as one program; those of transactions, or
-    all others.
+    """The README's blocks that use `client` (producer or consumer), in order, as one program: the transactional blocks
+    or all others.
     """
     package = metadata("kafka-python")
     text = package.get_payload() or package["Description"]

@@ -1,4 +1,4 @@
-"""Logs that an unclean election truncates: a consumer sees a prefix of one lineage, or says that it was truncated."""
+"""Logs that an unclean election truncates: a consumer sees a prefix of one lineage, or reports a truncation."""
 
 import random
 
@@ -48,7 +48,7 @@ def truncated(tagged):
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
-def test_consumer_with_a_reset_policy_returns_to_the_offset_where_the_lineages_diverge(tagged, consume, policy):
+def test_a_consumer_with_a_reset_policy_returns_to_the_offset_of_divergence(tagged, consume, policy):
     truncated(tagged)
     consumer = consume(auto_offset_reset=policy)
     consumer.seek(P0, 0)
@@ -58,7 +58,7 @@ def test_consumer_with_a_reset_policy_returns_to_the_offset_where_the_lineages_d
     assert tags(consumer, timeout_ms=1000) == tagged.records[2:]
 
 
-def test_consumer_without_a_reset_policy_gets_an_error_that_names_the_offset_of_divergence(tagged, consume):
+def test_a_consumer_without_a_reset_policy_gets_an_error_that_names_the_offset_of_divergence(tagged, consume):
     truncated(tagged)
     consumer = consume(auto_offset_reset="none")
     consumer.seek(P0, 0)

@@ -97,7 +97,7 @@ def scene(cluster_address, tmp_path):
     scene.cluster.close()
 
 
-def goes_on(scene, address):
+def check_recovery(scene, address):
     scene.log.close()
     list(run_tasks(address, ["retention", "files"]))
     assert scene.records() == [(0, "young"), (0, "yyyyy")]
@@ -121,7 +121,7 @@ def test_killed_maintenance_loses_nothing(point, scene, cluster_address):
     before = point == "retention.decided"
     assert len(scene.records()) == (6 if before else 2), "all of the transaction, or nothing"
     assert_replicas_are_whole(scene.cluster)
-    goes_on(scene, cluster_address)
+    check_recovery(scene, cluster_address)
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
@@ -131,4 +131,4 @@ def test_a_killed_delete_records_loses_nothing(point, scene, cluster_address):
     assert len(scene.records()) == (6 if point == "retention.decided" else 2)
     wanted = {TopicPartition("t", 0): 2, TopicPartition("t", 1): 2}
     assert delete_records(scene.cluster, wanted) == wanted
-    goes_on(scene, cluster_address)
+    check_recovery(scene, cluster_address)

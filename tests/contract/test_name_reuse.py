@@ -131,7 +131,7 @@ class NameReuse(RuleBasedStateMachine):
             return None
         return self.ids[state.topic_id], state.offset
 
-    # --- what clients do ------------------------------------------------------------------------------------------
+    # --- calls of the clients -------------------------------------------------------------------------------------
 
     @rule(gap=GAPS, rows=st.sampled_from([1, 500]))
     def poll(self, gap, rows):
@@ -233,4 +233,4 @@ class NameReuse(RuleBasedStateMachine):
 
 
 NameReuse.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
-test_no_position_of_a_deleted_topic_decides_for_its_successor = NameReuse.TestCase
+test_positions_of_a_deleted_topic_do_not_apply_to_its_successor = NameReuse.TestCase

@@ -63,7 +63,7 @@ def test_a_plan_reads_ten_of_many_thousand_segments(cluster, long_topic, log):
     assert len(everything.slices) == 2 * SEGMENTS
 
 
-def test_the_database_looks_them_up_by_the_primary_key(cluster, long_topic):
+def test_segments_are_found_by_the_primary_key(cluster, long_topic):
     found = explain(cluster, [[0, 123_455, 123_545], [1, 7, 8]])
     if cluster.store.sqlite:
         assert "SCAN segment" not in found
@@ -87,7 +87,7 @@ def test_plans_of_the_first_segment_the_last_segment_and_no_segment(cluster, lon
     assert bases(end, end) == bases(5, 5) == []
 
 
-def test_a_time_is_found_by_its_index(cluster, long_topic):
+def test_a_timestamp_is_found_by_an_index(cluster, long_topic):
     with cluster.store.snapshot() as connection:
         found = planner.plan_time_lookups(connection, long_topic, {0: NOON_MS + 777, 1: NOON_MS + SEGMENTS})
     assert [piece.base_offset for piece in found[TopicPartition("t", 0)].slices] == [7770, 7780]

@@ -14,7 +14,7 @@ DELAYED = {"commit_delay": 30_000, "commit_siblings": 0, "wal_writer_delay": "10
 """A commit waits 30 ms for others before the flush, and nothing else flushes: a crash loses many commits."""
 
 
-def test_every_acknowledged_record_is_there_after_crashes_that_lose_unflushed_commits(own_postgres_server, tmp_path):
+def test_every_acknowledged_record_survives_crashes_that_lose_unflushed_commits(own_postgres_server, tmp_path):
     server = own_postgres_server
     address = server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:

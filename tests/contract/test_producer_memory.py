@@ -89,7 +89,7 @@ def test_a_table_larger_than_the_buffer_occupies_no_more_than_the_buffer(cluster
     producer.close(timeout=0)
 
 
-def test_a_few_rows_do_not_keep_the_table_that_they_are_a_slice_of(cluster, producer_of):
+def test_a_few_buffered_rows_do_not_keep_their_source_table_in_memory(cluster, producer_of):
     create_topic(cluster, "t", 1, 2, {"min.insync.replicas": "2"})
     take_away(cluster, 2)
     producer = producer_of(retry_backoff_ms=2_000, delivery_timeout_ms=60_000)

@@ -174,7 +174,7 @@ def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monke
 # -- close ----------------------------------------------------------------------------------------------------
 
 
-def test_close_sends_what_is_left(produce, log):
+def test_close_sends_buffered_records(produce, log):
     producer = produce(linger_ms=60_000)
     future = producer.send("t", b"v")
     producer.close()

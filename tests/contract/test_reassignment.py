@@ -296,7 +296,7 @@ def test_no_replica_is_placed_in_a_log_dir_that_is_deleting_its_files(brokers, m
     brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
     begin_reassignments(brokers, {T0: [3]})
     assert len(rows(brokers, t.retired_replica)) == 1
-    assert delete_retired_replicas(brokers, unfenced) == 1, "whoever claimed it died: the next one goes on"
+    assert delete_retired_replicas(brokers, unfenced) == 1, "the process that claimed it died: the next one continues"
     assert len(files(tmp_path, 3)) == 1
 
 

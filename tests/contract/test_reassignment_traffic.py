@@ -59,7 +59,7 @@ class Traffic:
             thread.join(120)
         assert not any(thread.is_alive() for thread in self._threads)
 
-    def moves_on(self, count=50):
+    def wait_for_progress(self, count=50):
         """Wait until `count` more records have been acknowledged and `count` more have been read."""
         with self._progress:
             acked, read = len(self.acked) + count, len(self.read) + count
@@ -121,17 +121,17 @@ def test_producer_and_consumer_continue_during_a_reassignment(brokers, cluster_a
     topic = topic_on(brokers, "t", [[1, 2], [2, 1]], **SMALL_TAILS)
     both = [TopicPartition("t", 0), TopicPartition("t", 1)]
     with Traffic(cluster_address, "t") as traffic:
-        traffic.moves_on()
+        traffic.wait_for_progress()
         for target in ([2, 3], [3, 4]):
             begin_reassignments(brokers, dict.fromkeys(both, target), 50_000_000)
             run_reassignments(brokers, SETTINGS, both)
             assert assigned(brokers, "t") == [target, target]
-            traffic.moves_on()
+            traffic.wait_for_progress()
         begin_reassignments(brokers, {both[0]: [1, 2], both[1]: [1, 2]})
-        traffic.moves_on(10)
+        traffic.wait_for_progress(10)
         begin_reassignments(brokers, dict.fromkeys(both))
         assert assigned(brokers, "t") == [[3, 4], [3, 4]]
-        traffic.moves_on()
+        traffic.wait_for_progress()
     everything_arrived_once_and_in_order(traffic)
     partitions = describe_topics(brokers, ["t"])[0].partitions
     assert all(part.isr == (3, 4) and part.high_watermark == part.log_end_offset for part in partitions)
@@ -143,7 +143,7 @@ def test_producer_and_consumer_continue_during_a_reassignment(brokers, cluster_a
 def test_the_controller_copies_and_switches_replicas(brokers, cluster_address, log, monkeypatch):
     class Idle(followers.Followers):
         def wake(self):
-            raise AssertionError("whoever asked for it has only to watch")
+            raise AssertionError("the requesting process must only watch")
 
     monkeypatch.setattr(replica_moves, "Followers", Idle)
     topic = topic_on(brokers, "t", [[1, 2]], **SMALL_TAILS)
@@ -152,12 +152,12 @@ def test_the_controller_copies_and_switches_replicas(brokers, cluster_address, l
         until(lambda: coordinator.controller.acting, brokers.store)
         term = controller_status(brokers).epoch
         with Traffic(cluster_address, "t") as traffic:
-            traffic.moves_on()
+            traffic.wait_for_progress()
             begin_reassignments(brokers, {partition: [2, 3]})
             run_reassignments(brokers, SETTINGS, [partition])
-            traffic.moves_on()
+            traffic.wait_for_progress()
         assert assigned(brokers, "t") == [[2, 3]]
-        assert controller_status(brokers).epoch == term, "nobody else was the controller"
+        assert controller_status(brokers).epoch == term, "no other process was the controller"
     everything_arrived_once_and_in_order(traffic)
     log.seal(topic, [0])
     assert_delta_is_the_log(brokers)

@@ -571,7 +571,7 @@ def test_a_failed_log_dir_is_read_last(local):
     for file in gone:
         file.damage("missing")
     assert local.read("near") == local.consume("near") == local.expected
-    assert untouched(gone), "it was not even looked at"
+    assert untouched(gone), "it was not even opened"
     local.read()
     change(local.cluster, t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(online=True))
     assert local.read("near") == local.expected

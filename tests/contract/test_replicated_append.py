@@ -37,7 +37,7 @@ def cluster(three_brokers):
     return three_brokers
 
 
-def look(cluster):
+def inspect_and_elect(cluster):
     inspect_log_dirs(cluster, unfenced)
     elect_leaders(cluster.store, unfenced)
 
@@ -79,7 +79,7 @@ def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp
     write = Write(cluster_address, "a", "b")
     before = partition(cluster)
     lose(tmp_path, before.leader)
-    look(cluster)
+    inspect_and_elect(cluster)
     assert partition(cluster).leader_epoch > before.leader_epoch
     write.commit()
     assert values(log, topic) == ["a", "b"]
@@ -100,11 +100,11 @@ def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, t
 def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 2)
-    look(cluster)
+    inspect_and_elect(cluster)
     assert isinstance(log.append(topic, [Records(0, table("a"))])[0], Appended)
     write = Write(cluster_address, "b")
     (tmp_path / "away2").rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     assert catch_up(cluster, topic, 0, 2).in_sync
     write.commit()
     assert partition(cluster).high_watermark == 2
@@ -121,7 +121,7 @@ def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluste
     write = Write(cluster_address, "b")
     shutil.rmtree(tmp_path / "d2")
     (tmp_path / "d2").mkdir()
-    look(cluster)
+    inspect_and_elect(cluster)
     write.commit()
     assert values(log, topic) == [*before, "b"]
     every_replica_is_whole(cluster)
@@ -147,7 +147,7 @@ def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(cluster,
     write = Write(cluster_address, "a")
     lose(tmp_path, 1)
     lose(tmp_path, 2)
-    look(cluster)
+    inspect_and_elect(cluster)
     with pytest.raises(NotEnoughReplicasError, match=r"1 replica.*min\.insync\.replicas is 2"):
         write.commit()
     write.abort()  # as Spark does
@@ -162,13 +162,13 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
     texts = [f"{number}-{'x' * 500}" for number in range(12)]
     for text in texts:
         assert isinstance(log.append(topic, [Records(0, table(text))])[0], Appended)
-    look(cluster)
+    inspect_and_elect(cluster)
     log.seal(topic, [0])
     assert values(log, topic) == texts
     state = partition(cluster)
     assert 2 not in state.isr
     (tmp_path / "away2").rename(tmp_path / "d2")
-    look(cluster)
+    inspect_and_elect(cluster)
     assert catch_up(cluster, topic, 0, 2).in_sync
     every_replica_is_whole(cluster)
 
@@ -183,7 +183,7 @@ def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_p
         shutil.rmtree(tmp_path / "d1")
         (tmp_path / "d1").mkdir()
         assert isinstance(first.append(topic, [Records(0, table("c"))])[0], Appended)
-        look(cluster)
+        inspect_and_elect(cluster)
         assert isinstance(second.append(topic, [Records(0, table("d"))])[0], Appended)
         assert values(second, topic) == ["a", "b", "c", "d"]
         first.close()

@@ -152,7 +152,7 @@ def test_retention_by_size_keeps_at_least_retention_bytes(cluster, log, incremen
     everything_fits(cluster)
 
 
-def test_topics_whose_policy_or_timestamps_exempt_them_from_retention(cluster, log):
+def test_retention_keeps_topics_whose_policy_or_timestamps_exempt_them(cluster, log):
     kept = {
         "for-ever": {"retention.ms": "-1"},
         "compacted": {"cleanup.policy": "compact", "retention.bytes": "0"},

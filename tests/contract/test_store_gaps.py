@@ -2,8 +2,9 @@
 documented.
 
 Every call runs again and again on a copy of one small cluster. Before its k-th access, for every k, a topic is deleted,
-made anew, shortened, compacted, extended or erased from. The result must be that of the log before or after the change,
-or one that the call's `between` accepts; an error must be named in the call's docstring (of commands: be of our tree).
+recreated, shortened, compacted, extended or erased from. The result must be that of the log before or after the change,
+or one that the call's `between` accepts; an error must be named in the call's docstring (for commands: be one of our
+classes).
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.options import ReadOptions
-from spark_log.datasource.read import native
+from spark_log.datasource.read import read_topic
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange, TopicPartition
@@ -91,11 +92,11 @@ def _command(*arguments: str) -> Callable[[Open], Any]:
 
 
 def _native(opened: Open) -> list[Any]:
-    """`read_topic` up to the plan, which is what it hands to Spark."""
+    """`read_topic` up to the plan that it passes to Spark."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "read_plan", lambda _spark, _topic, plan, **_: plan)
+        patch.setattr(read_topic, "read_plan", lambda _spark, _topic, plan, **_: plan)
         with Cluster.open(opened.address) as cluster:
-            return _read(native.read_topic(None, cluster, "t"))  # type: ignore[arg-type]
+            return _read(read_topic.read_topic(None, cluster, "t"))  # type: ignore[arg-type]
 
 
 def _append(opened: Open) -> Any:
@@ -200,7 +201,7 @@ CALLS: dict[str, Call] = {
     "Log.targets": Call(lambda o: sorted(o.log.targets(o.log.find_topic("t"), [0, 1])), Log.targets),
     "Log.append": Call(_append, Log.append, writes=True),
     "Log.seal": Call(lambda o: o.log.seal(o.log.find_topic("t"), [0, 1]), (Log.find_topic, Log.seal), writes=True),
-    "read_topic": Call(_native, native.read_topic),
+    "read_topic": Call(_native, read_topic.read_topic),
     "Table": Call(_table_version, Table, lambda result, _before, _after: result is None),
     "read": Call(_spark_read(), PLANNING),
     "read, losses allowed": Call(

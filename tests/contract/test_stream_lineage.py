@@ -131,7 +131,7 @@ REGROWN = [((),), (("new",),), (("new", "new"),), (("new", "new", "new", "new"),
 
 
 @each_on_sqlite_last_on_postgres("regrown", REGROWN)
-def test_a_log_truncated_below_what_was_read(cluster, log, query, regrown):
+def test_a_log_truncated_below_the_read_position(cluster, log, query, regrown):
     reading = query(group__id="g")
     truncate(cluster, "t", 3)
     more(log, *regrown)
@@ -152,7 +152,7 @@ def test_a_log_truncated_below_what_was_read(cluster, log, query, regrown):
     assert committed(cluster.store, "g")[T0].leader_epoch > 0
 
 
-def test_a_log_truncated_above_what_was_read(cluster, log, query):
+def test_a_log_truncated_above_the_read_position(cluster, log, query):
     reading = query()
     more(log, 5, 6)
     truncate(cluster, "t", 5)

@@ -8,10 +8,10 @@ import shutil
 import pytest
 import sqlalchemy as sa
 
-from spark_log import coordinator
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.config import ClusterSettings
+from spark_log.coordinator import periodic_tasks
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.failpoints import POINTS
 from spark_log.maintenance.tasks import run_tasks
@@ -174,7 +174,7 @@ def in_sync(cluster, count):
 
 def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
     """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced."""
-    monkeypatch.setattr(coordinator, "_INSPECT_S", 0.2)
+    monkeypatch.setattr(periodic_tasks, "_INSPECT_S", 0.2)
     cluster, address = three_brokers, tellers.address
     open_bank(cluster, address, replication_factor=3)
     with (

@@ -56,7 +56,7 @@ def committed_up_to(cluster, log, number):
     every_replica_is_whole(cluster)
 
 
-def look(cluster):
+def inspect_and_elect(cluster):
     inspect_log_dirs(cluster, unfenced)
     elect_leaders(cluster.store, unfenced)
 
@@ -83,14 +83,14 @@ def test_replicas_leave_and_return_before_the_commit(cluster, log, producer, tmp
     send(producer, 3)
     shutil.rmtree(tmp_path / "d2")
     (tmp_path / "d2").mkdir()
-    look(cluster)
+    inspect_and_elect(cluster)
     producer.commit_transaction()
     committed_up_to(cluster, log, 3)
 
     send(producer, 4)
     (tmp_path / "d3").rename(tmp_path / "gone")  # not detected yet
     producer.commit_transaction()
-    look(cluster)
+    inspect_and_elect(cluster)
     committed_up_to(cluster, log, 4)
 
 
@@ -114,7 +114,7 @@ def assigned_to(cluster, name):
     return {replica.broker_id for replica in describe_topics(cluster, [name])[0].partitions[0].replicas}
 
 
-@pytest.mark.parametrize("lost", [(1, 2), (1, 2, 3)], ids=["too few are left", "nobody is left"])
+@pytest.mark.parametrize("lost", [(1, 2), (1, 2, 3)], ids=["too few are left", "none is left"])
 def test_a_commit_that_fails_without_replicas_can_be_retried(cluster, log, producer, lost):
     for number in (1, 2):
         send(producer, number)
@@ -126,7 +126,7 @@ def test_a_commit_that_fails_without_replicas_can_be_retried(cluster, log, produ
         assert committed_offsets(cluster.store, "g") == ({} if number == 1 else {INPUT: 1})
         for broker in lost:
             bring_back(cluster, broker)
-        look(cluster)
+        inspect_and_elect(cluster)
         for name in (FILE, BLOB):
             for broker in lost:
                 catch_up(cluster, log.find_topic(name), 0, broker)

@@ -124,7 +124,7 @@ def _refuse_to_delete_write_ids(cluster):
         connection.exec_driver_sql(statement)
 
 
-def test_a_commit_whose_answer_was_lost_keeps_its_file(cluster, log, monkeypatch):
+def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypatch):
     """The append commits, and a later step fails: the metadata name the file, so it stays."""
     topic = create_topic(cluster, "t", configs=FILES)
 
@@ -142,7 +142,7 @@ def test_a_commit_whose_answer_was_lost_keeps_its_file(cluster, log, monkeypatch
 
 def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
     from spark_log.append.rules import ProducerSequence
-    from spark_log.produce.identity import register
+    from spark_log.produce.producer_identity import register
 
     topic = create_topic(cluster, "t", configs=FILES)
     producer_id = register(cluster.store, 1_000)

@@ -86,7 +86,9 @@ def test_at_most_once_at_least_once_exactly_once(folder):
     output_of(last, -signal.SIGKILL)
     assert mails == [], "bob and carol get none: their offsets were committed before the work"
     assert parcels == ["parcel for alice", "parcel for bob", "parcel for carol"], "one more for alice"
-    assert bills(folder) == {0: ["bill for alice", "bill for bob", "bill for carol"]}, "once, though nobody was told"
+    assert bills(folder) == {0: ["bill for alice", "bill for bob", "bill for carol"]}, (
+        "once, although no result was reported"
+    )
 
     sessions_end(folder)
     output_of(start(folder, EXACTLY_ONCE))

@@ -1,4 +1,4 @@
-"""Every code block of the README and of docs/ runs, or says why it does not."""
+"""Every code block of the README and of docs/ runs, or has a comment with the reason why it does not."""
 
 from collections.abc import Iterator
 

@@ -42,7 +42,7 @@ def test_compose_file_follows_the_compose_specification(validator: Validator, co
     validator.validate(compose)
 
 
-def test_the_schema_refuses_what_is_not_compose(validator: Validator, compose: dict[str, Any]) -> None:
+def test_the_schema_refuses_an_invalid_compose_file(validator: Validator, compose: dict[str, Any]) -> None:
     compose["services"]["postgres"]["helthcheck"] = {}
     assert not validator.is_valid(compose)
 

@@ -28,7 +28,7 @@ def test_postgres_is_durable(postgres_url: str, setting: str) -> None:
     assert show(postgres_url, setting) == "on"
 
 
-def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) -> None:
+def test_each_test_has_its_own_database(postgres_server: PostgresServer) -> None:
     assert postgres_server.create_database() != postgres_server.create_database()
 
 

@@ -16,7 +16,7 @@ FOREIGN_WRITES = {
     ("cluster/topics.py", "partition"),
     ("cluster/topics.py", "replica"),
     ("cluster/topics.py", "retired_file"),
-    ("produce/identity.py", "producer"),
+    ("produce/producer_identity.py", "producer"),
     ("segments/offsets_topic.py", "partition"),
     ("transactions/transaction_store.py", "producer"),
     ("transactions/transaction_store.py", "producer_batch"),

@@ -208,7 +208,7 @@ def test_a_password_is_never_shown(spark: SparkSession) -> None:
     assert "s3cret" not in str(raised.value)
 
 
-def test_keys_are_case_insensitive_unknown_ones_ignored_and_aliases_work(
+def test_option_names_are_case_insensitive_have_aliases_and_unknown_ones_are_ignored(
     spark: SparkSession, cluster: Cluster, t: None
 ) -> None:
     named = {

@@ -78,7 +78,7 @@ def uncommit(checkpoint: Path, batch: int) -> None:
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
-def look(cluster: Cluster) -> Seen:
+def read_state(cluster: Cluster) -> Seen:
     with cluster.store.snapshot() as connection:
         query = t.partition.select().join(t.topic, t.topic.c.topic_id == t.partition.c.topic_id)
         rows = connection.execute(query.with_only_columns(t.topic.c.name, t.partition.c.high_watermark))
@@ -90,11 +90,11 @@ def look(cluster: Cluster) -> Seen:
 @contextmanager
 def watched(cluster: Cluster) -> Iterator[set[Seen]]:
     """Collects the states that a continuous reader sees."""
-    seen, over = {look(cluster)}, Event()
+    seen, over = {read_state(cluster)}, Event()
 
     def watch() -> None:
         while not over.wait(0.1):
-            seen.add(look(cluster))
+            seen.add(read_state(cluster))
 
     thread = Thread(target=watch)
     thread.start()
@@ -103,7 +103,7 @@ def watched(cluster: Cluster) -> Iterator[set[Seen]]:
     finally:
         over.set()
         thread.join()
-        seen.add(look(cluster))
+        seen.add(read_state(cluster))
 
 
 def pending(cluster: Cluster) -> int:
@@ -118,7 +118,7 @@ def test_topics_and_offsets_become_visible_at_once_and_once(
     def body(batch: DataFrame, transaction: BatchTransaction) -> None:
         both(batch, transaction)
         dones.append(transaction.done)
-        inside.append((look(cluster), pending(cluster)))
+        inside.append((read_state(cluster), pending(cluster)))
 
     process = in_a_transaction(str(cluster.store.address), body)
     frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
@@ -147,7 +147,7 @@ def test_a_repeated_batch_is_written_into_the_recreated_topic_only(
     make(cluster, "a")
     for _ in range(2):
         run(frame, checkpoint, process)
-        assert (look(cluster), pending(cluster)) == ((4, 4, 4), 0)
+        assert (read_state(cluster), pending(cluster)) == ((4, 4, 4), 0)
         uncommit(checkpoint, 0)
 
 
@@ -191,7 +191,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     ]:
         with fails(said):
             run(frame, checkpoint, in_a_transaction(address, body))
-        assert (look(cluster), pending(cluster)) == ((0, 0, -1), 0)
+        assert (read_state(cluster), pending(cluster)) == ((0, 0, -1), 0)
     assert not list(folder.rglob("*.parquet")), "what was pending is deleted"
 
     def tries_again(batch: DataFrame, batch_id: int) -> None:
@@ -205,7 +205,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     append(log, "in", "5")
     with fails("is fenced by"):  # in the next batch too: fencing is final
         run(frame, checkpoint, tries_again)
-    assert look(cluster) == (4, 4, 4)
+    assert read_state(cluster) == (4, 4, 4)
 
 
 def test_copied_checkpoints_and_foreign_sources_are_refused(
@@ -236,7 +236,7 @@ def test_copied_checkpoints_and_foreign_sources_are_refused(
         other_log.close()
         with fails("group.id 'g': no spark_log source of the query reads from this cluster"):
             run(numbers(spark, other), checkpoint.with_name("others"), process)
-    assert look(cluster) == (6, 0, 6)
+    assert read_state(cluster) == (6, 0, 6)
     with pytest.raises(InvalidOptionError, match="inside foreachBatch"):
         batch_transaction(spark.range(1), cluster=address)
     with pytest.raises(InvalidOptionError, match="transaction_timeout_ms 0: expected more than 0"):
@@ -269,7 +269,7 @@ def test_the_sink_commits_offsets_with_its_rows(
     spark.dataSource.register(DoomedSource)
     with fails("worker"):
         sink(numbers(spark, cluster), cluster, DoomedSource.name(), checkpointLocation=str(checkpoint))
-    assert look(cluster) == (2, 2, 2)
+    assert read_state(cluster) == (2, 2, 2)
     with watched(cluster) as seen:
         sink(numbers(spark, cluster), cluster, checkpointLocation=checkpoint.as_uri())
     assert seen == {(2, 2, 2), (4, 4, 4)}

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from spark_log.cluster.topics import create_topic
-from spark_log.datasource.read.native import read_topic
+from spark_log.datasource.read.read_topic import read_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase
 from spark_log.erase.erase_on_spark import OnSpark, on_spark

@@ -18,7 +18,7 @@ def shown(action) -> list[str]:
     return str(raised.value).partition("\n=== Streaming Query ===")[0].splitlines()
 
 
-def test_the_message_comes_first(spark, cluster, tmp_path) -> None:
+def test_the_error_message_is_in_the_first_lines(spark, cluster, tmp_path) -> None:
     create_topic(cluster, "t")
     address = str(cluster.store.address)
 

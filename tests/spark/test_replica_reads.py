@@ -146,7 +146,7 @@ def test_tasks_read_in_their_rack(local: Replicated, read_with: Read) -> None:
     missing = local.remove_all_but(3)
     assert read_with(local.cluster, kafka__client__rack="far") == local.expected
     assert read_with(local.cluster, kafka__client__rack="far", startingTimestamp="0") == local.expected
-    assert [file.read() for file in missing] == [None] * len(missing), "nobody looked there"
+    assert [file.read() for file in missing] == [None] * len(missing), "no reader opened it"
     # now this replica is read last
     change(local.cluster, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False))
     assert read_with(local.cluster) == local.expected

@@ -154,7 +154,7 @@ def test_changed_windows_and_groups_over_restarts(
     ]
 
 
-def test_a_batch_frame_and_what_is_refused(spark: SparkSession) -> None:
+def test_windows_of_a_batch_frame_and_invalid_windows(spark: SparkSession) -> None:
     rows = [("a", 1, "2013-01-01T00:05:00Z"), ("a", 2, "2013-01-01T00:55:00Z"), ("b", 4, "2013-01-01T01:00:00Z")]
     frame = spark.createDataFrame(rows, "k STRING, x BIGINT, text STRING").withColumn("at", F.to_timestamp("text"))
     found = windowed(frame, "at", Tumbling("1 hour"), aggregates=["sum(x) as total"])

@@ -8,7 +8,7 @@ from spark_log.controller.log_truncation import truncate_log
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.store import Attempt
 from spark_log.partitions.partition_rows import lock_partitions, save_partitions
-from spark_log.partitions.replication import fail_over, lose_files
+from spark_log.partitions.replication_rules import fail_over, lose_files
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:

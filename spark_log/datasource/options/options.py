@@ -27,7 +27,7 @@ from spark_log.datasource.options.positions import (
 )
 from spark_log.datasource.options.topic_choice import Subscription, parse_subscription
 from spark_log.errors import InvalidOptionError, redact
-from spark_log.groups.names import check_group_id
+from spark_log.groups.group_names import check_group_id
 from spark_log.transactions.rules import TransactionRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"

@@ -28,7 +28,7 @@ from spark_log.datasource.options.positions import show_all
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 
 _PREFIX = (
     "Some data may have been lost because they are not available in the log any more; either the data was aged out or "

@@ -22,7 +22,7 @@ from spark_log.ids import OffsetRange, TopicId, TopicPartition
 from spark_log.log.reader import LogReader, ReadPlan
 from spark_log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.segments import plan as planner
 from spark_log.segments.slices import Slice

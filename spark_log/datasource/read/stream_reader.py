@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
     ) -> dict[Any, int] | None:
         from spark_log.datasource.read.data_loss import admission_starts
-        from spark_log.datasource.read.ranges import rate_limit, should_delay
+        from spark_log.datasource.read.rate_limit import rate_limit, should_delay
 
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once, and triggers without limits: all available records
             return latest

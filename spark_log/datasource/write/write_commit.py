@@ -12,10 +12,10 @@ from spark_log import clock
 from spark_log.append import write_ids
 from spark_log.append.append_transaction import AppendRequest, AppendResult
 from spark_log.append.encoding import Encoding
+from spark_log.append.failed_append_files import delete_files
 from spark_log.append.rules import Batch, Rejected, SparkBatch
 from spark_log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.append.targets import targets_of
-from spark_log.append.unused_files import delete_files
 from spark_log.append.write_ids import take
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal

@@ -38,7 +38,7 @@ from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import Key, lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication import PartitionState
+from spark_log.partitions.replication_rules import PartitionState
 from spark_log.partitions.retired_files import insert_retired, retired_rows
 from spark_log.segments.segment_rows import delete_blobs, delete_segments_below
 

@@ -33,7 +33,7 @@ from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
-from spark_log.partitions.replication import rewrite
+from spark_log.partitions.replication_rules import rewrite
 from spark_log.partitions.retired_files import retire_files
 from spark_log.records.inline import decode as decode_inline
 from spark_log.records.schema import RECORD_SCHEMA, read_schema

@@ -6,7 +6,7 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import create_topic
-from tests.contract.transactions.looking import NUMBERS
+from tests.contract.transactions.transaction_state import NUMBERS
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])

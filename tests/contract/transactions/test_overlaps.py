@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
 from spark_log.produce.future import Written
 from spark_log.transactions import transaction_store
-from tests.contract.transactions.looking import FILES, LARGE, nothing_is_pending, row_of
+from tests.contract.transactions.transaction_state import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")

@@ -24,7 +24,7 @@ from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import TransactionRef
-from tests.contract.transactions.looking import (
+from tests.contract.transactions.transaction_state import (
     FILES,
     LARGE,
     commits,
@@ -94,7 +94,9 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
     late = [
         lambda: transaction_store.abort(cluster, older),
         lambda: transaction_store.register(cluster.store, older, [], {}),
-        lambda: cluster.store.transact(lambda c, _: transaction_store.ends(older, 0)(c, cluster.store.clock(c))),
+        lambda: cluster.store.transact(
+            lambda c, _: transaction_store.commit_transaction_hook(older, 0)(c, cluster.store.clock(c))
+        ),
     ]
     for call in late:
         with pytest.raises(InvalidTxnStateError, match=f"the current one is {row.number}"):

@@ -18,7 +18,7 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata import tables as t
 from spark_log.produce.future import Written
-from tests.contract.transactions.looking import (
+from tests.contract.transactions.transaction_state import (
     FILES,
     LARGE,
     NUMBERS,

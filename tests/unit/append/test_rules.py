@@ -31,7 +31,7 @@ from spark_log.errors import (
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
-from spark_log.partitions.replication import PartitionState, Replica, advanced_high_watermark
+from spark_log.partitions.replication_rules import PartitionState, Replica, advanced_high_watermark
 
 BLOB = Batch(
     topic_id=1,

@@ -18,7 +18,7 @@ from spark_log.errors import (
 )
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicId
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.segments.plan import Found
 from spark_log.segments.slices import Positions
 

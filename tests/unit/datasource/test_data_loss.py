@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_log.datasource.read.data_loss import admission_starts, in_the_log, resolve_ranges
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicId, TopicPartition
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 
 T, U = TopicPartition("t", 0), TopicPartition("t", 1)
 OLD, NEW = {"t": TopicId(1)}, {"t": TopicId(2)}

@@ -10,10 +10,9 @@ from spark_log.datasource.read.ranges import (
     check_resolved,
     offsets_behind_latest,
     pack_tasks,
-    rate_limit,
-    should_delay,
     split_ranges,
 )
+from spark_log.datasource.read.rate_limit import rate_limit, should_delay
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import OffsetRange, TopicPartition
 

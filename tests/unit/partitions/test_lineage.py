@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 
 
 def test_position_below_every_truncation_has_not_diverged():

@@ -21,8 +21,8 @@ from spark_log.errors import (
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
 )
-from spark_log.partitions import replication
-from spark_log.partitions.replication import CopiedRange, PartitionState, Replica
+from spark_log.partitions import replication_rules
+from spark_log.partitions.replication_rules import CopiedRange, PartitionState, Replica
 from tests.unit.partitions.replication_invariants import Invariants
 from tests.unit.partitions.replication_world import Row, World
 
@@ -194,7 +194,7 @@ class ReplicatedPartition(Invariants):
         end = following[0].base if following else before.log_end_offset  # over blobs, and what was deleted
         alive = progress.log_dir_id in self.alive
         try:
-            self.state = replication.advance_follower(before, progress, names_now, end, alive=alive)
+            self.state = replication_rules.advance_follower(before, progress, names_now, end, alive=alive)
         except NotLeaderForPartitionError:
             return
         assert progress.leader_epoch == before.leader_epoch, "5: a lower leader epoch changes nothing"
@@ -223,7 +223,7 @@ class ReplicatedPartition(Invariants):
         start, end = done.run[0].base, done.run[-1].end
         if tuple(self.world.between(start, end)) != done.run:  # somebody else has rewritten it, or it is gone
             return
-        after = replication.rewrite(self.state, start, end, done.log_dirs, done.partition_epoch)
+        after = replication_rules.rewrite(self.state, start, end, done.log_dirs, done.partition_epoch)
         if after is not None:
             assert end <= self.state.high_watermark, "an election may truncate above it"
             assert len(self.state.isr) >= min(self.state.min_insync_replicas, len(self.state.replicas))
@@ -269,8 +269,8 @@ class ReplicatedPartition(Invariants):
         if state.replica(broker) is not None:
             here = self.world.files[log_dir]
             missing = [row.base for row in self.world.rows if not row.inline and row.name not in here]
-            lowered = replication.lose_files(state, broker, min(missing, default=state.log_end_offset))
-            self.state = replication.fence_writers(lowered)
+            lowered = replication_rules.lose_files(state, broker, min(missing, default=state.log_end_offset))
+            self.state = replication_rules.fence_writers(lowered)
             self.isr_lost |= bool(state.isr) and not self.state.isr
         self.lost.discard(log_dir)
         self.alive.add(log_dir)
@@ -299,7 +299,7 @@ class ReplicatedPartition(Invariants):
 
     def elect(self, alive, unclean):
         before = self.state
-        after, truncation = replication.fail_over(before, alive, unclean=unclean)
+        after, truncation = replication_rules.fail_over(before, alive, unclean=unclean)
         ready = {replica.broker_id for replica in before.replicas if replica.in_sync and replica.log_dir_id in alive}
         if ready:
             assert after.leader in ready, "who is in sync and alive can lead"
@@ -327,7 +327,7 @@ class ReplicatedPartition(Invariants):
     @rule(late=SELDOM)
     def controller_elects_the_preferred_leader(self, late):
         def elect(alive):
-            self.state = replication.elect_preferred(self.state, alive)
+            self.state = replication_rules.elect_preferred(self.state, alive)
 
         self.act(late, elect)
 
@@ -335,7 +335,7 @@ class ReplicatedPartition(Invariants):
     @rule(late=SELDOM, brokers=st.sets(BROKERS, min_size=1))
     def controller_takes_laggards_out(self, late, brokers):
         def take_out(_alive):
-            self.state = replication.shrink_isr(self.state, brokers)
+            self.state = replication_rules.shrink_isr(self.state, brokers)
 
         self.act(late, take_out)
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import INITIALIZE_RULE_MARKER, INVARIANT_MARKER, RULE_M
 
 from spark_log.append import rules
 from spark_log.controller import reassignment_rules
-from spark_log.partitions import replication
-from spark_log.partitions.replication import advance_follower, fail_over, lose_files, rewrite
+from spark_log.partitions import replication_rules
+from spark_log.partitions.replication_rules import advance_follower, fail_over, lose_files, rewrite
 from tests.unit.partitions.replication_traces import TRACES
 from tests.unit.partitions.test_replication_model import ReplicatedPartition
 
@@ -71,7 +71,7 @@ def the_watermark_moves_past_members_of_the_isr(patch):
     def furthest(current, replicas):
         return max([current, *(r.log_end_offset for r in replicas if r.in_sync)])
 
-    patch(replication, "advanced_high_watermark", furthest)
+    patch(replication_rules, "advanced_high_watermark", furthest)
 
 
 def a_truncation_forgets_the_dedupe_rows(patch):
@@ -79,24 +79,24 @@ def a_truncation_forgets_the_dedupe_rows(patch):
 
 
 def a_truncation_forgets_the_other_replicas(patch):
-    led_by = replication._led_by
+    led_by = replication_rules._led_by
 
     def forgetful(state, leader, *, unclean):
         after, truncation = led_by(state, leader, unclean=unclean)
         others = {r.broker_id for r in state.replicas} - {leader.broker_id}
         return with_ends_of(after, state, others), truncation
 
-    patch(replication, "_led_by", forgetful)
+    patch(replication_rules, "_led_by", forgetful)
 
 
 def a_leader_that_lacks_what_was_deleted_stays_behind_its_log(patch):
-    led_by = replication._led_by
+    led_by = replication_rules._led_by
 
     def behind(state, leader, *, unclean):
         after, truncation = led_by(state, leader, unclean=unclean)
         return with_ends_of(after, state, {leader.broker_id}), truncation
 
-    patch(replication, "_led_by", behind)
+    patch(replication_rules, "_led_by", behind)
 
 
 def an_election_does_not_begin_an_epoch(patch):
@@ -104,11 +104,11 @@ def an_election_does_not_begin_an_epoch(patch):
         after, truncation = fail_over(state, alive, unclean=unclean)
         return replace(after, leader_epoch=state.leader_epoch), truncation
 
-    patch(replication, "fail_over", timeless)
+    patch(replication_rules, "fail_over", timeless)
 
 
 def anybody_may_lead(patch):
-    patch(replication, "fail_over", lambda state, alive, *, unclean=False: fail_over(state, alive, unclean=True))
+    patch(replication_rules, "fail_over", lambda state, alive, *, unclean=False: fail_over(state, alive, unclean=True))
 
 
 def an_offline_partition_forgets_its_isr(patch):
@@ -116,23 +116,23 @@ def an_offline_partition_forgets_its_isr(patch):
         after, truncation = fail_over(state, alive, unclean=unclean)
         return (with_isr(after, ()) if after.leader is None else after), truncation
 
-    patch(replication, "fail_over", forgetful)
+    patch(replication_rules, "fail_over", forgetful)
 
 
 def the_preferred_leader_may_lack_records(patch):
     def hasty(state, alive):
         if state.leader is None or not state.replicas[0].in_sync or state.leader == state.replicas[0].broker_id:
             return state
-        return replication._led_by(state, state.replicas[0], unclean=False)[0]
+        return replication_rules._led_by(state, state.replicas[0], unclean=False)[0]
 
-    patch(replication, "elect_preferred", hasty)
+    patch(replication_rules, "elect_preferred", hasty)
 
 
 def the_dead_may_lead(patch):
     def blind(state, alive, *, unclean=False):
         return fail_over(state, {r.log_dir_id for r in state.replicas}, unclean=unclean)
 
-    patch(replication, "fail_over", blind)
+    patch(replication_rules, "fail_over", blind)
 
 
 def a_stale_controller_may_act(patch):
@@ -146,14 +146,14 @@ def a_copy_ignores_the_leader_epoch(patch):
     def timeless(state, progress, names_now, end, *, alive):
         return advance_follower(state, replace(progress, leader_epoch=state.leader_epoch), names_now, end, alive=alive)
 
-    patch(replication, "advance_follower", timeless)
+    patch(replication_rules, "advance_follower", timeless)
 
 
 def a_copy_ignores_that_segments_were_replaced(patch):
     def blind(state, progress, names_now, end, *, alive):
         return advance_follower(state, progress, progress.names, end, alive=alive)
 
-    patch(replication, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", blind)
 
 
 def a_copy_ignores_where_its_replica_ends_now(patch):
@@ -162,7 +162,7 @@ def a_copy_ignores_where_its_replica_ends_now(patch):
         start = replica.log_end_offset if replica else progress.start
         return advance_follower(state, replace(progress, start=start), names_now, end, alive=alive)
 
-    patch(replication, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", blind)
 
 
 def an_empty_replica_joins_the_isr(patch):
@@ -170,46 +170,46 @@ def an_empty_replica_joins_the_isr(patch):
         after = advance_follower(state, progress, names_now, end, alive=alive)
         return with_isr(after, after.isr | {progress.broker_id}) if alive else after
 
-    patch(replication, "advance_follower", welcoming)
+    patch(replication_rules, "advance_follower", welcoming)
 
 
 def the_dead_join_the_isr(patch):
     def blind(state, progress, names_now, end, *, alive):
         return advance_follower(state, progress, names_now, end, alive=True)
 
-    patch(replication, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", blind)
 
 
 def members_leave_while_nobody_leads(patch):
-    shrink_isr = replication.shrink_isr
+    shrink_isr = replication_rules.shrink_isr
 
     def strict(state, brokers):
         after = shrink_isr(replace(state, leader=-1) if state.leader is None else state, brokers)
         return replace(after, leader=state.leader)
 
-    patch(replication, "shrink_isr", strict)
+    patch(replication_rules, "shrink_isr", strict)
 
 
 def who_lost_files_stays_in_the_isr(patch):
     def lenient(state, broker_id, first_missing):
         return with_isr(lose_files(state, broker_id, first_missing), state.isr)
 
-    patch(replication, "lose_files", lenient)
+    patch(replication_rules, "lose_files", lenient)
 
 
 def who_lost_files_keeps_its_end(patch):
-    patch(replication, "lose_files", lambda state, broker_id, first_missing: state)
+    patch(replication_rules, "lose_files", lambda state, broker_id, first_missing: state)
 
 
 def who_lost_files_leads_on(patch):
     def lenient(state, broker_id, first_missing):
         return replace(lose_files(state, broker_id, first_missing), leader=state.leader)
 
-    patch(replication, "lose_files", lenient)
+    patch(replication_rules, "lose_files", lenient)
 
 
 def a_log_dir_that_comes_back_is_not_fenced(patch):
-    patch(replication, "fence_writers", lambda state: state)
+    patch(replication_rules, "fence_writers", lambda state: state)
 
 
 # Maintenance
@@ -220,14 +220,14 @@ def a_rewrite_reaches_above_the_watermark(patch):
         after = rewrite(replace(state, high_watermark=state.log_end_offset), start, end, log_dirs, epoch)
         return after and replace(after, high_watermark=state.high_watermark)
 
-    patch(replication, "rewrite", bold)
+    patch(replication_rules, "rewrite", bold)
 
 
 def a_rewrite_ignores_the_partition_epoch(patch):
     def timeless(state, start, end, log_dirs, _epoch):
         return rewrite(state, start, end, log_dirs, state.partition_epoch)
 
-    patch(replication, "rewrite", timeless)
+    patch(replication_rules, "rewrite", timeless)
 
 
 def a_rewrite_needs_nobody_in_sync(patch):
@@ -235,7 +235,7 @@ def a_rewrite_needs_nobody_in_sync(patch):
         here = epoch == state.partition_epoch and end <= state.high_watermark and not state.isr
         return state if here else rewrite(state, start, end, log_dirs, epoch)
 
-    patch(replication, "rewrite", careless)
+    patch(replication_rules, "rewrite", careless)
 
 
 def a_rewrite_leaves_fewer_copies_than_were_promised(patch):
@@ -243,7 +243,7 @@ def a_rewrite_leaves_fewer_copies_than_were_promised(patch):
         after = rewrite(replace(state, min_insync_replicas=1), start, end, log_dirs, epoch)
         return after and replace(after, min_insync_replicas=state.min_insync_replicas)
 
-    patch(replication, "rewrite", thrifty)
+    patch(replication_rules, "rewrite", thrifty)
 
 
 def a_rewrite_forgets_who_did_not_get_it(patch):
@@ -251,7 +251,7 @@ def a_rewrite_forgets_who_did_not_get_it(patch):
         after = rewrite(state, start, end, log_dirs, epoch)
         return after and with_ends_of(after, state, {1, 2, 3, 4})
 
-    patch(replication, "rewrite", forgetful)
+    patch(replication_rules, "rewrite", forgetful)
 
 
 # Reassignment

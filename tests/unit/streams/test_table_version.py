@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.ids import OffsetRange
-from spark_log.partitions.replication import Truncation
+from spark_log.partitions.replication_rules import Truncation
 from spark_log.streams.table_version import PartitionVersion, TableVersion
 
 

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from spark_log.append.rules import Appended, Batch, ProducerState, decide, remember
 from spark_log.errors import SparkLogError
-from spark_log.partitions.replication import PartitionState, Replica
-from spark_log.produce.identity import Identity
+from spark_log.partitions.replication_rules import PartitionState, Replica
+from spark_log.produce.producer_identity import Identity
 
 KEYS = st.tuples(st.integers(1, 2), st.integers(0, 1))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spark_log.errors import NotLeaderForPartitionError
-from spark_log.partitions.replication import (
+from spark_log.partitions.replication_rules import (
     CopiedRange,
     PartitionState,
     Replica,
