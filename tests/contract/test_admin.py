@@ -191,7 +191,7 @@ def test_unsupported_calls_are_refused_by_name(admin):
 
 @pytest.fixture
 def consuming(admin, cluster, cluster_address):
-    """A consumer with two of two partitions of topic a, and 3 records in each."""
+    """A consumer with both partitions of topic a, and 3 records in each."""
     admin.create_topics({"a": {"num_partitions": 2}})
     log = Log(cluster)
     for partition in (0, 1):

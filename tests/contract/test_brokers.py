@@ -224,7 +224,7 @@ def test_the_processes_carry_out_a_reassignment(world, log):
 
 
 def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
-    """The first of the three classic ways to lose a message."""
+    """The first of the three classic ways to lose a message: acks=1."""
     create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
     world.start()
     for broker in world.brokers.values():

@@ -56,7 +56,7 @@ def test_an_unreadable_checkpoint_is_not_treated_as_torn():
 
 
 class Killed(BaseException):
-    """Ends the process in place of the next step."""
+    """Raised instead of the next step, as if the process were killed there."""
 
 
 def kill_at(step, patch):

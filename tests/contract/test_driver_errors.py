@@ -1,4 +1,4 @@
-"""Each class of error of the database, in each phase of a transaction: a retry, or an error of our tree."""
+"""Each class of error of the database, in each phase of a transaction: a retry, or one of our errors."""
 
 import threading
 from functools import partial

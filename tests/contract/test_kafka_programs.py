@@ -20,7 +20,7 @@ PROGRAMS = sorted((Path(__file__).parent / "kafka_programs").glob("*.py"))
 
 
 def moved(program, address):
-    """The program's text after the two changes that the README asks for."""
+    """The program's text after the two changes that the README describes."""
     program = re.sub(r"^from kafka(\.[\w.]+)? import", r"from spark_log.kafka\1 import", program, flags=re.MULTILINE)
     program = re.sub(r"^import kafka$", "import spark_log.kafka as kafka", program, flags=re.MULTILINE)
     return program.replace('"localhost:9092"', repr(address))

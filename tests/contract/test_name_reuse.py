@@ -63,7 +63,7 @@ class NameReuse(RuleBasedStateMachine):
         self.cluster.close()
         self.folder.cleanup()
 
-    # --- the world ------------------------------------------------------------------------------------------------
+    # --- changes of the log and the clients ---------------------------------------------------------------------
 
     def create(self, name):
         topic = create_topic(self.cluster, name)

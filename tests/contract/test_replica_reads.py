@@ -460,7 +460,7 @@ def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server):
     mixed.close()
 
 
-# A repair that cannot be done
+# Impossible repairs
 
 
 @needs_root
@@ -522,7 +522,7 @@ def test_symbolic_links_into_or_out_of_a_log_dir_are_not_followed(local, tmp_pat
     assert path.is_symlink() and elsewhere.read_bytes() == b"not ours"
 
 
-# Which replica is read
+# Choice of the replica
 
 
 def only_in(stored, broker_id):

@@ -375,7 +375,7 @@ def test_a_file_with_the_content_of_another_segment_is_refused(local):
     log.close()
 
 
-# No room
+# Full disks
 
 
 @contextlib.contextmanager
@@ -486,7 +486,7 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
             log.close()
 
 
-# Durable before it is named
+# Durability
 
 
 def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append(local, monkeypatch):

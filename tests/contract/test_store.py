@@ -386,7 +386,7 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
         batches = [blob_batch(topic.topic_id, i, name, blob.facts, encoding) for i, name in enumerate(names)]
         return run_append_transaction(cluster.store, AppendRequest(batches, dict.fromkeys(names, blob.data)))
 
-    small, _ = count(lambda: flush(100))  # a few go one by one on SQLite
+    small, _ = count(lambda: flush(100))  # SQLite inserts a few rows one by one
     large, result = count(lambda: flush(10_000))
     assert large <= small + 2, "partitions are locked in chunks of 5,000"
     assert len([outcome for outcome in result.outcomes if isinstance(outcome, Appended)]) == 10_000

@@ -1,7 +1,7 @@
 """The log changes between any two accesses of a call to the metadata store: the result is right or the error is
 documented.
 
-Every call runs again and again on a copy of one small cluster. Before its k-th access, for every k, a topic is deleted,
+Every call runs repeatedly on copies of one small cluster. Before its k-th access, for every k, a topic is deleted,
 recreated, shortened, compacted, extended or erased from. The result must be that of the log before or after the change,
 or one that the call's `between` accepts; an error must be named in the call's docstring (for commands: be one of our
 classes).
@@ -115,7 +115,7 @@ def _table_version(opened: Open) -> Any:
 
 
 def _polled(opened: Open, **settings: Any) -> Any:
-    """Everything from the beginning, by partition."""
+    """All records from the beginning, by partition."""
     records: dict[Any, list[Any]] = {}
     with _consumer(opened, auto_offset_reset="earliest", **settings) as consumer:
         consumer.assign([K0, K1])
@@ -298,7 +298,7 @@ CALLS: dict[str, Call] = {
     "group reset, dry run": Call(
         _command("group", "reset", "g", "--to", f"@{NOON_MS}", "--topic", "t"),
         SparkLogError,
-        between=lambda result, _before, _after: result == "",  # refused: the topic is another one now
+        between=lambda result, _before, _after: result == "",  # refused: the topic was recreated
     ),
     "group reset": Call(
         _command("group", "reset", "g", "--to", f"@{NOON_MS}", "--topic", "t", "--execute"), SparkLogError, writes=True

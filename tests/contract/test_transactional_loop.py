@@ -159,7 +159,7 @@ def test_a_slow_member_commits_nothing_even_if_its_group_is_empty(cluster, fille
 
 
 def test_a_lost_session_aborts_and_both_members_continue(cluster, log, filled, consume, produce):
-    """Another member takes over during a transaction, and gives up a partition when this one rejoins."""
+    """Another member takes over during a transaction, and revokes a partition when this one rejoins."""
     silent = consume(heartbeat_interval_ms=60_000, session_timeout_ms=70_000)
     first = TransactionalLoop(silent, produce(transactional_id="first"))
     second = TransactionalLoop(consume(consumer_timeout_ms=-1), produce(transactional_id="second"))

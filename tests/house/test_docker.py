@@ -159,7 +159,7 @@ def store_with_password() -> Iterator[PostgresServer]:
 
 
 def said_at_its_start(coordinator: subprocess.Popen[str]) -> str:
-    """Its first line, once it has the lease."""
+    """The coordinator's first line of output, after it has acquired the lease."""
     assert coordinator.stdout is not None
     assert coordinator.stderr is not None
     assert "It is the active coordinator.\n" in iter(coordinator.stderr.readline, "")  # its tasks may log errors first

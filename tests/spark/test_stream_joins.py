@@ -38,7 +38,9 @@ def topics(cluster: Cluster, log: Log) -> None:
 
 
 def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Log, topics: None) -> None:
-    """o1 twice; p-early and p-late lie out of the bounds by a minute, p-from and p-to just within; o3 has no match."""
+    """o1 twice; p-early and p-late are out of the bounds by one minute, p-from and p-to just within; o3
+    has no match.
+    """
     for key, value, minute in (("o1", "tea", 60), ("o1", "cup", 60), ("o2", "jug", 60), ("o3", "pot", 60)):
         tell(log, "orders", key, value, minute)
     for key, value, minute in (

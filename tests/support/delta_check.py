@@ -24,9 +24,9 @@ from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
-    """Invariant 11: each online log dir's table of each topic lists the sealed segments of its replicas up to
-    min(high watermark, the replica's LEO), each once, and no rows but theirs can be read from it. A stream of the table
-    has been given each record once, those at the offsets `twice` perhaps twice.
+    """Invariant 11: each online log dir's table of each topic lists the sealed segments of its replicas up to min(high
+    watermark, the replica's LEO), each once, and no rows but theirs can be read from it. A stream of the table has read
+    each record once, those at the offsets `twice` perhaps twice.
     """
     topics = cluster.store.read(find_topics).values()
     online = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)

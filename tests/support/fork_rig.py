@@ -1,7 +1,7 @@
 """Forks of a process that uses a cluster: checks that the child's records are at the offsets of their acknowledgements.
 
 `python -m tests.support.fork_rig FOLDER`: for each client and each state a process uses a cluster through the client,
-brings it into the state, and forks. The child produces with a producer of its own, before and after the parent closes
+brings it into the state, and forks. The child produces with its own producer, before and after the parent closes
 everything. Prints one JSON object per case: the report of the child, and the contents of the files afterwards.
 """
 
@@ -88,7 +88,7 @@ def _case(address: str, client: str, state: str) -> None:
     for end in (child_began[1], answers[1]):
         os.close(end)
     os.read(child_began[0], 1)
-    in_parent = _append(address)  # with a connection of its own, the parent's last one
+    in_parent = _append(address)  # with its own connection, the parent's last one
     locks = _locks(Path(address, "metadata.sqlite"))
     if state != "closed":
         user.close()

@@ -1,4 +1,4 @@
-"""Jobs that run through `main()` in the tests' own Spark, without a JVM of their own."""
+"""Jobs that run through `main()` in the Spark session of the tests, without a separate JVM."""
 
 import io
 import os

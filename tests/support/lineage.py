@@ -1,4 +1,4 @@
-"""The lineage checker: a partition whose log is truncated and whose topic is recreated, and readers judged against it.
+"""The lineage checker: a partition whose log is truncated and whose topic is recreated, with checks of readers.
 
 Every record contains its position at the append: topic id, leader epoch and offset. A *lineage* is the content of the
 log at one moment. A reader must see a prefix of one lineage from the first offset on. If the log diverges from the
@@ -132,7 +132,7 @@ class LineageReader:
         self.reports = 0
 
     def saw(self, tags: Iterable[Tag]) -> None:
-        """The next records that the reader was given, in order."""
+        """The next records that the reader returned, in order."""
         for tag in tags:
             assert tag.offset == len(self.seen), f"{tag} comes after {len(self.seen)} records: {self.seen[-3:]}"
             self.seen.append(tag)

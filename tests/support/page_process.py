@@ -3,7 +3,7 @@
 `python -m tests.support.page_process SOCKET` serves two things:
 
 - Python programs, from stdin to stdout: one JSON object a line, `{"code", "name"}`, answered by `{"output", "error"}`.
-  Programs share a namespace until `{"end": true}`, and Spark's session for ever.
+  Programs share a namespace until `{"end": true}`, and one Spark session throughout.
 - Commands `spark-log …` at the Unix socket: each is a fork that has the modules loaded. tests/support/forked_command.py
   is the program that requests one.
 """

@@ -135,7 +135,7 @@ class PostgresServer:
         return self._create_database("template1")
 
     def create_prepared_database(self) -> str:
-        """URL of a new database that has the tables of a metadata store, and no cluster: quicker to `Cluster.init`."""
+        """URL of a new database with the tables of a metadata store, without a cluster: for a faster `Cluster.init`."""
         if self._template is None:
             url = self.create_database()
             engine = sa.create_engine(url)

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of PostgreSQL that sees each COMMIT pass, and cuts the client's connection around one."""
+"""A TCP proxy in front of PostgreSQL that detects each COMMIT, and cuts the client's connection around it."""
 
 import contextlib
 import socket
@@ -15,7 +15,7 @@ answer; after the proxy has received the answer; or before COMMIT reaches the se
 """
 
 _STARTUP_WITHOUT_SESSION = (80877103, 80877104)
-"""Codes of SSLRequest and GSSENCRequest, after which the client starts anew."""
+"""Codes of SSLRequest and GSSENCRequest, after which the client starts again."""
 
 _READY_FOR_QUERY = b"Z\0\0\0\x05"
 
