@@ -30,9 +30,7 @@ def cluster(request, cluster_address, tmp_path, on_s3):
 
 @pytest.fixture
 def three_brokers(request, cluster_address, tmp_path, on_s3):
-    """A cluster of three embedded brokers, each in its own rack with its log dir `<tmp>/d<id>`, or in
-    object storage.
-    """
+    """Three embedded brokers, each in its own rack with its log dir `<tmp>/d<id>`, or in object storage."""
     server, prefix = request.getfixturevalue("s3_server") if on_s3 else None, uuid4().hex
     first, *others = [server.uri(f"{prefix}/d{n}") if server else str(tmp_path / f"d{n}") for n in (1, 2, 3)]
     with Cluster.init(cluster_address, log_dir=first) as cluster:

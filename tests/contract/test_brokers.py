@@ -173,9 +173,7 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
 
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
-    """On SQLite a process that is stopped inside a transaction blocks all others, because it holds the lock of the
-    file.
-    """
+    """On SQLite a process that is stopped inside a transaction holds the lock of the file and blocks all others."""
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")

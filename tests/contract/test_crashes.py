@@ -24,9 +24,7 @@ RECORDS = 12
 
 
 def write(address, writer, failpoint=None):
-    """Run a writer to its end. Returns its exit code, the numbers that it began to send, and {number: offset} of the
-    acks.
-    """
+    """Run a writer. Returns its exit code, the numbers that it began to send, and {number: offset} of the acks."""
     done = run_process("-m", "tests.support.numbered_writer", address, "t", writer, RECORDS, failpoint=failpoint)
     words = [line.split() for line in done.stdout.splitlines()]
     sent = [int(number) for kind, number, *_ in words if kind == "sent"]

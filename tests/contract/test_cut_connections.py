@@ -22,9 +22,7 @@ from tests.support.topics import append, make
 
 
 class Calls:
-    """Each method takes a cluster with one topic "t", and checks its result through `seen`, whose connections are not
-    cut.
-    """
+    """Each takes a cluster with one topic "t", and checks its result through `seen`, whose connections are not cut."""
 
     def __init__(self, seen):
         self.seen = seen

@@ -70,9 +70,7 @@ class Scene:
         return [(partition, value[:5]) for partition, _, value in read_all(self.log, self.topic)]
 
     def is_tidy(self):
-        """After all maintenance tasks, the log dirs hold exactly the files of the log, and the metadata names no
-        others.
-        """
+        """After all maintenance tasks, the log dirs hold exactly the files that the metadata names."""
         query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
         named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
         for root in self.roots:

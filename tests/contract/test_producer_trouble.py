@@ -110,9 +110,7 @@ def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
 
 
 def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
-    """The append commits, but the producer gets the error that the store is unavailable: its sequence makes the retry a
-    duplicate.
-    """
+    """The append commits, but the producer gets an error: the sequence of the batch makes the retry a duplicate."""
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=1)
     appended = producer._sender._log.append_prepared

@@ -62,9 +62,7 @@ class Stream:
 
 
 class Mirrored:
-    """A mirror whose target is deleted and created again when the mirror reports that the source has lost copied
-    records.
-    """
+    """A mirror whose target is recreated when the mirror reports that the source has lost copied records."""
 
     def __init__(self, log, chance, target):
         self.log, self.chance, self.target = log, chance, target

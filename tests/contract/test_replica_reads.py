@@ -41,9 +41,7 @@ ROWS = read_schema(columns=["partition", "offset", "value"])
 
 
 class Replicated:
-    """Topic t: one partition of several segments, complete in the log dirs of brokers 1, 2 (rack near) and 3 (rack
-    far).
-    """
+    """Topic t: one partition, complete in the log dirs of brokers 1, 2 (rack near) and 3 (rack far)."""
 
     def __init__(self, address, uris):
         self.address = address
@@ -438,9 +436,7 @@ def test_an_error_names_the_segment_if_no_log_dir_is_available(local, folders):
 
 
 def test_unavailable_object_storage_is_skipped(tmp_path, folders, s3_server):
-    """A log dir there is skipped once for all segments; if no other log dir has the segments, the error
-    is retriable.
-    """
+    """A log dir there is skipped once for all segments; without another replica the error is retriable."""
     uris = {1: str(folders[1]), 2: str(folders[2]), 3: s3_server.uri(uuid4().hex)}
     mixed = Replicated(str(tmp_path / "cluster"), uris)
     for broker_id in (1, 2):

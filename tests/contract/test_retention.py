@@ -1,6 +1,4 @@
-"""Retention and delete_records in a cluster: which segments are dropped, and that all other work
-continues unaffected.
-"""
+"""Retention and delete_records in a cluster: they drop the right segments, and other work continues."""
 
 import threading
 

@@ -315,9 +315,7 @@ def test_a_symbolic_link_in_a_log_dir_is_not_followed(local, tmp_path):
 
 
 def test_a_damaged_segment_is_never_read_as_other_data(local):
-    """Truncated, zeroed, missing, or with one flipped bit: a read returns the written records or raises
-    CorruptRecordError.
-    """
+    """Truncated, zeroed, missing, one bit flipped: a read returns the written records or CorruptRecordError."""
     cluster, folder = local
     topic = create_topic(cluster, "t", configs=FILES)
     log = Log(cluster)

@@ -697,9 +697,7 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address):
-    """The holder may be stopped. The errors of the waiting calls name it, and an abandoned wait does not block later
-    calls.
-    """
+    """The holder may be stopped. Waiting calls name it in their errors, and block no later call after that."""
     there, go_on = threading.Event(), threading.Event()
     name = sa.text("UPDATE cluster SET cluster_id = :name")
 

@@ -106,9 +106,7 @@ FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort"
 
 
 def test_transfers_are_atomic_when_tellers_are_stopped_with_an_open_transaction(cluster, cluster_address, tellers):
-    """One transaction times out and is aborted, one teller is fenced, and one is both; another teller continues their
-    work.
-    """
+    """One transaction times out, one teller is fenced, and one is both; another teller continues their work."""
     open_bank(cluster, cluster_address)
     with (
         Coordinator(cluster, settings=BUSY),

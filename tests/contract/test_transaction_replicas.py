@@ -1,6 +1,4 @@
-"""Transactions with three replicas: after any event between send and commit, the commit is complete or fails without
-effect.
-"""
+"""Transactions with three replicas: after any event before the commit, it is complete or has no effect."""
 
 import random
 import shutil

@@ -27,9 +27,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def run(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A function that runs a program in this process, with the Spark session of the tests, and returns its output
-    lines.
-    """
+    """Runs a program in this process, with the Spark session of the tests, and returns its output lines."""
 
     def run(name: str, *arguments: object) -> list[str]:
         load(name).main([str(argument) for argument in arguments])

@@ -1,6 +1,4 @@
-"""The jobs, under spark-submit and in the Spark of a program: from files into a topic and out to files; errors,
-signals.
-"""
+"""The jobs, under spark-submit and in the Spark of a program: files to a topic to files; errors, signals."""
 
 import json
 import os

@@ -449,9 +449,7 @@ def test_read_topic_equals_the_source(spark: SparkSession, cluster: Cluster, log
 def test_read_topic_of_many_segments_and_of_equal_sizes(
     spark: SparkSession, cluster: Cluster, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cases in which a join finds the facts of a row's file: too many files for an expression, or two files of one
-    size.
-    """
+    """Two cases that need a join with the files' facts: too many files for an expression, or two of one size."""
     topic = make(cluster, "t", 2, inline_max_bytes="0")
     for number in range(6):
         append(log, topic, f"value {number} " * (number % 3 + 1), partition=number % 2)

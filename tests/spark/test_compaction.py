@@ -82,9 +82,7 @@ def found_in(log: Log, topic, *partitions: int) -> Latest:
 
 @pytest.fixture
 def compacted(spark: SparkSession, cluster: Cluster, log: Log):
-    """Topic `t` of three partitions and many units, compacted beside another topic, and the records that
-    must remain.
-    """
+    """Topic `t` of three partitions and many units, compacted beside another, and its records that must remain."""
     latest: Latest = {}
     topic = make(cluster, "t", 3, cleanup_policy="compact", inline_max_bytes="3000", segment_bytes="9000")
     fill(log, topic, 12, 500, 300, latest, hot=0.6)

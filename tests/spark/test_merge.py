@@ -49,9 +49,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
 
 
 def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
-    """A Delta stream and one of format("spark_log"), with a few files or offsets per batch, and merges
-    between batches.
-    """
+    """A Delta stream and one of format("spark_log"), with few files or offsets per batch, and merges in between."""
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, *range(4))
     (location,) = delta_tables(cluster, topic).values()

@@ -9,9 +9,7 @@ from tests.support.topics import append, make, stored
 
 
 def test_a_lagging_delta_stream_continues_through_retention(spark, cluster, log, tmp_path):
-    """Dropped segments are no data change: the stream gets every record once, including those that retention has
-    deleted.
-    """
+    """Dropped segments are no data change: the stream gets every record once, the deleted ones too."""
     topic = make(cluster, "t", inline_max_bytes="0")
     (location,) = delta_tables(cluster, topic).values()
     now_ms = clock.wall_ms()

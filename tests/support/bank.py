@@ -93,9 +93,7 @@ class Statement:
     """The number of each teller's next transfer, as its group has committed it."""
 
     def check(self) -> None:
-        """Invariants 7 and 8: each transfer is complete, stored once, and has its offset; so the sum of money is
-        constant.
-        """
+        """Invariants 7 and 8: each transfer is complete, stored once, and has its offset; so the total is constant."""
         assert sum(leg.amount for legs in self.legs.values() for leg in legs) == TOTAL
         for transfer, legs in self.legs.items():
             if transfer != "opening":
@@ -126,9 +124,7 @@ def _read(connection: sa.Connection, tellers: Sequence[str]) -> tuple[list[Slice
 
 
 class Auditor:
-    """A reader that reads and checks the bank continuously: each snapshot has at least the transfers acknowledged
-    before.
-    """
+    """Checks the bank continuously: each snapshot has at least the transfers acknowledged before."""
 
     def __init__(self, cluster: Cluster, tellers: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
         self._cluster, self._tellers, self._acknowledged = cluster, tellers, acknowledged

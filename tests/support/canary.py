@@ -23,9 +23,7 @@ def places_with(cluster: Cluster, root: Path, *texts: bytes, away: Iterable[int]
 
 
 def _place(path: Path, log_dirs: Iterable[Path], aside: dict[Path, Path]) -> str:
-    """The log dir, for a file in an unavailable one; the path in its log dir, for other files; or the
-    store's folder.
-    """
+    """The log dir of an unavailable file, the path of any other file in its log dir, or the store's folder."""
     for folder, log_dir in aside.items():
         if path.is_relative_to(folder):
             return str(log_dir)

@@ -1,6 +1,4 @@
-"""The JSON schema of the Compose Specification, from a package that contains it; it is not copied into
-this repository.
-"""
+"""The JSON schema of the Compose Specification, from a package that contains it, instead of a copy here."""
 
 import json
 import shutil

@@ -18,9 +18,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def fill(folder: Path) -> dict[str, Path]:
-    """Lay `folder` out as a repository: Delta's package depends on all other JARs. Maps file names in JARS to their
-    paths.
-    """
+    """Lay `folder` out as a repository: Delta's package depends on all other JARs. Maps names in JARS to paths."""
     places = {}
     coordinates = dict(map(_coordinate, delta_jars.JARS))
     for name, (group, artifact, version) in coordinates.items():

@@ -69,8 +69,8 @@ class PostgresServer:
         return (self._root / "log").read_text(errors="replace")
 
     def start(self, timeout_s: float = 60.0, **more: str | int) -> None:
-        """Start and wait until the server accepts connections. fsync and synchronous_commit are on; `more` are its
-        settings.
+        """Start and wait until the server accepts connections. `more` are its settings; fsync and synchronous_commit
+        are on.
         """
         settings = {
             "listen_addresses": "127.0.0.1",

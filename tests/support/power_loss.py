@@ -27,9 +27,7 @@ FATES: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Left:
-    """The state after a power loss: a copy of the folder, the step before which it occurred, the acknowledgements so
-    far.
-    """
+    """The state after a power loss: a copy of the folder, the step that it preceded, the acknowledgements so far."""
 
     folder: Path
     step: str

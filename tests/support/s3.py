@@ -13,9 +13,7 @@ SECRET_KEY = "test-secret-key"
 REGION = "us-east-1"
 
 also_on_s3 = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "s3"], indirect=True)
-"""For contract tests: one more run with the log dirs of the fixtures `cluster` and `three_brokers` in
-object storage.
-"""
+"""For contract tests: one more run, with the log dirs of `cluster` and `three_brokers` in object storage."""
 
 
 class S3Server:

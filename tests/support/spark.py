@@ -23,18 +23,14 @@ ENVIRONMENT = {
 
 
 def delta_settings() -> dict[str, str]:
-    """The settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches
-    them.
-    """
+    """Settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches them."""
     if delta_jars.missing_in(delta_jars.spark_jars_folder()):
         return {**delta_jars.SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
     return delta_jars.SETTINGS
 
 
 def spark_without_delta(folder: Path) -> Path:
-    """A SPARK_HOME in `folder`, as `pip install` leaves it: this environment's Spark without the JARs of
-    `make delta`.
-    """
+    """A SPARK_HOME in `folder`, as after `pip install`: this environment's Spark without the JARs of `make delta`."""
     home = Path(pyspark.__file__).parent
     (folder / "jars").mkdir(parents=True)
     for entry in home.iterdir():

@@ -1,6 +1,4 @@
-"""Shared functions of the tests of transactions: names, and the state of a producer's transaction in the metadata
-store.
-"""
+"""Shared by the tests of transactions: names, and the state of a producer's transaction in the store."""
 
 import itertools
 import random
