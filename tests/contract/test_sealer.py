@@ -170,8 +170,8 @@ CLOSING = """
 import sys, threading, time
 from spark_log import Producer, create_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.log import sealer
-publish = sealer.try_publish
+from spark_log.maintenance.rewrite import client_sealer
+publish = client_sealer.try_publish
 began = threading.Event()
 
 def slowly(*arguments):
@@ -180,7 +180,7 @@ def slowly(*arguments):
     print("published")
     return publish(*arguments)
 
-sealer.try_publish = slowly
+client_sealer.try_publish = slowly
 create_topic(Cluster.init(sys.argv[1]), "t")
 producer = Producer(cluster=sys.argv[1])
 producer.send("t", b"v")
