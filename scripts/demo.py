@@ -194,7 +194,9 @@ def _topic(cluster: Cluster, name: str, *, fresh: bool) -> tuple[Topic, bool]:
         (described,) = describe_topics(cluster, [name])
         records = sum(part.high_watermark - part.log_start_offset for part in described.partitions)
         if records not in (0, FLIGHTS):
-            raise DemoError(f"topic {name!r} holds {records:,} records of somebody else: choose another with --topic")
+            raise DemoError(
+                f"topic {name!r} holds {records:,} records that the demo did not write: choose another with --topic"
+            )
         return existing, records == FLIGHTS
     made = create_topic(cluster, name, PARTITIONS, configs={"retention.ms": "-1"})
     assert made is not None

@@ -27,7 +27,7 @@ _NEAREST = {
 
 
 def kafka_error(error: SparkLogError) -> Exception:
-    """The same error as an instance of both classes, ours and kafka-python's."""
+    """The same error as an instance of both classes, spark-log's and kafka-python's."""
     return _both(type(error))(*error.args)  # type: ignore[arg-type]  # classes are hashable
 
 

@@ -56,7 +56,7 @@ def exact_duration_of(milliseconds: int) -> str:
 
 
 def parse_time_ms(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time (2026-01-31T12:00:00Z); without a zone it is UTC. ValueError."""
+    """Milliseconds since 1970 of an ISO 8601 time (2026-01-31T12:00:00Z), UTC if it has no zone; or ValueError."""
     moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -67,19 +67,19 @@ def time_of(wall_ms: int) -> str:
 
 
 def parse_interval_ms(text: str) -> int:
-    """Milliseconds of `10 minutes`, `10m` or `500 ms`, cut to whole ones. ValueError."""
+    """Milliseconds of `10 minutes`, `10m` or `500 ms`, rounded down; or ValueError."""
     return _interval_ms(text.strip().lower(), _NAMED_UNITS_US | _SHORT_UNITS_US)
 
 
 def parse_sql_interval_ms(text: str) -> int:
-    """Milliseconds of an interval that Spark SQL reads too, such as `10 minutes`. ValueError."""
+    """Milliseconds of an interval in Spark SQL's syntax, such as `10 minutes`; or ValueError."""
     if text.count(" ") != 1:
         raise ValueError(f"expected an interval such as '10 minutes', got {text!r}")
     return _interval_ms(text, _NAMED_UNITS_US)
 
 
 def parse_time_string_ms(text: str) -> int:
-    """Milliseconds of a time string of Spark's settings: `15m`, `1h`, `250` (ms), cut to whole ones.
+    """Milliseconds of a time string of Spark's settings: `15m`, `1h`, `250` (ms), rounded down.
 
     ValueError with Spark's explanation (JavaUtils.timeStringAsMs).
     """
@@ -98,7 +98,7 @@ def parse_time_string_ms(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes, at least 1, of `1000`, `50MB` (millions) or `50MiB` (2^20 each). ValueError."""
+    """Bytes, at least 1, of `1000`, `50MB` (millions) or `50MiB` (2^20 each); or ValueError."""
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match is not None:

@@ -60,8 +60,9 @@ class Admin:
     >>> admin = Admin(cluster="/data/log")                                     # doctest: +SKIP
     >>> admin.create_topics({"flights": {"num_partitions": 4}})                # doctest: +SKIP
 
-    `bootstrap_servers` is an alias of `cluster`. Errors are kafka-python's (and ours, see spark_log.kafka_errors). A
-    feature of Kafka that spark-log lacks raises UnsupportedVersionError, as with an old broker.
+    `bootstrap_servers` is an alias of `cluster`. Errors are instances of both kafka-python's and spark-log's classes
+    (see spark_log.kafka_errors). A feature of Kafka that spark-log lacks raises UnsupportedVersionError, as with an
+    old broker.
     """
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaAdminClient.DEFAULT_CONFIG
@@ -252,9 +253,10 @@ class Admin:
     def elect_leaders(
         self, election_type: Any, topic_partitions: Any = None, timeout_ms: int | None = None, raise_errors: bool = True
     ) -> Any:
-        """ElectionType.PREFERRED or UNCLEAN for {topic: partitions}, a list of topics, or all: ElectLeadersResponse.
+        """Elect leaders (ElectionType.PREFERRED or UNCLEAN) for {topic: partitions}, a list of topics, or all.
 
-        UnknownTopicOrPartitionError for a named topic that does not exist; with `raise_errors` the first error.
+        Returns an ElectLeadersResponse. Raises UnknownTopicOrPartitionError for a named topic that does not exist, and
+        with `raise_errors` the first error of a partition.
         """
         _check_timeout(timeout_ms)
         return partitions.elect_leaders(self._cluster, election_type, topic_partitions, raise_errors=raise_errors)

@@ -7,7 +7,7 @@ from spark_log.metadata.columns import PRODUCER_BATCH
 
 
 def delete_batches_above(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
-    """Forget the batches of the partition (topic id, number) that end above `offset`: their records were removed."""
+    """Delete the batches of the partition (topic id, number) that end above `offset`: their records were removed."""
     here = (
         (PRODUCER_BATCH.topic_id == key[0])
         & (PRODUCER_BATCH.partition == key[1])

@@ -74,7 +74,7 @@ def consume(
     if values and as_json:
         raise typer.BadParameter("--values and --json exclude each other")
     if idle is not None and not follow:
-        raise typer.BadParameter("--idle is for --follow")
+        raise typer.BadParameter("--idle requires --follow")
 
     if group is not None:
         _consume_as_member(topic, cluster, group, position, partition, max_messages, follow, idle, values, as_json)

@@ -1,6 +1,6 @@
 """`spark-log`: the command line. Each command group is one module; heavy modules are imported when a command runs.
 
-Exit codes: 0 done, 1 an error of ours or of the machine (one line on stderr), 2 wrong usage.
+Exit codes: 0 done, 1 an error of spark-log or of the machine (one line on stderr), 2 wrong usage.
 """
 
 from typing import Annotated, Any

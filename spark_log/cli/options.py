@@ -1,6 +1,6 @@
 """Options that several commands share, and the text forms of their values.
 
-Texts are parsed here. A wrong one is a usage error (exit code 2) that names the option and the value.
+Values are parsed here. An invalid value is a usage error (exit code 2) that names the option and the value.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the top
 
 
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
-    """`name=text` texts as headers, in order; a name may come again, as in Kafka."""
+    """`name=text` texts as headers, in order; names may repeat, as in Kafka."""
     headers = []
     for text in texts:
         name, separator, value = text.partition("=")

@@ -57,7 +57,7 @@ class RecordSender:
                 self.ends[tp.partition] = end
 
     def close(self) -> None:
-        """End the producer; a transaction that was not committed is aborted, and then nothing was stored."""
+        """Close the producer. An uncommitted transaction is aborted: none of its records is stored or counted."""
         if self._transactional and not self.ends:
             self.records = self.bytes = 0
         self._producer.close()

@@ -1,8 +1,8 @@
-"""Brokers: who keeps replicas, where, and who of them is alive.
+"""Brokers, their log dirs, and which of them are alive.
 
-An *embedded* broker has no process: whoever appends or coordinates does its work, and it is alive while its log dirs
-are. A *served* one is a process (`spark-log broker start`) that holds a lease in the store; it is alive while that is
-fresh. A log dir counts while the controller has not declared it failed.
+An *embedded* broker has no process: clients and coordinators do its work, and it is alive while its log dirs are. A
+*served* broker is a process (`spark-log broker start`) that holds a lease in the store; it is alive until that
+expires. A log dir counts while the controller has not declared it failed.
 """
 
 import os
@@ -162,13 +162,13 @@ def alive_log_dirs(connection: sa.Connection, now: StoreClock) -> frozenset[LogD
 
 
 def _counts(connection: sa.Connection, column: sa.Column[Any]) -> dict[int, int]:
-    """How many rows have each value of the column."""
+    """Number of rows by value of the column."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
     return {int(value): count for (value, count) in rows if value is not None}
 
 
 def _left_ms(row: Any, now: StoreClock) -> int | None:
-    """What is left of a served broker's lease, 0 if it has run out; None: it has none."""
+    """Remaining time of a served broker's lease, 0 if it has expired; None for an embedded broker."""
     if not row.served:
         return None
     until_ms = row.lease_until_ms or 0
@@ -220,7 +220,7 @@ class BrokerSession:
         self.epoch = self._store.transact(body, announce=True)
 
     def renew(self) -> bool:
-        """Go on serving; False if the lease has run out or another process has it: then register again."""
+        """Renew the lease. False if it has expired or another process has it: then register again."""
 
         def body(connection: sa.Connection, _attempt: Attempt) -> bool:
             row = _lock(connection, self.broker_id)

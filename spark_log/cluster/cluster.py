@@ -71,7 +71,8 @@ class Cluster:
                     f"log dir: {redact(uri)} belongs to cluster {marker.cluster_id}; if an interrupted init left it,"
                     f" remove its {MARKER} first"
                 )
-            # the marker before the commit: a cluster that exists has its log dir, and a marker alone does no harm
+            # The marker is written before the commit, so that an existing cluster always has its log dir. A marker
+            # without a cluster is harmless.
             directory.write_marker(Marker(cluster_id, FIRST_BROKER, log_dir_uuid, counter=0))
             connection.execute(
                 tables.broker.insert(),

@@ -81,7 +81,7 @@ def topic_folder(topic: str, uuid: str) -> str:
 
 
 def segment_path(folder: str, partition: int, name: str) -> str:
-    """Where a segment file lies, relative to its log dir. UnsafePathError if the parts do not make such a path."""
+    """Path of a segment file relative to its log dir. UnsafePathError if the parts do not form such a path."""
     path = f"{folder}/_segments/{partition}/{name}"
     if not _SEGMENT_NAME.fullmatch(path) or folder in (".", ".."):
         raise UnsafePathError(

@@ -35,7 +35,7 @@ class ConfigDefinition:
     """One topic config, for reference pages and `describe_configs`. Texts only."""
 
     name: str
-    """Kafka's dotted name, or ours."""
+    """Kafka's dotted name, or that of a config that only spark-log has."""
     kind: str
     """Kafka's name of the type: long, int, double, boolean, string, list."""
     default: str
@@ -47,7 +47,7 @@ class ConfigDefinition:
     doc: str
     """Its effect, and the reason if the default differs from Kafka's."""
     kafka_default: str | None
-    """Kafka's default if ours differs; None if they are equal or Kafka has no such config."""
+    """Kafka's default if it differs; None if they are equal or Kafka has no such config."""
 
 
 def _config(name: str, default: Any, value_type: ValueType, doc: str, unit: str = "", kafka: str | None = None) -> Any:

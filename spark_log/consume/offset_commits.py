@@ -27,7 +27,7 @@ Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
-    """The commits of one consumer, one after the other. `write` does one; it raises the store's and group's errors."""
+    """Runs a consumer's commits one at a time. `write` does one; it raises the store's and the group's errors."""
 
     def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
         self._settings = settings

@@ -249,7 +249,7 @@ def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAn
             raise TypeError(f"offsets must be dict[TopicPartition, OffsetAndMetadata], got {value!r} for {partition}")
         offset, metadata, epoch = value
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**63 - 1:
-            raise IllegalArgumentError(f"offset: {offset!r} for {partition} is not a whole number from 0")
+            raise IllegalArgumentError(f"offset: {offset!r} for {partition} is not an integer >= 0")
         if metadata is not None and not isinstance(metadata, str):
             raise IllegalArgumentError(f"metadata: {metadata!r} for {partition} is not text")
         checked[partition] = OffsetAndMetadata(offset, metadata or "", -1 if epoch is None else epoch)

@@ -1,11 +1,10 @@
-"""Which log dirs answer: the controller looks, takes the failed ones out, and takes them back with what they have.
+"""Inspection of log dirs: the controller marks failed ones offline, and online again when they answer.
 
-A log dir shows its id and its counter in its marker. One that comes back is not trusted: its files are listed, and
-its replicas' LEO falls to the first that is missing. One that comes back empty (a new disk) gets a new id and begins
-anew. A mount point whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount
-point.
+The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and its
+replicas' LEO falls to the first missing file. One that is empty then (a new disk) gets a new id. A mount point
+whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
 
-A log dir is declared failed only while another one answers: a broken mount on one host elects nobody.
+A log dir is declared failed only while another one answers: a host that lost all its mounts causes no election.
 """
 
 import logging
@@ -41,7 +40,7 @@ that does this duty does not renew.
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """What a log dir showed. `failure` None: it answers. `empty`: it answers, and has neither marker nor files."""
+    """Result of inspecting a log dir. `failure`: None if it answers. `empty`: it has neither marker nor files."""
 
     failure: str | None
     empty: bool = False
@@ -50,7 +49,7 @@ class LogDirAnswer:
 
 @dataclass(frozen=True)
 class RegisteredLogDir:
-    """A log dir as the metadata has it."""
+    """A log dir as recorded in the metadata."""
 
     log_dir_id: LogDirId
     broker_id: BrokerId
@@ -63,14 +62,14 @@ class RegisteredLogDir:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """What is to be done: log dirs to take out, with the reason, and those that may be taken back."""
+    """`out`: log dirs to mark offline, with the reason. `back`: those that may be marked online."""
 
     out: Mapping[LogDirId, str]
     back: Sequence[LogDirId]
 
 
 def inspection_result(known: Sequence[RegisteredLogDir], looks: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
-    """Pure: from what the log dirs showed to what is done. Nothing is, unless one of them answered as it should."""
+    """Pure: decides from the answers. Changes nothing if no log dir answered."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
     for log_dir in known:
@@ -93,7 +92,7 @@ def inspection_result(known: Sequence[RegisteredLogDir], looks: Mapping[LogDirId
 
 
 def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
-    """Ask the controller to look at a log dir where a file of `size` bytes could not be written."""
+    """Ask the controller to inspect a log dir where a file of `size` bytes could not be written."""
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
@@ -102,15 +101,15 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
 
 
 def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
-    """Online log dirs that somebody complained of."""
+    """Online log dirs with a reported failure (`report_failure`)."""
     query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.suspect_bytes.is_not(None), LOG_DIR.online)
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
 def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
-    """Look at every log dir, take out those that have failed and take back those that answer again.
+    """Inspect every log dir. Failed ones are marked offline; ones that answer again are marked online.
 
-    Elections and catching up are for those who do them next.
+    Does not elect leaders or copy files: other tasks do.
     """
     known = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
     looks = _ask_all(known, cluster.cluster_id)
@@ -130,7 +129,7 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     for log_dir_id in verdict.back:
         try:
             _mark_online(cluster, fence, by_id[log_dir_id], looks[log_dir_id])
-        except (SparkLogError, OSError) as error:  # gone again: the next look tells
+        except (SparkLogError, OSError) as error:  # it failed again: the next inspection decides
             logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
     return verdict
 
@@ -147,7 +146,7 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 
 
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
-    """All at once, each with its time: a mount that hangs keeps only its own thread."""
+    """Ask all log dirs in parallel, each with its own timeout: a mount that hangs blocks only its own thread."""
     ours = frozenset(one.uuid for one in known)
     pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-look")
     try:
@@ -171,8 +170,8 @@ def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> Lo
         marker = directory.read_marker()
         if marker is None and directory.exists() and directory.empty():
             return LogDirAnswer(None, empty=True)
-        # what this very log dir was called before, or should have been: an old disk that was put back, or a marker that
-        # was written too late. Its files will be listed like those of any other that comes back
+        # An id that no log dir has now is a former id of this one: an old disk was mounted again, or a marker was
+        # written too late. The files are listed, as for every log dir that answers again.
         formerly = (
             marker is not None
             and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
@@ -205,10 +204,10 @@ def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirI
 
 
 def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, look: LogDirAnswer) -> None:
-    """The order lets a crash at any point be followed by another look: a log dir is online only at the very end."""
+    """Marks the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
     store = cluster.store
     marker_uuid = known.uuid
-    if look.empty:  # the store first: a marker that it does not know would count as somebody else's
+    if look.empty:  # store before marker: a marker whose id the store lacks counts as foreign
         marker_uuid = str(uuid.uuid4())
         store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
     directory = LogDir(known.uri)
@@ -226,7 +225,7 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, look: 
 def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
     fence(connection)
     if change_log_dirs(connection, [known.log_dir_id], ~LOG_DIR.online, **values) != 1:
-        raise LogDirMismatchError(f"log dir {redact(known.uri)}: somebody else has changed it meanwhile")
+        raise LogDirMismatchError(f"log dir {redact(known.uri)}: another process has changed it")
 
 
 def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
@@ -263,7 +262,7 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
 def _first_missing(
     connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
 ) -> dict[int, int]:
-    """Base offset of the first file, by partition, that is not in the log dir as the metadata has it."""
+    """Base offset of the first file that is missing or has another size than in the metadata, by partition."""
     query = (
         sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))

@@ -54,7 +54,7 @@ def _spread(
     racks: Mapping[int, str | None],
     total: Mapping[int, int],
 ) -> dict[TopicPartition, list[int]]:
-    """Who keeps a replica of each partition of a topic. `total` counts the replicas of each broker, over all topics."""
+    """The replicas' brokers, by partition of a topic. `total` counts the replicas of each broker, over all topics."""
     load: Counter[int] = Counter(dict.fromkeys(racks, 0))
     chosen: dict[TopicPartition, list[int]] = {}
     for tp, replicas in current.items():

@@ -42,7 +42,7 @@ class ReassignmentStatus:
 
 
 def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]:
-    """Those under way, by topic and partition."""
+    """Reassignments in progress, by topic and partition."""
     missing = (
         (SEGMENT.topic_id == REPLICA.topic_id)
         & (SEGMENT.partition == REPLICA.partition)

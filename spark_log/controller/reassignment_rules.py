@@ -1,11 +1,11 @@
 """The rules of reassignment. Pure: how a partition's replicas move to other brokers without losing a record.
 
     begin   the new replicas join AR behind the others, empty, and catch up like any other follower
-    finish  once all of the target is in sync and alive, AR becomes the target and the rest leaves
-    cancel  AR becomes the original AR again; replicas that were added leave
+    finish  once all replicas of the target are in sync and alive, AR becomes the target; other replicas are removed
+    cancel  AR becomes the original AR again; replicas that were added are removed
 
-A replica that leaves takes its files with it, so its leaving begins a new leader epoch even where the leader stays: a
-file that a writer put into its log dir under the old one must not count should the broker get a replica again.
+The files of a removed replica are deleted. So removing a replica begins a new leader epoch, even if the leader stays:
+if the broker later gets a replica again, files that were written to its log dir in the old epoch must not count.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from spark_log.partitions.replication_rules import PartitionState, Replica, with
 
 @dataclass(frozen=True)
 class Reassignment:
-    """One under way: broker ids in AR order. `target` is AR to be, `original` AR before, for cancel."""
+    """A reassignment in progress, as broker ids. `target`: the new AR; `original`: the AR before, for `cancel`."""
 
     target: tuple[int, ...]
     original: tuple[int, ...]
@@ -31,8 +31,8 @@ def begin(
 ) -> tuple[PartitionState, Reassignment]:
     """Add the replicas of `target` that are missing, each in its broker's log dir of `log_dirs`.
 
-    As in Kafka another target may replace the one of a reassignment that is `under_way`: the original stays, and what
-    only the old target wanted leaves, now if it is not in sync, else with `finish` or `cancel`.
+    As in Kafka, a new target may replace that of a reassignment `under_way`. The original stays. Replicas that only the
+    old target had are removed: at once if they are not in sync, otherwise by `finish` or `cancel`.
     InvalidReplicationAssignmentError if the target is empty, names a broker twice, or one that has neither a replica
     nor a log dir.
     """
@@ -54,7 +54,7 @@ def begin(
 def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState | None:
     """The partition with the target as its AR, or None while the target is not ready.
 
-    Every replica of the target must be in the ISR and alive: a replica that leaves may be the only other one with an
+    Every replica of the target must be in the ISR and alive: a removed replica may be the only other one with an
     acknowledged record. The leader stays if it is in the target; else the first of the target that has every record
     leads. After acks=1 there may be none: then the others catch up first.
     """
@@ -67,7 +67,7 @@ def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState:
-    """The partition with its original AR. If a replica that was added leads meanwhile, leadership goes back.
+    """The partition with its original AR. If an added replica is the leader, an original one becomes leader.
 
     As in Kafka InvalidReplicationAssignmentError if that could lose records: no original replica is alive and in the
     ISR with every record.
@@ -84,14 +84,14 @@ def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def _leader_among(state: PartitionState, ready: Sequence[Replica]) -> int | None:
-    """Today's leader, if it is one of these; else the first of them that has every record."""
+    """The current leader, if it is one of these; else the first of them that has every record."""
     if any(replica.broker_id == state.leader for replica in ready):
         return state.leader
     return next((r.broker_id for r in ready if r.log_end_offset == state.log_end_offset), None)
 
 
 def _assigned(state: PartitionState, replicas: Sequence[Replica], leader: int | None) -> PartitionState:
-    """The state with these replicas as its AR, and this leader, who has every record."""
+    """The state with these replicas as its AR. `leader` must have every record."""
     left = {replica.broker_id for replica in state.replicas} - {replica.broker_id for replica in replicas}
     return replace(
         with_replicas(state, replicas),

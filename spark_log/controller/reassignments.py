@@ -1,7 +1,7 @@
-"""Reassignments in the metadata store: begun, cancelled and finished. Kafka's KIP-455.
+"""Reassignments in the metadata store: start, cancel, finish (Kafka's KIP-455).
 
-The rules are in `reassignment`; the copying is done by whoever brings replicas up to date. Nobody needs to remember
-anything between the steps: each finds in the store what there is to do, so who dies leaves nothing half-done.
+The rules are in `reassignment_rules`; catch-up (`replicas.catch_up`) copies the files. All state is in the store, so
+any process can continue after another one has died.
 """
 
 from collections import Counter
@@ -41,9 +41,9 @@ def begin_reassignments(
     wanted: Mapping[TopicPartition, Sequence[int] | None],
     throttle_bytes_per_s: int | None = None,
 ) -> None:
-    """Begin to move partitions to the brokers given, the preferred leader first; None cancels what is under way.
+    """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
 
-    All of them or, if one is refused, none. Another target for a partition under way replaces the one before. Raises
+    All or, if one is refused, none. A new target replaces that of a reassignment in progress. Raises
     UnknownTopicOrPartitionError, PolicyViolationError (internal topics), InvalidReplicationAssignmentError,
     NoReassignmentInProgressError, InvalidConfigurationError (the throttle).
     """
@@ -86,7 +86,7 @@ def begin_reassignments(
 
 
 def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
-    """Switch every partition whose target is in sync and alive; the partitions. A few hundred are one transaction."""
+    """Finish the reassignments whose target is in sync and alive; their partitions. A few hundred per transaction."""
     ready = store.read(read_ready_partitions)
     done: list[Key] = []
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
@@ -123,7 +123,7 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
 
 
 class _Placing:
-    """Which log dir takes a broker's new replica: the one with the fewest, of those that are alive."""
+    """Chooses the log dir for a broker's new replica: the one with the fewest replicas among those that are alive."""
 
     def __init__(self, connection: sa.Connection, alive: Collection[int]) -> None:
         brokers = connection.execute(sa.select(BROKER.broker_id)).scalars()
@@ -157,7 +157,7 @@ class _Placing:
         free = [log_dir_id for log_dir_id in self._log_dirs[broker_id] if (log_dir_id, *key) not in self._deleting]
         if not free:
             raise InvalidReplicationAssignmentError(
-                f"replicas: broker {broker_id} is deleting what it had of this partition before; try again after that"
+                f"replicas: broker {broker_id} is still deleting its former replica of this partition; try again later"
             )
         chosen = min(free, key=lambda log_dir_id: (self._replicas[log_dir_id], log_dir_id))
         self._replicas[chosen] += 1
@@ -165,7 +165,7 @@ class _Placing:
 
 
 def _keep_brokers(connection: sa.Connection, broker_ids: Collection[int]) -> None:
-    """Until the end of the transaction nobody removes them."""
+    """Lock the brokers: until the end of the transaction they cannot be removed."""
     query = sa.select(BROKER.broker_id).where(BROKER.broker_id.in_(sorted(broker_ids))).order_by(BROKER.broker_id)
     connection.execute(query.with_for_update(read=True, key_share=True)).all()
 

@@ -92,7 +92,7 @@ class LeaseRunner:
             logger.warning("%s: the lease was not given back, and runs out: %s", self._name, redact(str(error)))
 
     def request_stop(self) -> list[threading.Thread]:
-        """Start no further task, and neither renew the lease nor give it back. Does not wait; returns the threads."""
+        """Stop starting tasks and renewing the lease, and return the threads, which may still run. Keeps the lease."""
         threads = self._loops.request_stop()
         self._wake_tasks()
         return threads

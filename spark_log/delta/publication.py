@@ -172,7 +172,7 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
         return None
     if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
         return None  # deleted meanwhile, together with its records
-    # a table without a commit of ours has not shown any record
+    # a table without a commit by spark-log has not shown any record
     cursors = publication_state.cursors(connection, topic, info) if in_table else {}
     if as_we_left_it and not due.fallen:
         wanted = publication_state.changed_segments(connection, topic, info)

@@ -6,7 +6,7 @@
     settle    the table has this version, so this intent was carried out: it becomes the recorded state
 
 A publisher that dies after its commit leaves an intent, and the version in the table identifies it for the next one.
-Until then no file crosses the offset (`publication.seen_offsets`). A note is always forced to disk, and with it
+Until then no file crosses the offset (`publication_state.seen_offsets`). A note is always forced to disk, and with it
 everything that was committed before: a Delta table never lists a segment that the metadata could still lose. Settling
 is not forced: if a power loss reverts it, the next publication settles again; its own note is forced.
 """

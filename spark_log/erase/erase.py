@@ -4,9 +4,9 @@
 
 The other records keep their offsets; the erased records leave gaps, as after compaction. An erase covers the records
 below the high watermarks at its beginning (`Erased.ends`), not those that are appended meanwhile. It seals the tails
-first; then it replaces each segment that holds such a record (`log.rewriting`), until a scan of all segments finds
-none. Readers and writers continue. The replaced files stay on disk for file.delete.delay.ms, and older Delta versions
-and lagging readers still see them; with `purge` they are deleted at once (`maintenance.purge`).
+first; then it replaces each segment that holds such a record (`maintenance.rewrite`), until a scan of all segments
+finds none. Readers and writers continue. The replaced files stay on disk for file.delete.delay.ms, and older Delta
+versions and lagging readers still see them; with `purge` they are deleted at once (`erase.purge`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -66,7 +66,7 @@ def check_commits(
         offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, metadata, -1)
         here = f"{topic}-{partition}"
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
-            raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not a whole number from 0 up")
+            raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not an integer >= 0")
         text = "" if text is None else text
         if not isinstance(text, str) or "\0" in text:
             raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text that can be stored")

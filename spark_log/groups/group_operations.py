@@ -100,7 +100,7 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
             wanted = committed + records
         case Exactly(offset):
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
-                raise IllegalArgumentError(f"offset to reset to: {offset!r} is not a whole number from 0 up")
+                raise IllegalArgumentError(f"offset to reset to: {offset!r} is not an integer >= 0")
             wanted = offset
         case _:
             assert_never(to)

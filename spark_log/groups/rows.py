@@ -200,7 +200,7 @@ def owners(connection: sa.Connection, group_id: str) -> dict[TopicPartition, str
 def assigned_to_others(
     connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """Those of the partitions that are assigned to other members, with their owners."""
+    """The owners of those of the partitions that are assigned to other members."""
     found: dict[TopicPartition, str] = {}
     for topic, numbers in _chunks(partitions):
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}

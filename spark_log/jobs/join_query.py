@@ -18,7 +18,7 @@ _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 def run(given: JoinArguments) -> int:
     """Exit code. Raises errors of spark-log and of Spark."""
     cluster = given.stream.shared.cluster
-    opened: list[Table] = []  # by the first batch: there is no session before the job has one
+    opened: list[Table] = []  # filled by the first batch: opening the table needs a Spark session
 
     def build(left: DataFrame, *rights: DataFrame) -> DataFrame:
         joined = left if given.right is None else _with_stream(left, given.left, rights[0], given.right)

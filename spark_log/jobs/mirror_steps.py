@@ -22,7 +22,7 @@ _PAUSE_S_MIN = 0.1
 
 
 def run(arguments: MirrorArguments) -> int:
-    """Raises errors of ours and of Spark's."""
+    """Raises errors of spark-log and of Spark."""
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
         mirror = Mirror(source, target, arguments.settings)
         try:

@@ -47,7 +47,7 @@ def run_stream_job(
 
     `delta`: `build` reads Delta tables.
 
-    Raises errors of ours and of Spark's.
+    Raises errors of spark-log and of Spark.
     """
     check(arguments, inputs)
     shared = arguments.shared

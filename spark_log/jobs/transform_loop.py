@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_guarded(arguments: TransformArguments) -> int:
-    """Exit code; 1 for an error of ours or of kafka-python's, told in one line. Errors of the function are raised."""
+    """Exit code; 1 for an error of spark-log or kafka-python, printed as one line. Raises errors of the function."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("spark_log.streams").setLevel(logging.INFO)
     try:
@@ -41,7 +41,7 @@ def run_guarded(arguments: TransformArguments) -> int:
 
 
 def run(arguments: TransformArguments) -> int:
-    """Raises errors of ours, of kafka-python's, and of the function."""
+    """Raises errors of spark-log, of kafka-python, and of the function."""
     function = None if arguments.function is None else load(arguments.function)
     _check_topics(arguments)
     with _consumer(arguments) as consumer, _producer(arguments) as producer:

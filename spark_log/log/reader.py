@@ -84,7 +84,7 @@ class LogReader:
         topics: Mapping[str, Topic] | None = None,
         rack: str | None = None,
     ) -> ReadPlan:
-        """The slices of the ranges, in one snapshot. Tails too long to travel inside a plan are sealed first.
+        """The slices of the ranges, in one snapshot. Tails that are too long for a plan are sealed first.
 
         Raises UnknownTopicOrPartitionError, and OffsetOutOfRangeError for a range that is not between log start offset
         and high watermark; `topics` pins topics by their id: DataLossError if one was recreated.
@@ -121,7 +121,7 @@ class LogReader:
             if not too_long:
                 # the log dirs are read after the slices: all that the slices name are among them
                 return ReadPlan(slices, self.cluster.log_dirs())
-            # if another process sealed them, or they cannot be sealed, they travel as they are
+            # tails that another process has sealed, or that cannot be sealed, are planned as they are
             sealing = sum(self._try_seal(wanted.topics[name], partition) for name, partition in too_long) > 0
 
     def _look_and_plan(

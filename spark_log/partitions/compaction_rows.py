@@ -11,7 +11,7 @@ from spark_log.partitions.partition_rows import Key
 
 
 def delete_compactions_above(connection: sa.Connection, key: Key, offset: int) -> None:
-    """Forget the compactions that end above `offset`: a truncation has removed records of them."""
+    """Delete the compactions that end above `offset`: a truncation has removed some of their records."""
     connection.execute(t.compaction.delete().where(_of(key), COMPACTION.end_offset > offset))
 
 

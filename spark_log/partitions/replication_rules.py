@@ -194,7 +194,7 @@ def advance_follower(
         or (replica.log_dir_id, replica.log_end_offset) != (progress.log_dir_id, progress.start)
         or tuple(names_now) != progress.names
     ):
-        raise NotLeaderForPartitionError(f"broker {progress.broker_id}: its replica has changed during the copy")
+        raise NotLeaderForPartitionError(f"broker {progress.broker_id}: its replica changed during the copy")
     end = max(progress.end, end_with_blobs)
     moved = replace(replica, log_end_offset=end)
     if alive and end == state.log_end_offset:

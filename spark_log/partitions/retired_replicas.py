@@ -1,8 +1,8 @@
-"""What replicas leave behind in a log dir when they go elsewhere: kept for readers, then deleted.
+"""Files of replicas that were moved to another log dir: kept for readers, then deleted.
 
-A partition's files in a log dir are deleted only while it has no replica there. The claim (`deleting`) and the placing
-of a replica both hold the partition's row lock, and where one is the other is refused. The rows outlive whoever
-deletes: the next one goes on.
+A partition's files in a log dir are deleted only while it has no replica there: claiming them (`deleting`) and placing
+a replica both take the partition's row lock, and each is refused after the other. If the process that deletes is
+killed, the rows remain, and the next clean-up continues.
 """
 
 import logging
@@ -41,14 +41,14 @@ def retire_moved_replicas(
     topics: Mapping[int, Topic],
     now: StoreClock,
 ) -> None:
-    """Retire the replicas that `after` has not any more, and take back what lies where it has new ones."""
-    came: list[dict[str, Any]] = []
-    went: list[dict[str, Any]] = []
+    """Retire the replicas that are missing in `after`; cancel the retirement in log dirs where it has new ones."""
+    added: list[dict[str, Any]] = []
+    removed: list[dict[str, Any]] = []
     for key, state in after.items():
         old = {replica.log_dir_id for replica in before[key].replicas}
         new = {replica.log_dir_id for replica in state.replicas}
-        came += [_parameters(log_dir_id, key) for log_dir_id in sorted(new - old)]
-        went += [
+        added += [_parameters(log_dir_id, key) for log_dir_id in sorted(new - old)]
+        removed += [
             {
                 "log_dir_id": log_dir_id,
                 "topic_id": key[0],
@@ -59,16 +59,16 @@ def retire_moved_replicas(
             }
             for log_dir_id in sorted(old - new)
         ]
-    if came:
-        connection.execute(t.retired_replica.delete().where(_THIS), came)
-    if went:
-        connection.execute(t.retired_replica.insert(), went)
+    if added:
+        connection.execute(t.retired_replica.delete().where(_THIS), added)
+    if removed:
+        connection.execute(t.retired_replica.insert(), removed)
 
 
 def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
-    """Delete the files of replicas retired longer than the topic's file.delete.delay.ms; how many replicas.
+    """Delete the files of replicas retired for longer than the topic's file.delete.delay.ms. Returns their number.
 
-    A log dir that fails keeps its rows, and the others are gone on with.
+    If a log dir fails, its rows are kept, and the other log dirs are cleaned.
     """
     claimed = _claim(cluster, fence)
     if not claimed:
@@ -91,7 +91,7 @@ def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
 
 
 def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
-    """Those that are due, and those that somebody has begun to delete."""
+    """Claim the replicas that are due. Also returns those whose deletion an earlier process has begun."""
     store = cluster.store
     store.read(check_identity)
     query = sa.select(t.retired_replica, TOPIC.configs).join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)
@@ -133,7 +133,7 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
 
 def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, folder: str) -> None:
     log_dir = cluster.log_dir(info)
-    log_dir.verify(info.uuid)  # one that has gone since we opened it looks as if everything were deleted
+    log_dir.verify(info.uuid)  # an unmounted log dir would look empty, as if all files were deleted
     this = _parameters(info.log_dir_id, key)
 
     def still_ours(connection: sa.Connection, _attempt: Attempt) -> bool:
@@ -141,8 +141,8 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
         return connection.execute(sa.select(RETIRED_REPLICA.deleting).where(_THIS), this).scalar() is not None
 
     for path in sorted(log_dir.list_files(folder)):
-        # file by file: one that was stopped while another finished, and a replica came back, does no more than one
-        # file of harm, which readers find missing and put back
+        # Checked for each file. If this process pauses while another one finishes, and the partition gets a replica
+        # here again, at most one of its files is deleted, and readers repair it.
         if not cluster.store.transact(still_ours):
             return
         log_dir.delete(path)

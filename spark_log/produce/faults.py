@@ -12,7 +12,7 @@ from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 def harmless(
     limits: RecordLimits, bytes_total: int, times_ms: npt.NDArray[np.int64], null_keys: int, now_ms: int
 ) -> bool:
-    """Whether the totals alone prove that no record is at fault: true for nearly every batch, and cheap.
+    """Whether the batch's totals and extremes prove that no record violates the limits. Cheap; most batches pass.
 
     `bytes_total` is at least the sum of the records' sizes.
     """

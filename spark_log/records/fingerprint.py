@@ -38,7 +38,7 @@ def fingerprint(
 
     `topic`: one name, or a string per row. `partitions`: the partitions that the caller asked for (int32, null where
     it asked for none); a partition that the key's hash or round-robin chose must not be passed, as it may differ when
-    the batch comes again.
+    the batch is replayed.
     """
     table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
     if table.num_rows == 0:

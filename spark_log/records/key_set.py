@@ -8,7 +8,7 @@ from spark_log.records.fingerprint import hash_values
 
 
 class KeySet:
-    """Distinct keys (binary, without null). It travels; about 24 bytes a key besides its own."""
+    """Distinct keys (binary, without null). Picklable. Needs about 24 bytes per key in addition to its bytes."""
 
     def __init__(self, keys: pa.Array) -> None:
         hashes = hash_values(keys)

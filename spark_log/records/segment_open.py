@@ -37,7 +37,7 @@ _OBJECT_STORE_SIGNS = ("AWS Error", "google::cloud::Status", "Azure Error")
 
 @dataclass(frozen=True)
 class ExpectedSegment:
-    """What the metadata says about the file. `path` is for messages only; the file is not opened by this name."""
+    """The metadata of a segment file. `path` is only for messages; the file is not opened by this name."""
 
     path: str
     bytes: int

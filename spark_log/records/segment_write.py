@@ -133,7 +133,7 @@ class SegmentWriter:
     def abort(self) -> None:
         """Give the file up: nothing more reaches the sink, and what is there is no segment (it has no footer).
 
-        To be called when `write` or the sink failed; a writer that is merely dropped would still write to the sink.
+        To be called when `write` or the sink failed; a writer that is only dropped would still write to the sink.
         """
         self._waiting = []
         self._stream.hold()

@@ -55,7 +55,8 @@ def run_reassignments(
             progress(left)
             if not left:
                 return
-            if not lease_status(cluster.store, LEASE).left_ms:  # otherwise the holder copies, under the same throttle
+            # A process that holds the lease copies, under the same throttle. Without one, this process copies.
+            if not lease_status(cluster.store, LEASE).left_ms:
                 followers.wake()
             cluster.store.changes.wait(seen, _POLL_S)
     finally:

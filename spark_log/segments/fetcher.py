@@ -46,9 +46,9 @@ class Fetcher:
 
     def __init__(self, log_dirs: LogDirs) -> None:
         self.passed_over = 0
-        """How many bad replicas were met."""
+        """Number of bad replicas found."""
         self.repaired = 0
-        """How many of them were repaired."""
+        """Number of bad replicas that were repaired."""
         self._infos = log_dirs
         self._open: dict[LogDirId, LogDir] = {}
         self._away: set[LogDirId] = set()

@@ -23,7 +23,7 @@ class SegmentFile:
 
 
 def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
-    """Whether exactly these bytes lie in the log dir; it reads them all. StorageUnavailableError if that fails."""
+    """Whether the log dir has the file with this size and checksum. Reads all of it; StorageUnavailableError."""
     if log_dir.sizes([file.path]) != [file.bytes]:
         return False
     digest = xxhash.xxh3_128()
@@ -56,7 +56,8 @@ class _BadSourceError(Exception):
 def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
     digest, copied = xxhash.xxh3_128(), 0
     with contextlib.closing(source.read_blocks(file.path)) as blocks:
-        block = _next(blocks)  # before the target is touched: most bad sources lack the file
+        # Read first, so that a source without the file (the usual fault) leaves the target unchanged.
+        block = _next(blocks)
         copy = target.replace(file.path)
         try:
             while block is not None:

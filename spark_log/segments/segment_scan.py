@@ -48,10 +48,10 @@ def scan_segments(
 
 
 def _whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
-    """Where each segment lies whole: in its first log dir, or the next one if that is not the one that is meant, cannot
-    be read, or has no file of the segment's size there.
+    """The location of each segment: in its first log dir, or in the next one if that has another id, cannot be read, or
+    has no file of the segment's size.
 
-    Spark passes over an empty file without a word, and rows of a file with a size of its own would join nothing.
+    Spark skips an empty file without an error, and the rows of a file of another size would join nothing.
     """
     opened: dict[LogDirId, LogDir] = {}
     paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]

@@ -31,7 +31,7 @@ class Slice(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Where a partition begins and ends for readers: log_start_offset <= offset < high_watermark."""
+    """The readable offsets of a partition: log_start_offset <= offset < high_watermark."""
 
     log_start_offset: int
     high_watermark: int

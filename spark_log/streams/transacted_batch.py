@@ -7,8 +7,8 @@
 
 Rows that are written are pending: no reader sees them. The end of the block is one append: all rows get their offsets,
 the group's offsets are committed, and the batch is recorded, so that a replay changes nothing (the same rule as for
-the sink's batches: `log.spark_batches`). An exception aborts. The transactional id is the query's: a second driver on
-the same checkpoint fences the first, for good.
+the sink's batches: `append.spark_batches`). An exception aborts. The transactional id is the query's: a second driver
+on the same checkpoint fences the first permanently.
 """
 
 import itertools

@@ -190,5 +190,5 @@ began.wait()
 """
 
 
-def test_a_program_does_not_end_in_the_middle_of_sealing(tmp_path):
+def test_exit_of_the_program_waits_for_a_running_seal(tmp_path):
     assert run_python(CLOSING, str(tmp_path / "cluster")) == "published\n"

@@ -1,4 +1,4 @@
-"""What the jobs make of columns: records out of rows, rows out of records."""
+"""How the jobs convert rows to records, and records to rows."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What `jobs/mirror.py` understands, and what it says to what it does not."""
+"""Arguments of `jobs/mirror.py`, and the errors for invalid ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `jobs/transform.py` understands, what it says to what it does not, and which functions it finds."""
+"""Arguments of `jobs/transform.py`, the errors for invalid ones, and the functions that it finds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counts in sentences: one of a thing is singular wherever it is told."""
+"""Counts in messages: the noun is singular after 1."""
 
 from spark_log.erase.erase_report import Erased
 from spark_log.erase.purge import Purged

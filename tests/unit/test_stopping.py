@@ -43,7 +43,7 @@ def test_it_is_waited_for():
 
 @pytest.mark.parametrize(("kind", "timeout_s"), [(Stop, 60), (threading.Event, 0.5)])
 def test_handlers_interrupt_waits_and_each_other(kind, timeout_s):
-    """As the second of two signals does, and the first of a program that waits. Of an Event they may not."""
+    """A signal may interrupt a wait or another handler. An Event does not support that."""
     waiting, telling = kind(), kind()
     ended = [
         interrupted_everywhere(lambda: waiting.wait(60), waiting.set, timeout_s),

@@ -17,9 +17,10 @@ from spark_log.records.fingerprint import EMPTY, combine
 
 @message_only
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Driver only: plans a micro-batch when it is sent to executors (as a `StreamTaskWriter`), commits or aborts it.
+    """Driver only: plans a micro-batch, and commits or aborts it. Pickled for the executors, it becomes a
+    `StreamTaskWriter`.
 
-    Spark creates a new one for each commit; the tasks' messages identify its query.
+    Spark creates a new writer for each commit; the tasks' messages identify the query.
     """
 
     def __init__(self, options: WriteOptions) -> None:

@@ -229,7 +229,7 @@ class Compacting:
         return True
 
     def complete(self, planned: CompactionPass, compacted: Sequence[Compacted]) -> None:
-        """Record the pass. Every unit of it has been swapped in or had nothing to drop."""
+        """Record the pass as completed: each of its units has been swapped in or had nothing to drop."""
         failpoint("compact.before-noted")
         unread = any(
             each.written is None and not unit.dirty for each, unit in zip(compacted, planned.units, strict=True)

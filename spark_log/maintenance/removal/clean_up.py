@@ -6,7 +6,7 @@ that is offline, a row of `retired_copy` remains: when the log dir is back, its 
 log, and the file is deleted. The folder of a deleted topic is deleted with all its content, but its one row stays until
 this is done in every log dir: the row says that no writer uses the folder.
 
-Files that a retired replica left in its old log dir are deleted by `cluster.retired_replicas`.
+Files that a retired replica left in its old log dir are deleted by `partitions.retired_replicas`.
 """
 
 import re
@@ -119,7 +119,7 @@ class CleanableLogDirs:
         log_dir.delete_empty_folder(folder)
 
     def publish(self, topic: Topic) -> None:
-        """Remove deleted files from the topic's Delta tables; raises as `delta.publish` does."""
+        """Remove deleted files from the topic's Delta tables; raises the errors of `delta.publication.publish`."""
         publish(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:

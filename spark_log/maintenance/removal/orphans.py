@@ -9,8 +9,8 @@ been deleted.
 
 The write id tells whether a process may still append a file, so the rule for it does not depend on time: expired ids
 are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read. The read finds every file
-that was named before it; after it, no file whose id is gone can be named. Files whose names do not have our form are
-not touched.
+that was named before it; after it, no file whose id is gone can be named. Files that are not named like
+spark-log's are kept.
 """
 
 import re
@@ -144,8 +144,8 @@ def _needed(
     numbers: Sequence[int],
     found: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
-    """Read the metadata about these files, in one snapshot. None if the topic was deleted: its readers have their
-    time.
+    """Read the metadata about these files, in one snapshot. None if the topic was deleted: the clean-up
+    of deleted topics removes its files.
     """
     topic_id = topic.topic_id
     if connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.topic_id == topic_id)).first() is None:

@@ -77,8 +77,8 @@ def may_follow(first: Segment, last: Segment, following: Segment, seen: Collecti
     """Whether a file with the segments from `first` to `last` may also include `following`: the offsets meet, the
     timestamp type is the same, and the span fits into an offset_delta.
 
-    `following` must not begin at one of `seen` (`publication.seen_offsets`): the file would then hold both old and new
-    records for the stream of some Delta table.
+    False if `following` begins at one of `seen` (`publication_state.seen_offsets`): a file with records on both
+    sides of such an offset would hold both old and new records for a stream that reads the Delta table.
     """
     return (
         last.end_offset == following.base_offset

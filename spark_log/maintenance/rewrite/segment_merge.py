@@ -127,7 +127,7 @@ def runs_of(
     connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
 ) -> list[list[Segment]]:
     """The runs of a partition that may be merged. They have only files below the inline tail. Delta tables list a file
-    above it, but cannot tell later which of the records there they have shown (`publication.Cursor.seen_offset`): such
+    above it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such
     a file is merged once the tail is sealed.
     """
     tail = segments(connection, topic, partition, inline=True)

@@ -31,7 +31,7 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
     timestamp type, at most OFFSETS_MAX offsets, and at most `bytes_max` bytes unless a single segment is larger. By
     offset.
 
-    No run of files crosses one of `seen` (`publication.seen_offsets`).
+    No run of files crosses one of `seen` (`publication_state.seen_offsets`).
     """
     found: list[list[Segment]] = []
     size = 0

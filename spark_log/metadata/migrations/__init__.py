@@ -1,8 +1,8 @@
 """Alembic migrations of the metadata store, run inside the caller's transaction.
 
 A new store is created with the tables of `metadata/tables/`; a migration changes only stores of earlier releases.
-To change a table: change `tables.py`, add `versions/v<n>_<subject>.py` with the difference, and set
-`tables.SCHEMA_REVISION`.
+To change a table: change `metadata/tables/`, add `versions/v<n>_<subject>.py` with the difference, and set
+`metadata.tables.SCHEMA_REVISION`.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Where replicas go."""
+"""Placement of replicas on brokers and log dirs."""
 
 from collections import Counter
 

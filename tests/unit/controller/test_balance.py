@@ -1,4 +1,4 @@
-"""How evenly a cluster is loaded, and which preferred leaders are due: pure."""
+"""Load balance of a cluster, and the partitions that are due for an election of the preferred leader. Pure."""
 
 import pytest
 

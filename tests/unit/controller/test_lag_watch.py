@@ -1,4 +1,4 @@
-"""Who lags for too long: replica.lag.time.max.ms, by a clock that the test moves."""
+"""Replicas that lag for longer than replica.lag.time.max.ms, by a clock that the test sets."""
 
 import pytest
 

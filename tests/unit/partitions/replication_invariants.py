@@ -1,4 +1,4 @@
-"""What must hold between any two steps of the model of replication; the numbers are the design's."""
+"""Invariants of the model of replication, checked between any two steps; the numbers are the design's."""
 
 import itertools
 
@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 
 class Invariants(RuleBasedStateMachine):
-    """Of a machine with the partition's `state`, the `world`, and what was acknowledged, seen and lost before."""
+    """Base of a machine that has the partition's `state`, the `world`, and the records acknowledged, seen and lost."""
 
     @invariant()
     def offsets_are_dense_and_each_record_has_one(self):

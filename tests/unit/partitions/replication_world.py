@@ -1,6 +1,6 @@
-"""What the rules of replication speak about and do not hold themselves: segment rows, blobs, the files in log dirs.
+"""Model of the data that the replication rules refer to: segment rows, blobs, and the files in log dirs.
 
-A file or a blob is a name, unique for ever, and the ids of its records. Everything here is too simple to be wrong.
+A file or a blob is a name that is never used again, and the ids of its records.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """A segment row: the records of `name` have the offsets [base, end). A blob lies in the store itself."""
+    """A segment row: the records of `name` have the offsets [base, end). A blob is in the store."""
 
     base: int
     end: int
@@ -18,7 +18,7 @@ class Row:
 
 
 class World:
-    """`rows` by offset; `files`: the names that lie whole in each log dir; `content`: what was ever written."""
+    """`rows` by offset; `files`: names of the complete files in each log dir; `content`: the records of each name."""
 
     def __init__(self, log_dirs: Iterable[int]) -> None:
         self.rows: list[Row] = []
@@ -38,7 +38,7 @@ class World:
         return [row for row in self.rows if row.base < end and row.end > start]
 
     def records(self, start: int, end: int) -> list[int]:
-        """What the rows say to be at these offsets."""
+        """The records at these offsets, according to the rows."""
         found = {row.base + i: record for row in self.rows for i, record in enumerate(self.content[row.name])}
         return [found[offset] for offset in range(start, end) if offset in found]
 

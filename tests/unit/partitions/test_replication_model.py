@@ -264,7 +264,7 @@ class ReplicatedPartition(Invariants):
 
     @rule(broker=BROKERS)
     def controller_looks_at_a_log_dir(self, broker):
-        """As `inspection` takes one back: its replica ends at the first missing file, is fenced, and then alive."""
+        """Inspection marks a log dir online: its replica ends at the first missing file, is fenced, then alive."""
         log_dir, state = log_dir_of(broker), self.state
         if state.replica(broker) is not None:
             here = self.world.files[log_dir]
@@ -371,7 +371,7 @@ class ReplicatedPartition(Invariants):
         self.reassignment = None
 
     def assign(self, after, cleaned):
-        """What leaves takes its files along: some day, or at once."""
+        """The files of removed replicas are deleted now if `cleaned`, otherwise later."""
         for broker in {r.broker_id for r in self.state.replicas} - {r.broker_id for r in after.replicas}:
             self.lost.discard(log_dir_of(broker))
             if cleaned:

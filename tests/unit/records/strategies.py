@@ -96,7 +96,7 @@ def read_back(
 
 
 def as_read(table: pa.Table, offsets: list[int]) -> pa.Table:
-    """What readers should see of `table`, whose rows have these offsets."""
+    """The table that readers must return for `table`, whose rows have these offsets."""
     rows = table.num_rows
     columns = {
         "key": table.column("key"),

@@ -1,4 +1,4 @@
-"""Whose turn it is to be caught up, and how long one that fails is left alone."""
+"""The order in which replicas catch up, and the back-off after a failure."""
 
 from spark_log.replicas.followers import COPIES_MAX, OUT_OF_SYNC_COPIES_MAX, back_off_s, choose
 from spark_log.replicas.lagging_replicas import LaggingReplica
