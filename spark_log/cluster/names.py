@@ -5,9 +5,8 @@ names and folders cannot tell them apart. Clients can read internal topics; only
 """
 
 import re
-from collections.abc import Iterable
 
-from spark_log.errors import InvalidTopicError, PolicyViolationError, TopicAlreadyExistsError
+from spark_log.errors import InvalidTopicError, PolicyViolationError
 
 TOPIC_NAME_LENGTH_MAX = 249
 
@@ -70,15 +69,3 @@ def is_internal(topic: str) -> bool:
 def collision_key(topic: str) -> str:
     """Equal for two names exactly if they collide. The metadata store has a unique index on it."""
     return topic.replace(".", "_")
-
-
-def check_collision(topic: str, existing: Iterable[str], field: str = "topic") -> None:
-    """Raises TopicAlreadyExistsError if `topic` is, or collides with, one of `existing`. O(len(existing))."""
-    key = collision_key(topic)
-    for other in existing:
-        if other == topic:
-            raise TopicAlreadyExistsError(f"{field} {topic!r} already exists")
-        if collision_key(other) == key:
-            raise TopicAlreadyExistsError(
-                f"{field} {topic!r} collides with the existing topic {other!r}: '.' and '_' count as the same character"
-            )

@@ -109,12 +109,6 @@ def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
     return done
 
 
-def publish_all(cluster: Cluster) -> None:
-    """Publish every topic to its Delta tables."""
-    for topic in cluster.store.read(find_topics).values():
-        publish(cluster, topic)
-
-
 def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_replicas: bool) -> None:
     from deltalake.exceptions import CommitFailedError, DeltaError
 

@@ -16,7 +16,7 @@ from spark_log.cluster.topics import create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.delta import publication_state
-from spark_log.delta.publication import delta_tables, publish, publish_all, try_publish
+from spark_log.delta.publication import delta_tables, publish, try_publish
 from spark_log.errors import SparkLogError
 from spark_log.log.log import Records
 from spark_log.metadata import tables as t
@@ -164,7 +164,6 @@ def test_a_failing_log_dir_does_not_stop_the_publication_of_others(tables, caplo
     caplog.clear()
     tables.append("c")
     tables.publish()
-    publish_all(tables.cluster)
     assert not caplog.records
     home.rmdir()
     away.rename(home)

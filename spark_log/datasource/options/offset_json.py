@@ -11,7 +11,7 @@ output is canonical (topics sorted, partitions in numeric order, no spaces), so 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from spark_log.errors import InvalidOptionError
@@ -68,19 +68,6 @@ def offsets_to_dict(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 def offsets_from_dict(nested: object, *, resolved: bool = True) -> dict[TopicPartition, int]:
     """Inverse of `offsets_to_dict`, checked as `parse_offsets` checks its text."""
     return _flatten(nested, nested, OFFSETS_EXAMPLE, 0 if resolved else EARLIEST)
-
-
-def print_offsets(offsets: Mapping[TopicPartition, int]) -> str:
-    """Canonical JSON of offsets or timestamps; `parse_offsets` of it gives `offsets` again."""
-    return json.dumps(offsets_to_dict(offsets), separators=(",", ":"))
-
-
-def print_assign(partitions: Iterable[TopicPartition]) -> str:
-    """Canonical JSON of partitions; `parse_assign` of it gives them again."""
-    nested: dict[str, list[int]] = {}
-    for topic, partition in sorted(set(partitions)):
-        nested.setdefault(topic, []).append(partition)
-    return json.dumps(nested, separators=(",", ":"))
 
 
 def _parse_nested(text: str, example: str, least: int) -> dict[TopicPartition, int]:

@@ -2,8 +2,8 @@
 
     start, latest -> rate_limit.should_delay -> rate_limit.rate_limit -> [start, end) -> split_ranges -> pack_tasks
 
-Semantics of Spark's KafkaMicroBatchStream (metrics) and KafkaOffsetRangeCalculator (splitting), but in exact integers
-instead of doubles. All functions take and return values, and take linear time (or n log n) in the number of partitions.
+Splitting has the semantics of Spark's KafkaOffsetRangeCalculator, but in exact integers instead of doubles. All
+functions take and return values, and take linear time (or n log n) in the number of partitions.
 """
 
 import heapq
@@ -109,24 +109,6 @@ def pack_tasks(
         tasks[task].append(piece)
         records[task] += piece.size
     return [tuple(sorted(task)) for task in tasks]
-
-
-def offsets_behind_latest(
-    consumed: Mapping[TopicPartition, int] | None, latest: Mapping[TopicPartition, int] | None
-) -> dict[str, str]:
-    """minOffsetsBehindLatest, maxOffsetsBehindLatest, avgOffsetsBehindLatest as Spark shows them; {} if there is no
-    data.
-
-    A partition that is not in `consumed` counts from offset 0; one that was recreated shorter is 0 behind.
-    """
-    if not consumed or not latest:
-        return {}
-    behind = [max(0, end - consumed.get(tp, 0)) for tp, end in latest.items()]
-    return {
-        "minOffsetsBehindLatest": str(min(behind)),
-        "maxOffsetsBehindLatest": str(max(behind)),
-        "avgOffsetsBehindLatest": str(sum(behind) / len(behind)),
-    }
 
 
 def _part_count(size: int, total: int, parts: int) -> int:

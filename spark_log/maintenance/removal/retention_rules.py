@@ -67,16 +67,3 @@ def leaving(
         left -= segment.bytes
         gone.append((segment, reason))
     return gone
-
-
-def new_log_start(
-    segments: Sequence[Segment],
-    config: TopicConfig,
-    log_start: int,
-    high_watermark: int,
-    total_bytes: int,
-    now_ms: int,
-) -> int:
-    """The log start offset after the run; `log_start` if no segment is dropped. Arguments as of `leaving`."""
-    gone = leaving(segments, config, log_start, high_watermark, total_bytes, now_ms)
-    return max([log_start, *(segment.end_offset for segment, _ in gone)])

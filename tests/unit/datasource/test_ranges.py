@@ -1,4 +1,4 @@
-"""Rate limit, minimum, splitting, packing and metrics: results as in Spark, and exact coverage of ranges."""
+"""Rate limit, minimum, splitting and packing: results as in Spark, and exact coverage of ranges."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,6 @@ from spark_log.datasource.read.ranges import (
     TASK_OVERHEAD_RECORDS,
     PartitionRange,
     check_resolved,
-    offsets_behind_latest,
     pack_tasks,
     split_ranges,
 )
@@ -200,27 +199,7 @@ def test_ten_thousand_partitions_share_two_hundred_tasks() -> None:
     assert not should_delay(start, latest, min_offsets=1, max_trigger_delay_ms=9, now_ms=1, last_trigger_ms=0)
     pieces = split_ranges(check_resolved(start, ends))
     tasks = pack_tasks(pieces, tasks_max=200)
-    metrics = offsets_behind_latest(ends, latest)
     assert len(tasks) == 200
     assert {len(task) for task in tasks} <= set(range(45, 56))
     records = [sum(piece.size for piece in task) for task in tasks]
     assert max(records) < 1.05 * min(records)
-    assert len(metrics) == 3
-
-
-# --- metrics --------------------------------------------------------------------------------------------------------
-
-
-def test_metrics() -> None:
-    assert offsets_behind_latest({A: 5, B: 7}, {A: 15, B: 7}) == {
-        "minOffsetsBehindLatest": "0",
-        "maxOffsetsBehindLatest": "10",
-        "avgOffsetsBehindLatest": "5.0",
-    }
-    assert offsets_behind_latest({A: 5}, {A: 2, B: 3})["maxOffsetsBehindLatest"] == "3"
-    assert (
-        offsets_behind_latest(None, {A: 1})
-        == offsets_behind_latest({A: 1}, None)
-        == offsets_behind_latest({}, {})
-        == {}
-    )

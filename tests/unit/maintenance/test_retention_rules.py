@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.config import TopicConfig
-from spark_log.maintenance.removal.retention_rules import new_log_start
+from spark_log.maintenance.removal.retention_rules import leaving
 from spark_log.maintenance.rewrite.rewrite import Segment
 
 NOW_MS = 1_000
@@ -28,7 +28,8 @@ def config(retention_ms=-1, retention_bytes=-1, policy=DELETE):
 def start_of(segments, settings, log_start=0, high_watermark=None, now_ms=NOW_MS):
     high_watermark = segments[-1].end_offset if high_watermark is None else high_watermark
     total = sum(each.bytes for each in segments)
-    return new_log_start(segments, settings, log_start, high_watermark, total, now_ms)
+    gone = leaving(segments, settings, log_start, high_watermark, total, now_ms)
+    return max([log_start, *(each.end_offset for each, _ in gone)])
 
 
 def kafkas(segments, settings, log_start, high_watermark):
