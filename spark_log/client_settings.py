@@ -81,8 +81,8 @@ def parse_settings(
     """(address of the cluster, settings).
 
     `kind` is a dataclass whose fields are the settings that apply and whose `__post_init__` checks them. `theirs` is
-    kafka-python's DEFAULT_CONFIG. Everything that is refused is in one error: `unknown` if a setting is neither ours
-    nor kafka-python's, else KafkaConfigurationError.
+    kafka-python's DEFAULT_CONFIG. All refused settings are in one error: `unknown` if neither spark-log nor
+    kafka-python has one of them, else KafkaConfigurationError.
     """
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     others = {name: given[name] for name in given if name not in (*known, "cluster", "bootstrap_servers")}

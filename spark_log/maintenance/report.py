@@ -31,7 +31,7 @@ class Report:
     before: Amount = field(default_factory=Amount)
     after: Amount = field(default_factory=Amount)
     notes: tuple[str, ...] = ()
-    """For people: the reasons, the work that was put off and why, the failures."""
+    """Messages for users: reasons, failures, and postponed work with its reason."""
     dry_run: bool = False
     """Nothing was changed: the report describes the changes that the task would make."""
 

@@ -47,7 +47,7 @@ class Task:
 def _only_with_a_steady_clock(
     name: str, run: Callable[[MaintenanceContext], Iterable[Report]]
 ) -> Callable[[MaintenanceContext], Iterable[Report]]:
-    """Run `run` only while the store's clock is trusted, otherwise put it off: a deletion by age cannot be undone."""
+    """Postpone `run` while the store's clock is not trusted: a deletion by age cannot be undone."""
 
     def run_or_wait(context: MaintenanceContext) -> Iterator[Report]:
         if context.cluster.store.clock_is_steady():

@@ -71,5 +71,5 @@ def _switch_as_fallback(cluster: Cluster, settings: ClusterSettings) -> None:
             if fence is not None:
                 switch_reassignments(cluster, fence)
                 delete_retired_replicas(cluster, fence)
-    except NotControllerError:  # the store was unavailable for longer than the lease: the next poll goes on
+    except NotControllerError:  # the store was unavailable for longer than the lease: the next poll continues
         pass

@@ -242,9 +242,8 @@ _SEGMENT_COLUMNS = (
 )
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
-# segment that holds its start with one primary key lookup, and goes on from there. SQLite keeps to that order
-# for CROSS JOIN; PostgreSQL, which would rather read the whole table for ranges that it cannot guess, for a LATERAL
-# with OFFSET 0.
+# segment that holds its start with one primary key lookup, and continues from there. CROSS JOIN forces this order on
+# SQLite. On PostgreSQL, which cannot estimate the ranges and would scan the whole table, a LATERAL with OFFSET 0 does.
 _RANGES = {
     "sqlite": """SELECT json_extract(value, '$[0]') AS number, json_extract(value, '$[1]') AS first_offset,
                         json_extract(value, '$[2]') AS last_offset FROM json_each(:ranges)""",
