@@ -7,7 +7,7 @@ import pytest
 from spark_log.controller.reassignment_rules import Reassignment, begin, cancel, finish
 from spark_log.errors import InvalidReplicationAssignmentError
 from spark_log.partitions.replication_rules import Replica
-from tests.unit.partitions.test_replication import partition, shown
+from tests.unit.partitions.test_replication_rules import partition, shown
 
 STATE = partition((1, 10, True), (2, 10, True))
 LOG_DIRS = {3: 30, 4: 40}
