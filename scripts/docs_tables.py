@@ -82,7 +82,7 @@ def errors() -> str:
 
 
 def cause_and_remedy(kind: type[SparkLogError]) -> tuple[str, str]:
-    """What the docstring says before and after "Remedy:", the first paragraph of each."""
+    """The first paragraphs of the docstring before and after "Remedy:"."""
     cause, _, remedy = inspect.cleandoc(kind.__doc__ or "").partition("Remedy:")
     return _text(cause), _sentence(remedy.partition("\n\n")[0])
 
