@@ -291,7 +291,7 @@ def test_a_replica_that_returns_reuses_its_files(brokers, moved, log, tmp_path):
 
 def test_no_replica_is_placed_in_a_log_dir_that_is_deleting_its_files(brokers, moved, tmp_path):
     change(brokers, t.retired_replica.update().values(deleting=True))
-    with pytest.raises(InvalidReplicationAssignmentError, match="broker 3 is deleting"):
+    with pytest.raises(InvalidReplicationAssignmentError, match="broker 3 is still deleting"):
         begin_reassignments(brokers, {T0: [3]})
     brokers.add_log_dir(3, str(tmp_path / "broker-3-more"))
     begin_reassignments(brokers, {T0: [3]})
