@@ -14,10 +14,12 @@ from sqlalchemy import event
 from spark_log.errors import ClusterNotFoundError, SparkLogError, UnsupportedStoreError
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
+from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.server_identity import ask_server
 from spark_log.metadata.write_ahead_log import BYTES_MAX
 
 BUSY_TIMEOUT_MS = 60_000
+_EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
 _WRITES = "spark_log_writes"
 
 _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
@@ -48,7 +50,9 @@ def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
     def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
         return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
 
-    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sqlite_connections.Pool)
+    engine = sa.create_engine(
+        "sqlite://", creator=connect, poolclass=sqlite_connections.Pool, execution_options=_EXECUTION_OPTIONS
+    )
     sqlite_connections.close_before_fork(engine)
 
     @event.listens_for(engine, "connect")
@@ -80,6 +84,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
         address.url,
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
         connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
+        execution_options=_EXECUTION_OPTIONS,
     )
     _postgresql_engines.add(engine)
 
