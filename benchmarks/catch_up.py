@@ -22,7 +22,8 @@ from benchmarks.machine import describe_machine
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA

@@ -23,7 +23,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
 from spark_log.records.schema import RECORD_SCHEMA
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.groups import rows
 from spark_log.groups.membership import GroupMember, MemberSettings
 from spark_log.ids import TopicPartition

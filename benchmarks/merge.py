@@ -24,8 +24,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.throughput import spark_session
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import MaintenanceContext, Report

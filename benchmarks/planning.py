@@ -16,7 +16,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.options.options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.ids import OffsetRange, TopicPartition

@@ -25,10 +25,11 @@ from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession, add_broker, embed_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
-from spark_log.cluster.topics import create_topic, find_topics
+from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.controller.controller import LEASE, elect_leaders
 from spark_log.controller.lag_watch import read_lagging_members
+from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t

@@ -23,7 +23,8 @@ from benchmarks.replication import values
 from spark_log import clock
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import publish
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records

@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.machine import describe_machine
 from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.read.read_topic import read_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.ids import TopicPartition

@@ -33,7 +33,8 @@ from rich.table import Table
 from spark_log import launcher
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import Topic, create_topic, delete_topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import ClusterNotFoundError, SparkLogError, redact
 
 REPOSITORY = Path(__file__).resolve().parents[1]

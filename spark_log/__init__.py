@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     __version__: str
     from spark_log.admin.client import Admin as Admin
     from spark_log.cluster.cluster import Cluster as Cluster
-    from spark_log.cluster.topics import create_topic as create_topic
     from spark_log.consume.consumer import Consumer as Consumer
+    from spark_log.controller.topic_operations import create_topic as create_topic
     from spark_log.coordinator.broker import Broker as Broker
     from spark_log.coordinator.coordinator import Coordinator as Coordinator
     from spark_log.datasource.read.read_topic import read_topic as read_topic
@@ -29,7 +29,7 @@ _HOME = {
     "Producer": "spark_log.produce.producer",
     "Coordinator": "spark_log.coordinator.coordinator",
     "activate_session": "spark_log.datasource.write.active_session",
-    "create_topic": "spark_log.cluster.topics",
+    "create_topic": "spark_log.controller.topic_operations",
     "read_topic": "spark_log.datasource.read.read_topic",
     "write_topic": "spark_log.datasource.write.topic_write",
 }

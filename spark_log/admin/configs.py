@@ -11,10 +11,11 @@ from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigR
 
 from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import outcome_of
-from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings, read_settings
+from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions
+from spark_log.controller import topic_operations
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 
 
@@ -108,7 +109,7 @@ def alter_configs(
         wanted = {name: _new_value(topic, name, given) for name, given in changed.items()}
         if incremental is False:
             wanted = {**dict.fromkeys(topic.overrides), **wanted}
-        engine.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
+        topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
 
     return _each(resources, alter)
 
@@ -127,7 +128,7 @@ def reset_configs(
             return
         topic = _topic_of(cluster, resource)
         names = list(resource.configs) if resource.configs else list(topic.overrides)
-        engine.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
+        topic_operations.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
 
     return _each(resources, reset)
 
@@ -141,14 +142,14 @@ def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[st
     return result
 
 
-def _topic_of(cluster: Cluster, resource: ConfigResource) -> engine.Topic:
+def _topic_of(cluster: Cluster, resource: ConfigResource) -> Topic:
     if resource.resource_type is not ConfigResourceType.TOPIC:
         raise InvalidConfigurationError(
             f"{resource.resource_type.name} {resource.name!r}: only topics and the cluster (BROKER) have configs"
         )
     if not isinstance(resource.name, str):
         raise InvalidTopicError(f"topic: expected a name, got {resource.name!r}")
-    return cluster.store.read(lambda connection: engine.find_topic(connection, resource.name))
+    return cluster.store.read(lambda connection: find_topic(connection, resource.name))
 
 
 def _is_cluster(resource: ConfigResource) -> bool:
@@ -174,7 +175,7 @@ def _new_setting(name: str, given: Any) -> str | None:
     return None if op is AlterConfigOp.DELETE or value is None else str(value).lower()
 
 
-def _new_value(topic: engine.Topic, name: str, given: Any) -> str | None:
+def _new_value(topic: Topic, name: str, given: Any) -> str | None:
     """The text to store; None resets the config to its default."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)

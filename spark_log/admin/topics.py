@@ -14,10 +14,11 @@ from kafka.structs import OffsetAndTimestamp
 from spark_log.admin.configs import entries_of
 from spark_log.admin.kafka_python_2 import result
 from spark_log.admin.outcomes import error_fields, outcome_of, raise_first
-from spark_log.cluster import topics as engine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import TopicDescription, describe
 from spark_log.cluster.names import is_internal
+from spark_log.cluster.topics import Topic, find_topic, find_topics, list_topics
+from spark_log.controller import topic_operations as engine
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal import log_start
@@ -60,7 +61,7 @@ def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, rai
     return result({"topics": entries})
 
 
-def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> engine.Topic | None:
+def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> Topic | None:
     if wanted.assignments:
         raise InvalidReplicationAssignmentError(
             f"topic {wanted.name!r}: assignments {dict(wanted.assignments)}: placement over brokers and racks is"
@@ -110,7 +111,7 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
 
 def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
     """{'topics': [...]} with the error code of each. A UUID is a topic id."""
-    by_id = {topic.uuid: topic.name for topic in engine.list_topics(cluster)}
+    by_id = {topic.uuid: topic.name for topic in list_topics(cluster)}
     entries, errors = [], []
     for given in topics:
         name = by_id.get(given.hex, "") if isinstance(given, uuid.UUID) else given
@@ -127,7 +128,7 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
     given = None if topics is None else list(topics)
 
     def look(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
-        known = engine.find_topics(connection)
+        known = find_topics(connection)
         by_id = {topic.uuid: topic.name for topic in known.values()}
         names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in given or ()]
         wanted = sorted(known) if given is None else names
@@ -203,7 +204,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
         offsets: dict[Any, int] = {}
         lookups: dict[TopicPartition, TimeLookup] = {}
         for name in sorted({partition[0] for partition in specs}):
-            topic = engine.find_topic(connection, name)
+            topic = find_topic(connection, name)
             limits = positions(connection, [topic])
             times: dict[int, int] = {}
             for partition, spec in specs.items():
@@ -235,7 +236,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
 _SPECS = (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetSpec.MAX_TIMESTAMP)
 
 
-def _newest_timestamp_ms(connection: sa.Connection, topic: engine.Topic, partition: int) -> int:
+def _newest_timestamp_ms(connection: sa.Connection, topic: Topic, partition: int) -> int:
     """-1 if there is no record."""
     query = sa.select(sa.func.max(SEGMENT.max_timestamp_ms)).where(
         SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition

@@ -28,10 +28,10 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, WRITE_ID
+from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH, WRITE_ID
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-from spark_log.partitions.partition_rows import Key, by_topic, lock_partitions, save_partitions
+from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions, set_recovery_points
 from spark_log.partitions.replication_rules import PartitionState
 from spark_log.segments.segment_rows import insert_blobs, insert_segments
 
@@ -289,9 +289,6 @@ def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
-        for topic_id, numbers in by_topic(keys):
-            here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
-            connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
+        set_recovery_points(connection, keys)
 
     store.transact(body)

@@ -33,7 +33,7 @@ def make_plan(
 ) -> Plan:
     """A plan that distributes the partitions over these brokers, without partitions that stay as they are."""
     from spark_log.cluster.brokers import list_brokers
-    from spark_log.cluster.placement import BrokerLoad
+    from spark_log.controller.placement import BrokerLoad
     from spark_log.controller.reassignment_proposal import propose
     from spark_log.errors import InvalidReplicationAssignmentError
 

@@ -37,7 +37,8 @@ def create(
     - `spark-log topic create users -p 8 -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import create_topic, find_topics
+    from spark_log.cluster.topics import find_topics
+    from spark_log.controller.topic_operations import create_topic
 
     configs = parse_pairs(config or (), "--config")
     with Cluster.open(cluster) as opened:
@@ -87,7 +88,7 @@ def alter(
     **Example:** `spark-log topic alter events -c retention.ms=-1 -d compression.type`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import alter_configs
+    from spark_log.controller.topic_operations import alter_configs
 
     changes: dict[str, str | None] = dict(parse_pairs(config or (), "--config"))
     for config_name in delete_config or ():
@@ -113,7 +114,7 @@ def add_partitions(
 ) -> None:
     """Raise the number of partitions to TOTAL. Afterwards keys go to other partitions, as in Kafka."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.topics import add_partitions as add
+    from spark_log.controller.topic_operations import add_partitions as add
 
     with Cluster.open(cluster) as opened:
         count = add(opened, name, total).partition_count
@@ -133,7 +134,7 @@ def delete(
     """Delete topics with all of their records."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.description import describe_topics
-    from spark_log.cluster.topics import delete_topic
+    from spark_log.controller.topic_operations import delete_topic
 
     with Cluster.open(cluster) as opened:
         describe_topics(opened, names)  # if one does not exist, none is deleted

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
 from spark_log.consume.consumer_settings import ConsumerSettings
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import FatalError
 from spark_log.metadata.columns import TOPIC
 

@@ -8,7 +8,7 @@ partition while another rack has none.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from spark_log.cluster.placement import BrokerLoad
+from spark_log.controller.placement import BrokerLoad
 from spark_log.errors import InvalidReplicationAssignmentError
 from spark_log.ids import TopicPartition
 

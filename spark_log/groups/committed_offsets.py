@@ -19,13 +19,12 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups import rows
+from spark_log.groups import offsets_topic, rows
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Attempt, Store, StoreClock
-from spark_log.segments import offsets_topic
 
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python

@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import Topic, create_topic, find_topics, unknown_topic
+from spark_log.cluster.topics import Topic, find_topics, unknown_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import InvalidOptionError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.jobs.produce import NewTopic

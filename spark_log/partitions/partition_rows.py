@@ -23,6 +23,7 @@ CHUNK = 5_000
 """Values per statement: databases limit the number of parameters."""
 
 _FEW = 16
+_MANY_PARTITIONS = 100
 
 
 _PARTITION_COLUMNS = (
@@ -181,3 +182,65 @@ def save_partitions(
     for statement, parameters in ((_DROP_REPLICA, gone), (_SAVE_REPLICA, moved), (_NEW_REPLICA, new)):
         if parameters:
             statement.run(connection, parameters)
+
+
+def insert_partitions(
+    connection: sa.Connection, topic_id: int, first: int, placement: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    """Rows of new partitions; `placement[i]` is AR of partition `first + i` as (broker id, log dir id)."""
+    zero = dict.fromkeys(_STATE_COLUMNS, 0)
+    connection.execute(
+        t.partition.insert(),
+        [
+            {"topic_id": topic_id, "partition": first + i, **zero, "leader": ar[0][0] if ar else None}
+            for i, ar in enumerate(placement)
+        ],
+    )
+    replicas = [
+        {
+            "topic_id": topic_id,
+            "partition": first + i,
+            "broker_id": broker_id,
+            "log_dir_id": log_dir_id,
+            "log_end_offset": 0,
+            "in_sync": True,
+            "preference": preference,
+        }
+        for i, ar in enumerate(placement)
+        for preference, (broker_id, log_dir_id) in enumerate(ar)
+    ]
+    if replicas:
+        connection.execute(t.replica.insert(), replicas)
+    if connection.dialect.name == "postgresql" and len(placement) >= _MANY_PARTITIONS:
+        # until its statistics know them, PostgreSQL takes the topic for a row or two and joins them in nested loops
+        connection.exec_driver_sql("ANALYZE partition, replica")
+
+
+def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
+    """Everything appended to these partitions so far is forced to disk when this transaction has committed."""
+    lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
+    for topic_id, numbers in by_topic(keys):
+        here = (PARTITION.topic_id == topic_id) & PARTITION.partition.in_(numbers)
+        connection.execute(t.partition.update().where(here).values(recovery_point=PARTITION.log_end_offset))
+
+
+_COUNT = bindparam("count", type_=sa.BigInteger)
+_TAKE_OFFSETS = Prepared(
+    t.partition.update()
+    .where(
+        PARTITION.topic_id == sa.select(TOPIC.topic_id).where(TOPIC.name == bindparam("topic")).scalar_subquery(),
+        PARTITION.partition == bindparam("number"),
+    )
+    .values(log_end_offset=PARTITION.log_end_offset + _COUNT, high_watermark=PARTITION.high_watermark + _COUNT)
+    .returning(PARTITION.log_end_offset)
+)
+
+
+def take_offsets(connection: sa.Connection, topic: str, partition: int, count: int) -> int | None:
+    """Offset of the first of `count` records that this transaction commits to a partition without replicas.
+
+    Locks the partition's row. None: the partition does not exist.
+    """
+    for (end,) in _TAKE_OFFSETS.rows(connection, {"topic": topic, "number": partition, "count": count}):
+        return int(end) - count
+    return None

@@ -25,6 +25,11 @@ def retire_files(
     insert_retired(connection, retired_rows(topic, partition, names, change, now))
 
 
+def retire_folder(connection: sa.Connection, topic: Topic, now: StoreClock) -> None:
+    """Note that the topic is deleted, and its folder in every log dir with it."""
+    insert_retired(connection, [{"path": topic.folder, "topic_id": topic.topic_id, "retired_ms": now.wall_ms}])
+
+
 def retired_rows(
     topic: Topic, partition: int, names: Iterable[str], change: int, now: StoreClock
 ) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from spark_log import clock
 from spark_log.append.encoding import Encoding
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, create_topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import (
     InvalidTopicError,
     KafkaTimeoutError,

@@ -106,9 +106,9 @@ def plan(
     for name, wanted in by_topic.items():
         topic = topics[name]
         if name == CONSUMER_OFFSETS_TOPIC:
-            from spark_log.segments import offsets_topic
+            from spark_log.segments import offset_commit_records
 
-            slices += offsets_topic.slices_of(connection, topic, wanted)
+            slices += offset_commit_records.slices_of(connection, topic, wanted)
             continue
         bounds = {partition: (start, end) for partition, start, end in wanted}
         parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}

@@ -23,7 +23,8 @@ from spark_log.append.rules import Rejected
 from spark_log.append.transfer import Transfer, Transferred, cut_pieces
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, add_partitions, create_topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.controller.topic_operations import add_partitions, create_topic
 from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.datasource.read.rate_limit import rate_limit
 from spark_log.errors import (

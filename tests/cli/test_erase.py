@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import run

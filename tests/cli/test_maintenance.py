@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from spark_log.cli.maintenance import maintenance
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from spark_log.maintenance import TASKS
 from tests.cli.test_cli import cluster as cluster

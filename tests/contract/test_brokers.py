@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import create_topic
 from spark_log.controller.reassignment_rows import list_reassignments
 from spark_log.controller.reassignments import begin_reassignments
+from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import controller_status
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

@@ -14,8 +14,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.controller.controller import elect_leaders
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import (
     CorruptRecordError,
     NotLeaderForPartitionError,

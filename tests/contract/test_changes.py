@@ -5,7 +5,7 @@ import threading
 import time
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Records
 from tests.support.python_process import PythonProcess
 from tests.support.records import table

@@ -13,7 +13,7 @@ from spark_log.append.rules import Appended, Rejected
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta.publication import publish
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition

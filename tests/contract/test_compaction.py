@@ -10,9 +10,9 @@ from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import alter_configs
 from spark_log.config import ClusterSettings
 from spark_log.controller.controller import elect_leaders
+from spark_log.controller.topic_operations import alter_configs
 from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import OffsetRange
 from spark_log.ids import TopicPartition as OurPartition

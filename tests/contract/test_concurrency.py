@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.append.rules import Appended, ProducerSequence
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta.publication import publish
 from spark_log.errors import RetriableError
 from spark_log.log.log import Log, Records

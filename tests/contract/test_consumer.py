@@ -20,8 +20,8 @@ from kafka.errors import (
 from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from spark_log import Consumer
-from spark_log.cluster.topics import add_partitions, delete_topic
 from spark_log.consume import partition_reads
+from spark_log.controller.topic_operations import add_partitions, delete_topic
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.removal.log_start import delete_records

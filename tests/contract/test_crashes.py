@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import delta_tables, publish
 from spark_log.failpoints import POINTS
 from spark_log.log.log import Log, Records

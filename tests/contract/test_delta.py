@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta import publication_intent
 from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish
 from spark_log.log.log import Log, Records

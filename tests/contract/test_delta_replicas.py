@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta import publication_state
 from spark_log.delta.publication import delta_tables, publish, try_publish
 from spark_log.errors import SparkLogError

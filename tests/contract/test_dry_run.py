@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.append import write_ids
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance import TASKS, run_tasks

@@ -16,8 +16,8 @@ from kafka import TopicPartition
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import create_topic
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import delta_tables, publish
 from spark_log.erase.erase import erase
 from spark_log.errors import (

@@ -14,9 +14,9 @@ from spark_log import Producer
 from spark_log.append.encoding import Encoding, prepare
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.config import ClusterSettings
 from spark_log.controller.reassignments import begin_reassignments
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase
 from spark_log.errors import SparkLogError

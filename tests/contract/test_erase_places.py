@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
 from spark_log.config import ClusterSettings
 from spark_log.controller.reassignments import begin_reassignments
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.erase.erase import erase
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log

@@ -12,10 +12,10 @@ from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
 from spark_log.controller.controller import elect_leaders, fallback_term
 from spark_log.controller.log_dir_inspection import inspect_log_dirs, report_failure
+from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import (
     InvalidReplicationFactorError,

@@ -6,8 +6,8 @@ import signal
 import pytest
 from deltalake import DeltaTable
 
-from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import delta_tables

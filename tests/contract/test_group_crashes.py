@@ -10,8 +10,8 @@ import time
 import pytest
 
 from spark_log.cluster.lease import Lease
-from spark_log.cluster.topics import add_partitions, create_topic
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import add_partitions, create_topic
 from spark_log.coordinator.coordinator import Coordinator, coordinator_status
 from spark_log.coordinator.lease_runner import PeriodicTask
 from spark_log.errors import NotCoordinatorError, UnknownMemberIdError

@@ -9,7 +9,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
 from spark_log.append.producer_expiry import expire_producers
-from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
+from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.errors import (
     AssignorFailedError,
     FencedInstanceIdError,

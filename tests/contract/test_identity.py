@@ -14,7 +14,7 @@ from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import StoreChangedError
 from spark_log.log.log import Log, Records

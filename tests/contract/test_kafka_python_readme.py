@@ -10,7 +10,7 @@ import sys
 import textwrap
 from importlib.metadata import metadata
 
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, stored
 

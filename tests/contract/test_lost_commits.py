@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from spark_log.append.rules import Appended
 from spark_log.append.write_ids import register, renew
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
 from spark_log.metadata import commit_tokens
 from spark_log.metadata import tables as t

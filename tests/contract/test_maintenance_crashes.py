@@ -10,7 +10,7 @@ from spark_log.append import write_ids
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records

@@ -12,8 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import alter_configs
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import alter_configs
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.delta.checkpoints import COMMITS_MAX
 from spark_log.delta.publication import delta_tables

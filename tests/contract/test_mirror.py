@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions, create_topic, delete_topic
+from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.errors import (
     DataLossError,

@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import IllegalArgumentError, RetriableError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import group_lag

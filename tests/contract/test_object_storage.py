@@ -13,7 +13,7 @@ import pytest
 
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import publish
 from spark_log.errors import StorageUnavailableError, StoreChangedError
 from spark_log.log.log import Log, Records

@@ -6,7 +6,7 @@ import random
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.metadata import tables as t

@@ -5,7 +5,7 @@ from itertools import count
 
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table
 

@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 
 import spark_log.errors
 from spark_log.append.partitioner import partition_of_key
-from spark_log.cluster.topics import add_partitions, create_topic, list_topics
+from spark_log.cluster.topics import list_topics
+from spark_log.controller.topic_operations import add_partitions, create_topic
 from spark_log.metadata import tables as t
 from spark_log.produce.partitioner_setting import RoundRobinPartitioner
 from tests.support.producing import change, rows, stored

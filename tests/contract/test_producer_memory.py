@@ -10,7 +10,7 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.records.schema import RECORD_SCHEMA
 from tests.support.records import NOON_MS
 from tests.support.replicas import take_away

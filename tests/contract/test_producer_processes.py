@@ -11,7 +11,7 @@ from kafka.errors import IllegalStateError
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS

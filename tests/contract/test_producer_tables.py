@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from spark_log.append.partitioner import partition_of_key
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.produce.future import Written
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS

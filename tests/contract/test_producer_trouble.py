@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 import spark_log.errors
 from spark_log import Producer
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.metadata import tables as t
 from tests.support.producing import change, rows, stored
 

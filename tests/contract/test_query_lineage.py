@@ -9,7 +9,7 @@ import re
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition

@@ -5,10 +5,10 @@ import sqlalchemy as sa
 
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import alter_configs, create_topic, delete_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.reassignment_rows import list_reassignments
 from spark_log.controller.reassignments import begin_reassignments, finish_reassignments
+from spark_log.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,

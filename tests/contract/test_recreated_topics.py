@@ -6,7 +6,7 @@ import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, ids
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets

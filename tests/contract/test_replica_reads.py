@@ -21,7 +21,7 @@ from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records

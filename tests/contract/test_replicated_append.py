@@ -14,9 +14,9 @@ from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.options.options import WriteOptions
 from spark_log.datasource.write.task_writer import TaskWriter
 from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write

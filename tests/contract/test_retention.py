@@ -9,9 +9,9 @@ from spark_log import clock
 from spark_log.append.rules import Appended
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.topics import alter_configs, create_topic
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.delta import publication_state
 from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, UnsafePathError
 from spark_log.ids import OffsetRange, TopicPartition

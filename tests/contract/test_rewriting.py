@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.append.write_ids import Writer, release
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta.publication import publish
 from spark_log.errors import NotCoordinatorError
 from spark_log.log.log import Log, Records

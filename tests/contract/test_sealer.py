@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log

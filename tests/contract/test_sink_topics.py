@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.errors import CheckpointMismatchError
 from tests.support.spark_sink import write_batch, write_micro_batch
 from tests.support.topics import make, stored

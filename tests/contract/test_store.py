@@ -24,14 +24,8 @@ from spark_log.append.spark_batches import append_once_hook
 from spark_log.append.write_ids import register, release, renew
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import (
-    add_partitions,
-    alter_configs,
-    create_topic,
-    delete_topic,
-    find_topic,
-    list_topics,
-)
+from spark_log.cluster.topics import find_topic, list_topics
+from spark_log.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from spark_log.errors import (
     CheckpointMismatchError,
     ClusterAlreadyExistsError,

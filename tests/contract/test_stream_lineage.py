@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.datasource.options.options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import DataLossError

@@ -3,7 +3,8 @@
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic, delete_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log

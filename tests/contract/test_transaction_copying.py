@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.failpoints import POINTS
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import describe_groups

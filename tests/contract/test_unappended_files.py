@@ -5,7 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.append.rules import Appended, Rejected
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import SparkLogError, StorageUnavailableError
 from spark_log.log.log import Log, Records
 from tests.support.records import read_all, table

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from tests.support.spark import QUICK_JVM, spark_without_delta
 
 REPOSITORY = Path(__file__).resolve().parents[2]

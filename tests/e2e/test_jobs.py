@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
-from spark_log.cluster.topics import alter_configs, create_topic
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.delta.delta_lag import delta_lags
 from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks

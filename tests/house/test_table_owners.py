@@ -12,12 +12,7 @@ from spark_log.metadata import tables as t
 PACKAGE = Path(__file__).parents[2] / "spark_log"
 
 FOREIGN_WRITES = {
-    ("append/append_transaction.py", "partition"),
-    ("cluster/topics.py", "partition"),
-    ("cluster/topics.py", "replica"),
-    ("cluster/topics.py", "retired_file"),
     ("produce/producer_identity.py", "producer"),
-    ("segments/offsets_topic.py", "partition"),
     ("transactions/transaction_store.py", "producer"),
     ("transactions/transaction_store.py", "producer_batch"),
 }

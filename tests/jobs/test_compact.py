@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.jobs import compact
 from spark_log.jobs.compact import JOB, CompactArguments
 

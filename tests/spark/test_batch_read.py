@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions, alter_configs
+from spark_log.controller.topic_operations import add_partitions, alter_configs
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition

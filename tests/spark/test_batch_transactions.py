@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.datasource.source import SparkLogDataSource
 from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import committed_offsets, read_commits

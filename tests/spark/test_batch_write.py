@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import alter_configs
+from spark_log.controller.topic_operations import alter_configs
 from spark_log.datasource.write import address_handoff
 from spark_log.log.log import Log
 from spark_log.metadata import tables

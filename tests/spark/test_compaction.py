@@ -12,7 +12,7 @@ from spark_log import read_topic
 from spark_log.append.partitioner import partition_of, split_by_partition
 from spark_log.append.rules import Appended
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import alter_configs
+from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs import compact as job

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.read.read_topic import read_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase

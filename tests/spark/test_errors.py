@@ -5,7 +5,7 @@ from pyspark.errors import PySparkException
 
 from spark_log import read_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import InvalidConfigurationError
 from spark_log.log.log import Log, Records
 from tests.support.records import table

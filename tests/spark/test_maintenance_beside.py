@@ -21,7 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, alter_configs, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.failpoints import POINTS
 from spark_log.log.log import Log

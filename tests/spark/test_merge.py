@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from spark_log.cluster.topics import delete_topic
+from spark_log.controller.topic_operations import delete_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.jobs.maintenance import MaintenanceArguments, do_tasks
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_log import read_topic
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from spark_log.metadata import tables as t
 from tests.support.damage import DAMAGES, StoredFile, replicas_of

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions, delete_topic
+from spark_log.controller.topic_operations import add_partitions, delete_topic
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions
+from spark_log.controller.topic_operations import add_partitions
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.log.log import Log
 from spark_log.streams.deduplication import deduplicated, keep_first, keep_last

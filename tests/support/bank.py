@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic, find_topics
+from spark_log.cluster.topics import find_topics
+from spark_log.controller.topic_operations import create_topic
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.records.schema import read_schema

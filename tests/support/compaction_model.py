@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from spark_log import clock
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, alter_configs, create_topic
+from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.delta.publication_state import seen_offsets
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition

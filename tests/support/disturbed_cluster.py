@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_log import Admin
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import add_partitions, delete_topic
+from spark_log.controller.topic_operations import add_partitions, delete_topic
 from spark_log.erase.erase import erase
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition

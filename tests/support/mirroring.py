@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, alter_configs, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records

@@ -11,9 +11,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import segment_path
-from spark_log.cluster.topics import Topic, find_topics, insert_topic
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.controller.topic_operations import insert_topic
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.segments.segment_copy import SegmentFile, is_whole

@@ -9,7 +9,7 @@ from kafka.errors import IllegalStateError
 from kafka.structs import TopicPartition
 
 from spark_log import Consumer, Producer
-from spark_log.cluster.topics import create_topic, delete_topic
+from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import (
     CommitFailedError,
     InvalidProducerIdMappingError,

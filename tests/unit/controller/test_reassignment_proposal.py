@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_log.cluster.placement import BrokerLoad, place_replicas
+from spark_log.controller.placement import BrokerLoad, place_replicas
 from spark_log.controller.reassignment_proposal import moved_bytes, propose
 from spark_log.errors import InvalidReplicationAssignmentError
 from spark_log.ids import TopicPartition

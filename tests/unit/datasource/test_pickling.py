@@ -13,7 +13,7 @@ from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partiti
 from pyspark.worker_util import pickleSer
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.read.batch_reader import BatchReader
 from spark_log.datasource.read.stream_reader import StreamReader
 from spark_log.datasource.source import SparkLogDataSource

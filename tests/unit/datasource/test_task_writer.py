@@ -14,7 +14,8 @@ from spark_log import clock
 from spark_log.append.append_transaction import AppendRequest
 from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, create_topic
+from spark_log.cluster.topics import Topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.options.options import PendingWrite, WriteOptions
 from spark_log.datasource.write import task_writer
 from spark_log.datasource.write.task_writer import TaskWriter

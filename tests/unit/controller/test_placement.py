@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.cluster.placement import BrokerLoad, place_replicas
+from spark_log.controller.placement import BrokerLoad, place_replicas
 from spark_log.errors import InvalidReplicationFactorError
 
 

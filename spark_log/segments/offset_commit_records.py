@@ -1,4 +1,4 @@
-"""`__consumer_offsets`: the committed offsets of all groups, readable like any topic.
+"""The records of `__consumer_offsets`: the committed offsets of all groups, readable like any topic.
 
     key        {"group": "readers", "topic": "flights", "partition": 0}
     value      {"offset": 1200, "leaderEpoch": -1, "metadata": "", "commitTimestamp": 1766000000000}
@@ -7,10 +7,8 @@
 It is always compacted: the rows of table group_offset *are* its records, the last one of each key, at the offset that
 the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was committed
 again. A commit moves log end offset and high watermark in its own transaction; the offsets of a partition are in the
-order of the commits. A deleted or expired offset leaves no tombstone. JSON rather
-than Kafka's packed bytes: Spark's from_json reads it.
-
-The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
+order of the commits (`groups.offsets_topic`). A deleted or expired offset leaves no tombstone. JSON rather than Kafka's
+packed bytes: Spark's from_json reads it.
 """
 
 import json
@@ -20,47 +18,15 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
-from spark_log.cluster.topics import Topic, insert_topic
+from spark_log.cluster.topics import Topic
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import GROUP_OFFSET, PARTITION, TOPIC
-from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.columns import GROUP_OFFSET, TOPIC
 from spark_log.records import inline
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 from spark_log.segments.slices import Slice
 
-PARTITIONS = 50
-"""Kafka's offsets.topic.num.partitions."""
-
 _RECORDS_MAX = 5_000
 """Rows encoded into one slice at most."""
-
-
-_COUNT = sa.bindparam("count", type_=sa.BigInteger)
-_TAKE = Prepared(
-    t.partition.update()
-    .where(
-        PARTITION.topic_id == sa.select(TOPIC.topic_id).where(TOPIC.name == sa.bindparam("topic")).scalar_subquery(),
-        PARTITION.partition == sa.bindparam("number"),
-    )
-    .values(log_end_offset=PARTITION.log_end_offset + _COUNT, high_watermark=PARTITION.high_watermark + _COUNT)
-    .returning(PARTITION.log_end_offset)
-)
-
-
-def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
-    """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
-
-    Locks the partition's row, after the group's (the lock order).
-    """
-    here = {"topic": CONSUMER_OFFSETS_TOPIC, "number": partition, "count": count}
-    moved = _TAKE.rows(connection, here)
-    if not moved:
-        _create(connection, now)
-        moved = _TAKE.rows(connection, here)
-    [(end,)] = moved
-    return int(end) - count
 
 
 def slices_of(connection: sa.Connection, topic: Topic, ranges: Sequence[tuple[int, int, int]]) -> list[Slice]:
@@ -121,13 +87,3 @@ def _records(rows: Sequence[Any]) -> pa.Table:
 
 def _json(facts: Mapping[str, Any]) -> bytes:
     return json.dumps(facts, ensure_ascii=False).encode()
-
-
-def _create(connection: sa.Connection, now: StoreClock) -> None:
-    """Make the topic; on PostgreSQL two first commits at once wait for each other here, and the second finds it."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
-        there = sa.select(TOPIC.topic_id).where(TOPIC.name == CONSUMER_OFFSETS_TOPIC)
-        if connection.execute(there).scalar() is not None:
-            return
-    insert_topic(connection, CONSUMER_OFFSETS_TOPIC, [()] * PARTITIONS, 1, {"cleanup.policy": "compact"}, now)

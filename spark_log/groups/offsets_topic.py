@@ -1,0 +1,39 @@
+"""Offsets of `__consumer_offsets`: each commit takes the next ones of its partition.
+
+The first commit creates the topic. It has no replicas (the store keeps it), and clients cannot write to it.
+`segments.offset_commit_records` describes its records.
+"""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
+from spark_log.controller.topic_operations import insert_topic
+from spark_log.metadata.columns import TOPIC
+from spark_log.metadata.store import StoreClock
+from spark_log.partitions import partition_rows
+
+PARTITIONS = 50
+"""Kafka's offsets.topic.num.partitions."""
+
+
+def take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
+    """Offset of the first of `count` records that this transaction commits to `partition` of the topic.
+
+    Locks the partition's row, after the group's (the lock order).
+    """
+    first = partition_rows.take_offsets(connection, CONSUMER_OFFSETS_TOPIC, partition, count)
+    if first is None:
+        _create(connection, now)
+        first = partition_rows.take_offsets(connection, CONSUMER_OFFSETS_TOPIC, partition, count)
+    assert first is not None
+    return first
+
+
+def _create(connection: sa.Connection, now: StoreClock) -> None:
+    """Make the topic; on PostgreSQL two first commits at once wait for each other here, and the second finds it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
+        there = sa.select(TOPIC.topic_id).where(TOPIC.name == CONSUMER_OFFSETS_TOPIC)
+        if connection.execute(there).scalar() is not None:
+            return
+    insert_topic(connection, CONSUMER_OFFSETS_TOPIC, [()] * PARTITIONS, 1, {"cleanup.policy": "compact"}, now)
