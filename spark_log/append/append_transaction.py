@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import bindparam
 
+from spark_log.append.producer_rows import ProducerKey, lock_producers, read_producer_state, save_producer_states
 from spark_log.append.rules import (
     Acks,
     Appended,
     Batch,
     ProducerState,
     Rejected,
-    RememberedBatch,
     decide,
     remember,
 )
@@ -27,9 +26,7 @@ from spark_log.append.write_ids import take
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH, WRITE_ID
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.columns import WRITE_ID
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions, set_recovery_points
 from spark_log.partitions.replication_rules import PartitionState
@@ -74,16 +71,13 @@ class AppendResult:
 
 _COMMITTED_BEFORE = AppendResult((), {}, committed_before=True)
 
-_ProducerKey = tuple[int, int, int]
-"""Producer id, topic id, partition."""
-
 
 @dataclass(frozen=True)
 class _Locked:
     """The rows that the transaction has locked, as they were."""
 
     partitions: Mapping[Key, PartitionState]
-    producers: Mapping[_ProducerKey, ProducerState]
+    producers: Mapping[ProducerKey, ProducerState]
 
 
 @dataclass
@@ -93,7 +87,7 @@ class _Assigned:
     outcomes: list[Appended | Rejected]
     new: list[tuple[Batch, Appended, PartitionState]]
     partitions: dict[Key, PartitionState]
-    producers: dict[_ProducerKey, ProducerState]
+    producers: dict[ProducerKey, ProducerState]
 
 
 class _AbandonedError(Exception):
@@ -175,44 +169,15 @@ def _advance(
             if state is not locked.partitions[key]:
                 assigned.partitions[key] = replace(state, recovery_point=state.log_end_offset)
     save_partitions(connection, locked.partitions, assigned.partitions)
-    _save_producers(connection, now, locked.producers, assigned.producers)
-
-
-_KEY = ("producer_id", "topic_id", "partition")
-_BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
-_PRODUCER = Prepared(
-    sa.select(PRODUCER.epoch).where(PRODUCER.producer_id == bindparam("producer_id")).with_for_update()
-)
-_REMEMBERED = Prepared(
-    sa.select(
-        PRODUCER_BATCH.producer_epoch,
-        PRODUCER_BATCH.first_sequence,
-        PRODUCER_BATCH.last_sequence,
-        PRODUCER_BATCH.base_offset,
-        PRODUCER_BATCH.end_offset,
-    )
-    .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
-    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
-)
-_FORGET = Prepared(
-    t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
-)
-_REMEMBER = Prepared(t.producer_batch.insert())
+    save_producer_states(connection, now, locked.producers, assigned.producers)
 
 
 def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
     """Lock and read producers first, then partitions: the lock order of `metadata.tables`."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
-    epochs: dict[int, int] = {}
-    for producer_id in sorted({producer_id for producer_id, _, _ in wanted}):
-        for (epoch,) in _PRODUCER.rows(connection, {"producer_id": producer_id}):
-            epochs[producer_id] = epoch
+    epochs = lock_producers(connection, {producer_id for producer_id, _, _ in wanted})
     states = lock_partitions(connection, [(b.topic_id, b.partition) for b in batches])
-    producers: dict[_ProducerKey, ProducerState] = {}
-    for key in wanted:
-        rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
-        producers[key] = ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
-    return _Locked(states, producers)
+    return _Locked(states, {key: read_producer_state(connection, key, epochs) for key in wanted})
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
@@ -253,35 +218,6 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
         "change": after.change,
         "appended_ms": now.wall_ms,
     }
-
-
-def _save_producers(
-    connection: sa.Connection,
-    now: StoreClock,
-    before: Mapping[_ProducerKey, ProducerState],
-    after: Mapping[_ProducerKey, ProducerState],
-) -> None:
-    gone: list[dict[str, Any]] = []
-    new: list[dict[str, Any]] = []
-    for key, state in after.items():
-        known = before[key]
-        if state is known:
-            continue
-        here = dict(zip(_KEY, key, strict=True))
-        gone += [
-            {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
-            for old in known.batches
-            if old not in state.batches
-        ]
-        new += [
-            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
-        ]
-        if state.epoch != known.epoch:
-            connection.execute(t.producer.update().where(PRODUCER.producer_id == key[0]).values(epoch=state.epoch))
-    if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
-        _FORGET.run(connection, gone)
-    if new:
-        _REMEMBER.run(connection, new)
 
 
 def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:

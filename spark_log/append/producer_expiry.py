@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
+from spark_log.append.producer_rows import delete_producer_batches, delete_producers
 from spark_log.config import ClusterSettings
-from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH
 from spark_log.metadata.store import Attempt, Store
 
@@ -45,8 +45,8 @@ def expire_producers(
         )
         gone = [row.producer_id for row in found if row.producer_id not in alive]
         without_a_name = [row.producer_id for row in found if row.producer_id in gone and row.transactional_id is None]
-        connection.execute(t.producer_batch.delete().where(PRODUCER_BATCH.producer_id.in_(gone)))
-        connection.execute(t.producer.delete().where(PRODUCER.producer_id.in_(without_a_name)))
+        delete_producer_batches(connection, gone)
+        delete_producers(connection, without_a_name)
         return len(found), len(without_a_name)
 
     total = 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from spark_log.append.producer_batch_truncation import delete_batches_above
+from spark_log.append.producer_rows import delete_batches_above
 from spark_log.cluster.topics import Topic
 from spark_log.delta.publication_resets import lower_seen_offsets
 from spark_log.metadata.store import StoreClock

@@ -28,7 +28,7 @@ from spark_log.maintenance.topic_tasks import (
 )
 from spark_log.metadata.commit_tokens import expire_tokens
 from spark_log.quantities import count_of
-from spark_log.transactions.transaction_store import abort_timed_out, count_expired_ids, expire_ids, timed_out
+from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
 
 
 @dataclass(frozen=True)

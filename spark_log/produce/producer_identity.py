@@ -9,12 +9,7 @@ unknown too could be appended twice.
 
 from collections.abc import Callable
 
-import sqlalchemy as sa
-
 from spark_log.append.rules import ProducerSequence
-from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER
-from spark_log.metadata.store import Attempt, Store
 
 Key = tuple[int, int]
 """Topic id and partition."""
@@ -46,19 +41,3 @@ class Identity:
         old = self._next.pop(key, None)
         if old is not None and old.producer_id == self._id:
             self._id = None
-
-
-def register(store: Store, timeout_ms: int) -> int:
-    """Create a producer id in the store."""
-
-    def insert(connection: sa.Connection, _attempt: Attempt) -> int:
-        values = {
-            "transactional_id": None,
-            "epoch": 0,
-            "last_used_ms": store.clock(connection).wall_ms,
-            "transaction_timeout_ms": 0,
-        }
-        found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
-        return int(found.scalar_one())
-
-    return store.transact(insert, timeout_ms=timeout_ms)

@@ -48,7 +48,7 @@ from spark_log.produce.producer_batch import ProducerBatch
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import TransactionRef
-from spark_log.transactions.transaction_store import Stored
+from spark_log.transactions.transaction_rows import PendingBatch
 
 
 class State(Enum):
@@ -197,7 +197,7 @@ class ProducerTransaction:
                 self._blobs.update(written.blobs)
             else:
                 self._reached = True
-                stored = [Stored(position, batch) for position, batch in zip(groups, batches, strict=True)]
+                stored = [PendingBatch(position, batch) for position, batch in zip(groups, batches, strict=True)]
                 batches = transaction_store.register(
                     self._cluster.store, self._ref, stored, written.blobs,
                     write_id=written.write_id, again=again, timeout_ms=timeout_ms,

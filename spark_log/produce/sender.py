@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from spark_log import clock
+from spark_log.append.producer_rows import register_producer
 from spark_log.append.rules import Appended, ProducerSequence, Rejected
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import (
@@ -33,7 +34,7 @@ from spark_log.produce.assembly import assemble
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.metrics import Metrics
 from spark_log.produce.producer_batch import ProducerBatch, TopicBatch
-from spark_log.produce.producer_identity import Identity, register
+from spark_log.produce.producer_identity import Identity
 from spark_log.produce.producer_settings import ProducerSettings
 from spark_log.produce.producer_transaction import ProducerTransaction
 from spark_log.produce.table_batches import TableBatch
@@ -83,7 +84,7 @@ class Sender(threading.Thread):
         self.aborted = False
         self._cluster, self._log, self._settings = cluster, log, settings
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
-        self._identity = Identity(lambda: register(cluster.store, int(settings.request_timeout_ms)))
+        self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
         accumulator.sender = self
         stop_at_exit(self)

@@ -43,6 +43,7 @@ from spark_log.groups.transacted_offsets import Commits, Committer, check_offset
 from spark_log.streams.micro_batch import Checkpoint, this_batch
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.transaction_rows import read_pending
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class BatchTransaction:
                 f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
             )
         store, ref = self._cluster.store, self._producer.ref
-        batches = [each.batch for each in store.read(lambda c: transaction_store.read_pending(c, ref.producer_id))]
+        batches = [each.batch for each in store.read(lambda c: read_pending(c, ref.producer_id))]
         written = sum(batch.record_count for batch in batches)
         new = self._remembered(written if self._last is None else self._last.batch.record_count)
         hooks = [

@@ -18,7 +18,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, TransactionState
-from spark_log.transactions.transaction_store import read_pending
+from spark_log.transactions.transaction_rows import read_pending
 
 GRACE_MS = 5 * 60 * 1000
 """Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""

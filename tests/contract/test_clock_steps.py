@@ -3,9 +3,9 @@
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from spark_log.produce.producer_identity import register
 from tests.support.producing import change
 
 MONTH_MS = 30 * 86_400_000
@@ -14,7 +14,7 @@ MONTH_MS = 30 * 86_400_000
 def test_a_clock_step_deletes_nothing_by_age(cluster, monkeypatch):
     store = cluster.store
     assert store.clock_is_steady()
-    producer_id = register(store, 10_000)
+    producer_id = register_producer(store, 10_000)
     if store.sqlite:
         wall_ms = clock.wall_ms
         monkeypatch.setattr(clock, "wall_ms", lambda: wall_ms() + MONTH_MS)

@@ -141,11 +141,11 @@ def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypat
 
 
 def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
+    from spark_log.append.producer_rows import register_producer
     from spark_log.append.rules import ProducerSequence
-    from spark_log.produce.producer_identity import register
 
     topic = create_topic(cluster, "t", configs=FILES)
-    producer_id = register(cluster.store, 1_000)
+    producer_id = register_producer(cluster.store, 1_000)
     for _ in range(2):
         [outcome] = log.append(topic, [Records(0, table("a"), ProducerSequence(producer_id, 0, 0))])
     assert outcome.duplicate

@@ -11,13 +11,6 @@ from spark_log.metadata import tables as t
 
 PACKAGE = Path(__file__).parents[2] / "spark_log"
 
-FOREIGN_WRITES = {
-    ("produce/producer_identity.py", "producer"),
-    ("transactions/transaction_store.py", "producer"),
-    ("transactions/transaction_store.py", "producer_batch"),
-}
-"""Modules that still write a table of another folder. Only remove entries."""
-
 CASCADE = "metadata/cascade.py"
 """The module that deletes rows of every table whose definition says that they are deleted with a topic or a log dir."""
 
@@ -91,8 +84,7 @@ def test_each_table_is_written_by_its_owner_only() -> None:
         for table in written_tables(path.read_text()) if module.as_posix() != CASCADE else ():
             if t.metadata.tables[table].info["owner"] != module.parts[0]:
                 foreign.add((module.as_posix(), table))
-    assert foreign - FOREIGN_WRITES == set(), "call a function of the table's owner instead"
-    assert FOREIGN_WRITES - foreign == set(), "these are gone: take them out of FOREIGN_WRITES"
+    assert foreign == set(), "call a function of the table's owner instead"
 
 
 def test_columns_have_one_name_in_every_module() -> None:

@@ -27,7 +27,8 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook
 from spark_log.ids import WriteId
 from spark_log.log.log import Log
-from spark_log.transactions.transaction_store import Stored, register
+from spark_log.transactions.transaction_rows import PendingBatch
+from spark_log.transactions.transaction_store import register
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def register_write(
     written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
     batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
-    stored = [Stored(first + position, batch) for position, batch in enumerate(batches)]
+    stored = [PendingBatch(first + position, batch) for position, batch in enumerate(batches)]
     with Cluster.open(cluster_address) as cluster:
         register(
             cluster.store, pending.ref, stored, blobs, write_id=write_id, release_write_id=True, durable=True

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
 from spark_log.produce.future import Written
-from spark_log.transactions import transaction_store
+from spark_log.transactions import transaction_rows, transaction_store
 from tests.contract.transactions.transaction_state import FILES, LARGE, nothing_is_pending, row_of
 from tests.support.producing import stored
 
@@ -197,5 +197,5 @@ def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, mo
 
 def pending(cluster, producer):
     producer_id = row_of(cluster, producer).producer_id
-    found = cluster.store.read(lambda connection: transaction_store.read_pending(connection, producer_id))
+    found = cluster.store.read(lambda connection: transaction_rows.read_pending(connection, producer_id))
     return [each.batch for each in found]

@@ -33,7 +33,8 @@ from spark_log.errors import (
 from spark_log.log.log import Log
 from spark_log.records.schema import HEADERS
 from spark_log.transactions.rules import TransactionRef
-from spark_log.transactions.transaction_store import commit_transaction_hook, init_producer, read_pending
+from spark_log.transactions.transaction_rows import read_pending
+from spark_log.transactions.transaction_store import commit_transaction_hook, init_producer
 from tests.support.records import ranges_of, read_all
 
 KIB = 1024

@@ -1,0 +1,147 @@
+"""Producers in the metadata store: ids, epochs, and the last batches of each producer in each partition."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.append.rules import ProducerState, RememberedBatch
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER, PRODUCER_BATCH
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import Attempt, Store, StoreClock
+
+ProducerKey = tuple[int, int, int]
+"""Producer id, topic id, partition."""
+
+
+_KEY = ("producer_id", "topic_id", "partition")
+_BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
+_PRODUCER = Prepared(
+    sa.select(PRODUCER.epoch).where(PRODUCER.producer_id == bindparam("producer_id")).with_for_update()
+)
+_REMEMBERED = Prepared(
+    sa.select(
+        PRODUCER_BATCH.producer_epoch,
+        PRODUCER_BATCH.first_sequence,
+        PRODUCER_BATCH.last_sequence,
+        PRODUCER_BATCH.base_offset,
+        PRODUCER_BATCH.end_offset,
+    )
+    .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
+    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
+)
+_FORGET = Prepared(
+    t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
+)
+_REMEMBER = Prepared(t.producer_batch.insert())
+
+
+def register_producer(store: Store, timeout_ms: int) -> int:
+    """Create the id of a producer that is not transactional."""
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> int:
+        values = {
+            "transactional_id": None,
+            "epoch": 0,
+            "last_used_ms": store.clock(connection).wall_ms,
+            "transaction_timeout_ms": 0,
+        }
+        found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
+        return int(found.scalar_one())
+
+    return store.transact(insert, timeout_ms=timeout_ms)
+
+
+def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
+    """The producer id of a transactional id, its row locked. None: it has no row."""
+    query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
+    return connection.execute(query).scalar_one_or_none()
+
+
+def insert_transactional_producer(
+    connection: sa.Connection, transactional_id: str, transaction_timeout_ms: int, now: StoreClock
+) -> int:
+    """Insert a producer with epoch -1, unless another process inserts it first. Returns its id, the row locked."""
+    values = {"epoch": -1, "last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
+    insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, **values})
+    producer_id = lock_transactional_producer(connection, transactional_id)
+    assert producer_id is not None
+    return producer_id
+
+
+def begin_epoch(
+    connection: sa.Connection, producer_id: int, epoch: int, transaction_timeout_ms: int, now: StoreClock
+) -> None:
+    """Write the epoch of a transactional producer that starts: earlier epochs are fenced."""
+    _update_producer(
+        connection, producer_id, epoch=epoch, transaction_timeout_ms=transaction_timeout_ms, last_used_ms=now.wall_ms
+    )
+
+
+def _update_producer(connection: sa.Connection, producer_id: int, **columns: int | None) -> None:
+    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
+
+
+def delete_producers(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    connection.execute(t.producer.delete().where(PRODUCER.producer_id.in_(producer_ids)))
+
+
+def delete_producer_batches(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    connection.execute(t.producer_batch.delete().where(PRODUCER_BATCH.producer_id.in_(producer_ids)))
+
+
+def lock_producers(connection: sa.Connection, producer_ids: Collection[int]) -> dict[int, int]:
+    """Lock the producers, in the lock order; returns the epochs of those that exist, by producer id."""
+    return {
+        producer_id: epoch
+        for producer_id in sorted(producer_ids)
+        for (epoch,) in _PRODUCER.rows(connection, {"producer_id": producer_id})
+    }
+
+
+def read_producer_state(connection: sa.Connection, key: ProducerKey, epochs: Mapping[int, int]) -> ProducerState:
+    """The producer in one partition; `epochs` is the result of `lock_producers`."""
+    rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
+    return ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
+
+
+def save_producer_states(
+    connection: sa.Connection,
+    now: StoreClock,
+    before: Mapping[ProducerKey, ProducerState],
+    after: Mapping[ProducerKey, ProducerState],
+) -> None:
+    gone: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    for key, state in after.items():
+        known = before[key]
+        if state is known:
+            continue
+        here = dict(zip(_KEY, key, strict=True))
+        gone += [
+            {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
+            for old in known.batches
+            if old not in state.batches
+        ]
+        new += [
+            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in known.batches
+        ]
+        if state.epoch != known.epoch:
+            _update_producer(connection, key[0], epoch=state.epoch)
+    if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
+        _FORGET.run(connection, gone)
+    if new:
+        _REMEMBER.run(connection, new)
+
+
+def delete_batches_above(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
+    """Delete the batches of the partition (topic id, number) that end above `offset`: their records were removed."""
+    here = (
+        (PRODUCER_BATCH.topic_id == key[0])
+        & (PRODUCER_BATCH.partition == key[1])
+        & (PRODUCER_BATCH.end_offset > offset)
+    )
+    connection.execute(t.producer_batch.delete().where(here))

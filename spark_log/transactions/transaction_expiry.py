@@ -1,0 +1,120 @@
+"""Transactions that are open for too long are aborted; transactional ids that are not used any more are deleted."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import sqlalchemy as sa
+
+from spark_log.append.producer_rows import delete_producer_batches, delete_producers
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.config import ClusterSettings
+from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER, TRANSACTION
+from spark_log.metadata.store import Attempt, Store
+from spark_log.transactions import rules
+from spark_log.transactions.rules import ONGOING
+from spark_log.transactions.transaction_rows import (
+    PendingBatch,
+    delete_transactions,
+    lock_transaction,
+    read_pending,
+    save_transaction,
+)
+from spark_log.transactions.transaction_store import delete_files
+
+_IDS_A_TURN = 1_000
+
+
+def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
+    """Abort transactions that have been open for longer than their transaction.timeout.ms; yields transactional ids."""
+    store = cluster.store
+    for producer_id, transactional_id in timed_out(store):
+        dropped = store.transact(partial(_time_out, store, fence, producer_id))
+        if dropped is not None:
+            delete_files(cluster, dropped)
+            yield transactional_id
+
+
+def timed_out(store: Store) -> list[tuple[int, str]]:
+    """Producer ids and transactional ids of the transactions that `abort_timed_out` would abort now."""
+
+    def late(connection: sa.Connection) -> list[tuple[int, str]]:
+        now = store.clock(connection)
+        ongoing = (
+            sa.select(PRODUCER.producer_id, PRODUCER.transactional_id, TRANSACTION.until_ms, TRANSACTION.clock_epoch)
+            .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+            .where(TRANSACTION.state == ONGOING.value)
+            .order_by(PRODUCER.producer_id)
+        )
+        return [
+            (key, name)
+            for key, name, until_ms, clock_epoch in connection.execute(ongoing)
+            if now.expired(until_ms, clock_epoch)
+        ]
+
+    return store.read(late)
+
+
+def _time_out(
+    store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
+) -> list[PendingBatch] | None:
+    """The batches that were pending; None if the transaction has not timed out."""
+    fence(connection)
+    now = store.clock(connection)
+    try:
+        before = lock_transaction(connection, now, producer_id)
+    except InvalidProducerIdMappingError:
+        return None
+    after = rules.time_out(before.transaction)
+    if after is before.transaction:
+        return None
+    dropped = read_pending(connection, producer_id)
+    save_transaction(connection, now, before, after)
+    return dropped
+
+
+def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
+    """Delete the transactional ids without a transaction for transactional.id.expiration.ms; returns their number."""
+    expiration_ms = (settings or store.settings).transactional_id_expiration_ms
+
+    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+        fence(connection)
+        before_ms = store.clock(connection).wall_ms - expiration_ms
+        idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_IDS_A_TURN).with_for_update(of=t.producer)
+        # checked again under the lock: a transaction may have begun while this waited for it
+        locked = connection.execute(idle).scalars().all()
+        still = sa.select(TRANSACTION.producer_id).where(
+            TRANSACTION.producer_id.in_(locked), TRANSACTION.state != ONGOING.value
+        )
+        gone = connection.execute(still.where(TRANSACTION.began_ms <= before_ms)).scalars().all()
+        delete_transactions(connection, gone)
+        delete_producer_batches(connection, gone)
+        delete_producers(connection, gone)
+        return len(gone)
+
+    total = 0
+    while gone := store.transact(expire):
+        total += gone
+    return total
+
+
+def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
+    """The number of transactional ids that `expire_ids` would delete now."""
+
+    def count(connection: sa.Connection) -> int:
+        before_ms = store.clock(connection).wall_ms - settings.transactional_id_expiration_ms
+        return connection.execute(sa.select(sa.func.count()).select_from(_idle_ids(before_ms).subquery())).scalar_one()
+
+    return store.read(count)
+
+
+def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
+    return (
+        sa.select(PRODUCER.producer_id)
+        .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+        .where(
+            PRODUCER.last_used_ms <= before_ms, TRANSACTION.began_ms <= before_ms, TRANSACTION.state != ONGOING.value
+        )
+    )

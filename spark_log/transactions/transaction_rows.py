@@ -1,0 +1,158 @@
+"""Transactions and their pending batches in the metadata store: locked and read, and written back."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from spark_log.append.rules import Batch
+from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.store import StoreClock
+from spark_log.segments.segment_rows import delete_blobs
+from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, TransactionState
+
+_ROW = (
+    sa.select(
+        PRODUCER.transactional_id,
+        PRODUCER.epoch,
+        TRANSACTION.number,
+        TRANSACTION.state,
+        TRANSACTION.until_ms,
+        TRANSACTION.clock_epoch,
+        PRODUCER.transaction_timeout_ms,
+    )
+    .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
+    .where(PRODUCER.producer_id == bindparam("producer_id"))
+)
+_READ = Prepared(_ROW)
+_LOCK = Prepared(_ROW.with_for_update(of=t.producer))
+_PENDING = Prepared(
+    sa.select(sa.func.count())
+    .select_from(t.transaction_segment)
+    .where(TRANSACTION_SEGMENT.producer_id == bindparam("producer_id"))
+)
+_STATE = ("producer_epoch", "number", "state")
+_TIME = ("began_ms", "until_ms", "clock_epoch")
+_HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
+_SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
+_SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
+_NOTHING_YET = {
+    "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
+    "clock_epoch": "",
+}  # fmt: skip
+_NEW_PENDING = Prepared(t.transaction_segment.insert())
+_NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
+
+
+class _Row(NamedTuple):
+    transaction: Transaction
+    timeout_ms: int
+
+
+@dataclass(frozen=True)
+class PendingBatch:
+    """A batch that a transaction has registered, at its place in the order of the sends."""
+
+    position: int
+    batch: Batch
+
+
+def insert_empty_transaction(connection: sa.Connection, producer_id: int) -> None:
+    """Insert the row of a producer that has had no transaction, unless it is there."""
+    insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
+
+
+def read_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
+    """The transaction, without the count of its pending batches."""
+    rows = _READ.rows(connection, {"producer_id": producer_id})
+    if not rows:
+        raise InvalidProducerIdMappingError(
+            f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
+        )
+    [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms)] = rows
+    state = TransactionState(state)
+    expired = state is ONGOING and now.expired(until_ms, clock_epoch)
+    found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
+    return _Row(found, timeout_ms)
+
+
+def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
+    """Lock the producer's row until the end of the store's transaction, and read its transaction."""
+    _LOCK.rows(connection, {"producer_id": producer_id})
+    # a separate statement: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the lock
+    found = read_transaction(connection, now, producer_id)
+    if found.transaction.state is not ONGOING:
+        return found
+    [(pending,)] = _PENDING.rows(connection, {"producer_id": producer_id})
+    return _Row(replace(found.transaction, pending=pending), found.timeout_ms)
+
+
+def save_transaction(
+    connection: sa.Connection, now: StoreClock, row: _Row, after: Transaction, *, keep_blobs: bool = False
+) -> None:
+    """Write the changed columns. When the transaction ends, its pending rows are deleted, and its blobs unless they
+    belong to the log now.
+    """
+    before = row.transaction
+    facts = (after.epoch, after.number, after.state)
+    if facts != (before.epoch, before.number, before.state):
+        values = {"key": after.producer_id, **dict(zip(_STATE, facts, strict=True))}
+        if after.number == before.number:
+            _SAVE.run(connection, [values])
+        else:
+            until_ms = now.lease_ms + row.timeout_ms
+            _SAVE_NEW.run(
+                connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "clock_epoch": now.clock_epoch}]
+            )
+    if before.state is ONGOING and after.state is not ONGOING:
+        if not keep_blobs:
+            mine = sa.select(TRANSACTION_SEGMENT.name).where(
+                TRANSACTION_SEGMENT.producer_id == after.producer_id, TRANSACTION_SEGMENT.inline
+            )
+            delete_blobs(connection, connection.execute(mine).scalars().all())
+        _NOT_PENDING.run(connection, [{"key": after.producer_id}])
+
+
+def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    connection.execute(t.transaction.delete().where(TRANSACTION.producer_id.in_(producer_ids)))
+
+
+def insert_pending(connection: sa.Connection, ref: TransactionRef, batches: Sequence[PendingBatch]) -> None:
+    """Make the batches pending in the transaction."""
+    _NEW_PENDING.run(connection, [_pending_row(ref, each) for each in batches])
+
+
+def read_pending(connection: sa.Connection, producer_id: int) -> list[PendingBatch]:
+    """The batches that are pending in the producer's open transaction, in the order of the sends."""
+    query = (
+        sa.select(TRANSACTION_SEGMENT.position, TRANSACTION_SEGMENT.facts)
+        .where(TRANSACTION_SEGMENT.producer_id == producer_id)
+        .order_by(TRANSACTION_SEGMENT.position)
+    )
+    return [PendingBatch(position, _batch(facts)) for position, facts in connection.execute(query)]
+
+
+def _pending_row(ref: TransactionRef, pending: PendingBatch) -> dict[str, Any]:
+    batch = pending.batch
+    facts = {**vars(batch), "written_to": sorted(batch.written_to)}
+    return {
+        "producer_id": ref.producer_id,
+        "position": pending.position,
+        "topic_id": batch.topic_id,
+        "partition": batch.partition,
+        "facts": json.dumps({name: value for name, value in facts.items() if value is not None}),
+        "name": batch.name,
+        "inline": batch.inline,
+    }
+
+
+def _batch(facts: str) -> Batch:
+    found = json.loads(facts)
+    return Batch(**{**found, "written_to": frozenset(found["written_to"])})
