@@ -1,6 +1,7 @@
 """The input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from spark_log.append.write_ids import Writer
@@ -42,3 +43,27 @@ class MaintenanceContext:
         for name in sorted(topics):
             if not is_internal(name):
                 yield topics[name]
+
+
+@contextmanager
+def open_maintenance(
+    cluster: "str | Cluster",
+    holder: str,
+    topics: Collection[str] | None,
+    settings: ClusterSettings | None,
+    *,
+    now: bool = False,
+    on_spark: bool = False,
+) -> Iterator[MaintenanceContext]:
+    """The context of work on request. A cluster that is given by its address is opened, and closed at the end.
+
+    `on_spark`: write ids get a long lease, because they are not renewed while the driver is busy, and a task may wait
+    for a core.
+    """
+    with ExitStack() as stack:
+        opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
+        settings = settings or opened.store.settings
+        lease_ms = settings.spark_write_id_lease_ms if on_spark else settings.producer_write_id_lease_ms
+        writer = Writer(opened.store, holder, lease_ms)
+        stack.callback(writer.close)
+        yield MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)

@@ -6,13 +6,12 @@ A task receives a `Rewriting` and the log dirs, and returns a `Written`; neither
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import open_log_dir
 from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
-from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.context import open_maintenance
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite.segment_merge import Write
@@ -37,18 +36,9 @@ def merge_on_spark(
     """Merge small segments, as many partitions at once as Spark has cores. Otherwise as `run_tasks(cluster,
     ["merge"])`.
     """
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    settings = settings or opened.store.settings
-    # a long lease: it is not renewed while the driver is busy, and a task may wait for a core
-    writer = Writer(opened.store, "merge on Spark", settings.spark_write_id_lease_ms)
-    try:
-        context = MaintenanceContext(opened, settings, writer, topic_names=topics)
+    with open_maintenance(cluster, "merge on Spark", topics, settings, on_spark=True) as context:
         threads = min(spark.sparkContext.defaultParallelism, _PARTITIONS_MAX)
         yield from merge_segments(context, _write_in_tasks(spark), threads)
-    finally:
-        writer.close()
-        if opened is not cluster:
-            opened.close()
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:

@@ -1,18 +1,16 @@
 """The tasks of maintenance, with their intervals in the Coordinator, and the function that runs them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from spark_log.append.producer_expiry import count_silent_producers, expire_producers
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.controller.fallback_controller import FallbackController, any_log_dir_offline
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.committed_offsets import count_expired_offsets, expire_offsets
 from spark_log.maintenance.compaction.task import compact, plan_compaction
-from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite_tasks import merge_segments, plan_merge, plan_seal, seal_tails
@@ -190,16 +188,13 @@ def run_tasks(
     for name in wanted or ():
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
-    with ExitStack() as stack:
-        opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
-        settings = settings or opened.store.settings
-        writer = Writer(opened.store, "maintenance", settings.producer_write_id_lease_ms)
-        stack.callback(writer.close)
-        context = MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)
+    with (
+        open_maintenance(cluster, "maintenance", topics, settings, now=now) as context,
+        FirstFailure() as failure,
+    ):
         list(context.topics())  # unknown topics are refused before any change
-        if not dry_run and opened.store.read(any_log_dir_offline):  # an offline log dir may be back
-            FallbackController(opened, settings).detect_failures()
-        failure = stack.enter_context(FirstFailure())
+        if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
+            FallbackController(context.cluster, context.settings).detect_failures()
         for task in TASKS:
             if wanted is None or task.name in wanted:
                 with failure.attempt():

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.config import ClusterSettings
@@ -34,7 +33,7 @@ from spark_log.maintenance.compaction.passes import (
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
-from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite import Written
 from spark_log.partitions.partition_rows import Key
@@ -71,15 +70,8 @@ def compact_on_spark(
     InvalidConfigurationError for a topic of `topics` that is not compacted, and UnknownTopicOrPartitionError for one
     that does not exist. If a unit fails, the error is raised when all other units are done.
     """
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    settings = settings or opened.store.settings
-    writer = Writer(opened.store, "compact_on_spark", settings.spark_write_id_lease_ms)
-    try:
-        return _compact(spark, MaintenanceContext(opened, settings, writer, topic_names=topics), force, progress)
-    finally:
-        writer.close()
-        if opened is not cluster:
-            opened.close()
+    with open_maintenance(cluster, "compact_on_spark", topics, settings, on_spark=True) as context:
+        return _compact(spark, context, force, progress)
 
 
 def _compact(
