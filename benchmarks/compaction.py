@@ -25,7 +25,7 @@ from spark_log.append.partitioner import partition_of, split_by_partition
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.compaction.on_spark import compact_on_spark
+from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
 
 TOPIC = "bench"

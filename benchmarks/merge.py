@@ -31,7 +31,7 @@ from spark_log.delta.publication import delta_tables
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import MaintenanceContext, Report
 from spark_log.maintenance.rewrite_tasks import merge_segments
-from spark_log.maintenance.spark_runner import merge_on_spark
+from spark_log.maintenance.spark_merge import merge_on_spark
 from spark_log.records.schema import RECORD_SCHEMA
 
 BAR = 0.5

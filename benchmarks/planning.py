@@ -18,7 +18,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic
 from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log

@@ -28,7 +28,7 @@ from spark_log.controller.topic_operations import create_topic
 from spark_log.delta.publication import publish
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.removal.log_start import apply_retention
+from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.metadata import tables as t
 
 SEGMENTS = 10_000

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from spark_log.metadata import schema
+from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
@@ -69,7 +69,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / SQLITE_FILE
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
-        schema.create(connection)
+        store_schema.create(connection)
     engine.dispose()
     return path
 

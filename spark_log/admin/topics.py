@@ -21,7 +21,7 @@ from spark_log.cluster.topics import Topic, find_topic, find_topics, list_topics
 from spark_log.controller import topic_operations as engine
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
-from spark_log.maintenance.removal import log_start
+from spark_log.maintenance.removal import retention
 from spark_log.metadata.columns import SEGMENT
 from spark_log.segments.plan import TimeLookup, plan_time_lookups, positions
 from spark_log.segments.timed_offsets import first_records
@@ -181,7 +181,7 @@ def create_partitions(
 def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
     """New low watermark of each partition."""
     offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
-    low = log_start.delete_records(cluster, offsets)
+    low = retention.delete_records(cluster, offsets)
     return {
         partition: {"partition_index": partition[1], "low_watermark": low[TopicPartition(*partition)], "error_code": 0}
         for partition in before

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json, parse_pairs
 from spark_log.cli.output import note, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import redact
 
 app = typer.Typer(no_args_is_help=True, help="Add, show, serve and remove brokers.")

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, TopicName
 from spark_log.cli.output import count_of, note
 from spark_log.cli.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.record_lines import show_json, show_text
+from spark_log.cli.shared_options import Cluster_, TopicName
 
 
 class IsolationLevel(StrEnum):

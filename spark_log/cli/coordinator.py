@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json, parse_pairs
 from spark_log.cli.output import note, print_facts, print_json, say
+from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 
 
 def coordinator(

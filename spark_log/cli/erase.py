@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json, TopicName, parse_before
 from spark_log.cli.output import count_of, note, print_json, say
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before
 
 _PURGE = """\
 The files that contain these records are deleted at once in every log dir, also older copies from before merges and

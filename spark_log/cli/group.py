@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json
 from spark_log.cli.output import count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.position import AtOffset, AtTimestamp, parse_position
 from spark_log.cli.position import Earliest as FromEarliest
 from spark_log.cli.position import Latest as FromLatest
+from spark_log.cli.shared_options import Cluster_, Json
 
 if TYPE_CHECKING:
     from spark_log.groups.group_inspection import GroupDescription, PartitionLag

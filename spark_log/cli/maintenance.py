@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_
 from spark_log.cli.output import bytes_of, count_of, note, print_table, say
+from spark_log.cli.shared_options import Cluster_
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 
 if TYPE_CHECKING:

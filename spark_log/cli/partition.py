@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json, parse_bytes
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, parse_bytes
 from spark_log.ids import TopicPartition
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from spark_log.cli.line_batches import BATCH_BYTES, line_batches
-from spark_log.cli.options import Cluster_, Json, TopicName, parse_headers
 from spark_log.cli.output import bytes_of, count_of, note, print_json, say
 from spark_log.cli.record_lines import LineFormat, Record, parse_json
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_headers
 from spark_log.config.values import INT32_MAX
 from spark_log.quantities import rate_of
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json
 from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json
 
 app = typer.Typer(no_args_is_help=True, help="Show the metadata store, and accept one that was restored.")
 
@@ -70,7 +70,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
 
     from spark_log.errors import StoreChangedError
     from spark_log.metadata import server_identity
-    from spark_log.metadata.schema import revision_of
+    from spark_log.metadata.store_schema import revision_of
 
     now, before = server_identity.of_server(connection), server_identity.recorded(connection)
     accepted_ms = server_identity.accepted_at_ms(connection)

@@ -6,8 +6,8 @@ import typer
 
 from spark_log.cli import topic_tables as show
 from spark_log.cli.erase import erase
-from spark_log.cli.options import Cluster_, Json, TopicName, parse_before, parse_pairs
 from spark_log.cli.output import count_of, print_json, say
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before, parse_pairs
 from spark_log.cli.topic_producers import producers
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change and delete topics.")
@@ -169,7 +169,7 @@ def delete_records(
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
-    from spark_log.maintenance.removal.log_start import delete_records as delete_before
+    from spark_log.maintenance.removal.retention import delete_records as delete_before
 
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json, TopicName
 from spark_log.cli.output import print_json, print_table, say, time_of
+from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
 
 def producers(

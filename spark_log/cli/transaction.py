@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli.options import Cluster_, Json
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say, time_of
+from spark_log.cli.shared_options import Cluster_, Json
 
 if TYPE_CHECKING:
     from spark_log.transactions.transaction_inspection import TransactionDescription, TransactionListing

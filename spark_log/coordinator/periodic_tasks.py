@@ -16,7 +16,7 @@ from spark_log.groups.assignment import known_assignors
 from spark_log.groups.target_assignment import groups_in_need, groups_with_members, reconcile_group
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
-from spark_log.maintenance.tasks import TASKS, Task
+from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.replicas.replica_moves import switch_reassignments
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_log.datasource.options.options import ReadOptions, WriteOptions, parse_columns
+from spark_log.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.read.batch_reader import BatchReader
 from spark_log.datasource.read.stream_reader import StreamReader
 from spark_log.datasource.worker_errors import message_only

@@ -25,10 +25,10 @@ from spark_log.config import ClusterSettings
 from spark_log.controller.fallback_controller import FallbackController
 from spark_log.delta.publication import publish, try_publish
 from spark_log.erase.erase_report import Erased
-from spark_log.erase.erase_workers import Here, Workers
 from spark_log.erase.key_matches import Scan, Write, holds, write_without
-from spark_log.erase.leftovers import in_open_transactions
 from spark_log.erase.purge import purge_old_files
+from spark_log.erase.remaining_records import in_open_transactions
+from spark_log.erase.workers import ThreadWorkers, Workers
 from spark_log.errors import (
     InvalidConfigurationError,
     NotEnoughReplicasError,
@@ -40,7 +40,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition, WriteId
 from spark_log.maintenance.report import Amount
-from spark_log.maintenance.rewrite.rewrite import Segment, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.segment_rewrite import Segment, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.server_identity import check_identity
@@ -60,7 +60,7 @@ def erase(
     *,
     ends: Mapping[int, int] | None = None,
     purge: bool = False,
-    workers: Callable[[KeySet], Workers] = Here,
+    workers: Callable[[KeySet], Workers] = ThreadWorkers,
     settings: ClusterSettings | None = None,
 ) -> Erased:
     """Erase every record of these keys. `ends`: offsets, at most the high watermarks, below which to erase instead.

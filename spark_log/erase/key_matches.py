@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from spark_log.cluster.log_dir import LogDirInfo, open_log_dir
 from spark_log.errors import SparkLogError, redact
-from spark_log.maintenance.rewrite.rewrite import Keep, Rewriting, Written, write
+from spark_log.maintenance.rewrite.segment_rewrite import Keep, Rewriting, Written, write
 from spark_log.records.key_set import KeySet
 from spark_log.records.schema import read_schema
 from spark_log.segments.fetcher import Fetcher
@@ -31,7 +31,7 @@ def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.
 
 
 def keep_others(erased: KeySet, end: int) -> Keep:
-    """The `keep` of `rewrite.rewrite.write`: keeps every other record, with tombstones and headers unchanged."""
+    """The `keep` of `segment_rewrite.write`: keeps every other record, with tombstones and headers unchanged."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
         return pc.invert(to_erase(offsets, records.column("key").combine_chunks(), erased, end))

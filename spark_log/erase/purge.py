@@ -3,7 +3,7 @@ file.delete.delay.ms later.
 
 Purging marks them in the metadata as if they had been retired long ago, and then runs clean-up for the topic: retired
 files, replicas that a reassignment left behind (completely), and orphans. It also deletes such files of deleted topics
-of the same name. It reports the places that it cannot reach (`leftovers`), which are purged when the same erase is run
+of the same name. It reports the places that it cannot reach (`remaining_records`), which are purged when the same erase is run
 again; clean-up also deletes such files in a log dir that was offline, when it is back. Readers of a purged file fail,
 and earlier versions of the Delta table cannot be read any more: that is the purpose of a purge.
 """
@@ -19,13 +19,18 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.erase.erase_workers import Workers
 from spark_log.erase.key_matches import OldFile, old_file_holds
-from spark_log.erase.leftovers import after_purge, previous_folders
+from spark_log.erase.remaining_records import after_purge, previous_folders
+from spark_log.erase.workers import Workers
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
-from spark_log.maintenance.removal.clean_up import CleanableLogDirs, Deleted, delete_left_copies, delete_retired_files
 from spark_log.maintenance.removal.orphans import delete_orphans
+from spark_log.maintenance.removal.retired_file_clean_up import (
+    CleanableLogDirs,
+    Deleted,
+    delete_left_copies,
+    delete_retired_files,
+)
 from spark_log.metadata.columns import RETIRED_FILE
 from spark_log.partitions.retired_files import make_due
 from spark_log.partitions.retired_replicas import delete_retired_replicas, make_replicas_due

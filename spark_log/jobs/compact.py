@@ -92,7 +92,7 @@ def check(cluster: "Cluster", arguments: CompactArguments) -> None:
 def compact(spark: "SparkSession", cluster: "Cluster", arguments: CompactArguments) -> None:
     """Compact, and report: progress, a report for each topic, a summary."""
     from spark_log.jobs.summary import print_lines
-    from spark_log.maintenance.compaction.on_spark import compact_on_spark
+    from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
 
     def progress(what: str) -> None:
         print_lines(json.dumps({"event": "progress", "text": what}) if arguments.json else what)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from spark_log.arguments import parse_pairs, usage_error
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.errors import SparkLogError
 from spark_log.jobs.command import Group, Job, OneOf, only_with
 from spark_log.jobs.failures import guarded

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.offset_json import offsets_to_dict
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.datasource.write.topic_write import write_topic
 from spark_log.ids import OffsetRange, TopicPartition

@@ -87,7 +87,7 @@ def run(arguments: EraseArguments) -> int:
     from spark_log.cluster.topics import find_topic
     from spark_log.erase.erase import erase
     from spark_log.erase.erase_keys import keys_of
-    from spark_log.erase.erase_on_spark import on_spark
+    from spark_log.erase.spark_workers import on_spark
     from spark_log.jobs.session import end_session, start_session
     from spark_log.jobs.summary import print_lines
 

@@ -130,8 +130,8 @@ def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: Maintena
 def _reports(
     task: str, spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments
 ) -> Iterable[Report]:
-    from spark_log.maintenance.compaction.on_spark import compact_on_spark
-    from spark_log.maintenance.spark_runner import merge_on_spark
+    from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
+    from spark_log.maintenance.spark_merge import merge_on_spark
 
     topics = arguments.topics
     if task == "merge" and spark is not None:

@@ -8,7 +8,7 @@ import typer
 
 from spark_log.arguments import ClusterAddress, usage_error
 from spark_log.cluster.names import validate_user_topic
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.errors import SparkLogError, redact
 from spark_log.jobs.command import Group, OneOf, only_with
 from spark_log.jobs.config_file import ConfigFile

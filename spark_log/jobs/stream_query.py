@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, StringType
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.jobs.checks import find_or_create
 from spark_log.jobs.measurement import bytes_of, measured

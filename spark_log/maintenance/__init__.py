@@ -5,8 +5,8 @@
     for report in run_tasks("/data/log", ["retention", "merge"], topics=["flights"]):
         print(report)
 
-The tasks, in the order in which they run: see `spark_log.maintenance.tasks.TASKS`. The Coordinator runs them on its own
-schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Compact large topics on Spark:
+`spark_log.maintenance.task_list.TASKS` has the tasks, in the order in which they run. The Coordinator runs them on its
+own schedule, `spark-log maintenance` and `jobs/maintenance.py` on request. Compact large topics on Spark:
 
     for report in compact_on_spark(spark, "/data/log", ["planes"]):
         print(report)
@@ -18,19 +18,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_log.maintenance.compaction.on_spark import compact_on_spark
+    from spark_log.maintenance.compaction.spark_compaction import compact_on_spark
     from spark_log.maintenance.context import MaintenanceContext
     from spark_log.maintenance.report import Amount, Report
-    from spark_log.maintenance.tasks import TASKS, Task, run_tasks
+    from spark_log.maintenance.task_list import TASKS, Task, run_tasks
 
 _HOME = {
-    "TASKS": "spark_log.maintenance.tasks",
+    "TASKS": "spark_log.maintenance.task_list",
     "Amount": "spark_log.maintenance.report",
     "MaintenanceContext": "spark_log.maintenance.context",
     "Report": "spark_log.maintenance.report",
-    "Task": "spark_log.maintenance.tasks",
-    "compact_on_spark": "spark_log.maintenance.compaction.on_spark",
-    "run_tasks": "spark_log.maintenance.tasks",
+    "Task": "spark_log.maintenance.task_list",
+    "compact_on_spark": "spark_log.maintenance.compaction.spark_compaction",
+    "run_tasks": "spark_log.maintenance.task_list",
 }
 
 __all__ = ["TASKS", "Amount", "MaintenanceContext", "Report", "Task", "compact_on_spark", "run_tasks"]

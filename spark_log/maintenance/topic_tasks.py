@@ -13,7 +13,9 @@ from spark_log.delta.checkpoints import due_for_checkpoint, publish_behind, tidy
 from spark_log.failpoints import failpoint
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
-from spark_log.maintenance.removal.clean_up import (
+from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
+from spark_log.maintenance.removal.retention import Dropped, apply_retention, plan_retention
+from spark_log.maintenance.removal.retired_file_clean_up import (
     CleanableLogDirs,
     CountedLogDirs,
     Deleted,
@@ -21,8 +23,6 @@ from spark_log.maintenance.removal.clean_up import (
     delete_retired_files,
     delete_retired_topics,
 )
-from spark_log.maintenance.removal.log_start import Dropped, apply_retention, plan_retention
-from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.report import Amount, Report
 from spark_log.metadata.server_identity import check_identity
 from spark_log.partitions.partition_rows import Key

@@ -22,7 +22,7 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
-from spark_log.metadata import commit_tokens, schema, server_identity, tables
+from spark_log.metadata import commit_tokens, server_identity, store_schema, tables
 from spark_log.metadata import engine as engines
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.changes import changes_of
@@ -309,9 +309,9 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
     store = Store(address, create=True)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if schema.revision_of(connection) is None:
-            schema.create(connection)
-        elif not schema.is_empty(connection):
+        if store_schema.revision_of(connection) is None:
+            store_schema.create(connection)
+        elif not store_schema.is_empty(connection):
             raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
         connection.execute(
             tables.cluster.insert(),
@@ -355,14 +355,14 @@ def open_store(address: Address) -> Store:
     """
     store = Store(address)
     try:
-        revision = store.read(schema.revision_of)
+        revision = store.read(store_schema.revision_of)
         if revision is None:
             raise ClusterNotFoundError(
                 f"no cluster at {address}: create one with `spark-log init {address.without_password}`"
             )
         if revision != tables.SCHEMA_REVISION:
-            schema.check_known(revision, address)
-            store.transact(lambda connection, _attempt: schema.upgrade(connection, address))
+            store_schema.check_known(revision, address)
+            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address))
     except BaseException:
         store.close()
         raise

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.datasource.write.active_session import activate_session
 from spark_log.datasource.write.write_schema import check_write_schema
 from spark_log.delta_jars import check_loaded

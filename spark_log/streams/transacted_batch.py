@@ -28,7 +28,7 @@ from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import find_topics
 from spark_log.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.datasource.checkpoint.offset_log import fingerprint_of_batch
-from spark_log.datasource.options.options import PendingWrite
+from spark_log.datasource.options.source_options import PendingWrite
 from spark_log.datasource.write.topic_write import save
 from spark_log.datasource.write.write_commit import append_whole
 from spark_log.errors import (

@@ -19,9 +19,9 @@ from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
-from spark_log.maintenance.removal.clean_up import CleanableLogDirs
-from spark_log.maintenance.removal.log_start import apply_retention
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
+from spark_log.maintenance.removal.retention import apply_retention
+from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.records.schema import read_schema
 from spark_log.replicas.catch_up import catch_up

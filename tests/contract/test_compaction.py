@@ -21,8 +21,8 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import last_offsets, task
 from spark_log.maintenance.compaction.passes import look, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.removal.log_start import delete_records
-from spark_log.maintenance.rewrite.rewrite import segments
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.metadata import tables as t
 from spark_log.records.schema import RECORD_SCHEMA
 from spark_log.replicas.followers import Followers

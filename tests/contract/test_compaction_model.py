@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.compaction import last_offsets, passes, task, unit
 from spark_log.maintenance.compaction.unit import Compacted
-from spark_log.maintenance.rewrite import rewrite
+from spark_log.maintenance.rewrite import segment_rewrite
 from tests.support.compaction_model import Append, Compact, Model, Tick, cases
 
 _names = (f"t{number}" for number in itertools.count())
@@ -129,7 +129,7 @@ def young_records_go_too(patch):
 
 
 def offsets_close_ranks(patch):
-    patch(rewrite.pc, "subtract", lambda offsets, base: pa.array(np.arange(len(offsets))))
+    patch(segment_rewrite.pc, "subtract", lambda offsets, base: pa.array(np.arange(len(offsets))))
 
 
 def a_pass_reads_its_first_unit_only(patch):

@@ -9,7 +9,7 @@ from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.controller.controller import elect_leaders
-from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.datasource.write.task_writer import TaskWriter
 from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write
 from spark_log.delta.publication import publish

@@ -15,7 +15,7 @@ from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
@@ -26,7 +26,7 @@ PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance import run_tasks
 if sys.argv[2] == "delete_records":
     delete_records(Cluster.open(sys.argv[1]), {TopicPartition("t", 0): 2, TopicPartition("t", 1): -1})

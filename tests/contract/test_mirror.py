@@ -22,7 +22,7 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.streams.mirror import Mirror, MirrorSettings
 from spark_log.streams.mirror_groups import copy_groups

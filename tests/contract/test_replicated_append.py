@@ -17,7 +17,7 @@ from spark_log.cluster.lease import unfenced
 from spark_log.controller.controller import elect_leaders
 from spark_log.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.datasource.write.task_writer import TaskWriter
 from spark_log.datasource.write.write_commit import abort_write, commit_write, plan_write
 from spark_log.errors import NotEnoughReplicasError

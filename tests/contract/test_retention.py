@@ -17,8 +17,8 @@ from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, Unsafe
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import Amount, run_tasks
-from spark_log.maintenance.removal.log_start import SEGMENTS_MAX, apply_retention, delete_records
-from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
+from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import SEGMENT
 from spark_log.partitions.partition_rows import read_partition

@@ -10,7 +10,7 @@ from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta.publication import publish
 from spark_log.errors import NotCoordinatorError
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table

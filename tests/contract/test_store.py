@@ -51,12 +51,12 @@ from spark_log.errors import (
 )
 from spark_log.ids import BrokerId, OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import migrations, write_ahead_log
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
-from spark_log.metadata.schema import revision_of
 from spark_log.metadata.store import Store, create_store, open_store
+from spark_log.metadata.store_schema import revision_of
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all, table
 from tests.support.subprocess_python import run_python

@@ -26,7 +26,7 @@ from spark_log import Admin, Consumer
 from spark_log.append.rules import Appended
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read import read_topic
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.errors import SparkLogError

@@ -9,7 +9,7 @@ from spark_log.append.rules import SparkBatch
 from spark_log.append.spark_batches import append_once_hook
 from spark_log.cluster.brokers import add_broker
 from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.options import TXN_APP_ID_LENGTH_MAX, WriteOptions
+from spark_log.datasource.options.source_options import TXN_APP_ID_LENGTH_MAX, WriteOptions
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 
 BAD = ["a\0b", "a\ud800b"]

@@ -8,7 +8,7 @@ from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.streams.table_version import PartitionVersion, read_version
 from tests.support.keyed_log import append_keyed
 from tests.support.table_topics import compact_now

@@ -14,7 +14,7 @@ from spark_log.config import ClusterSettings
 from spark_log.coordinator import periodic_tasks
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.failpoints import POINTS
-from spark_log.maintenance.tasks import run_tasks
+from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value

@@ -9,7 +9,7 @@ import sqlalchemy
 from pyspark.sql import SparkSession
 from sqlalchemy.exc import OperationalError
 
-from spark_log.metadata import schema
+from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresServer
 from tests.support.s3 import S3Server
@@ -56,7 +56,7 @@ def test_cluster_address_is_fresh(cluster_address: str) -> None:
     address = cluster_address if "://" in cluster_address else f"sqlite:///{cluster_address}/{SQLITE_FILE}"
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:
-        assert schema.is_empty(connection)
+        assert store_schema.is_empty(connection)
     engine.dispose()
 
 

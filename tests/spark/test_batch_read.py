@@ -19,7 +19,7 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from tests.support.records import NOON_MS, table
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, fill, make, read, values

@@ -18,7 +18,7 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs import compact as job
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import compact_on_spark
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from tests.support.damage import flipped_in_page, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log

@@ -6,7 +6,7 @@ from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.read.read_topic import read_topic
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase
-from spark_log.erase.erase_on_spark import OnSpark, on_spark
+from spark_log.erase.spark_workers import SparkWorkers, on_spark
 from spark_log.records.key_set import KeySet
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_log import append_keyed, files_with, rows_of
@@ -61,7 +61,7 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(sp
 
 
 def test_the_keys_are_broadcast_without_the_store(spark, cluster):
-    workers = OnSpark(spark, KeySet(pa.array([b"k"], pa.binary())))
+    workers = SparkWorkers(spark, KeySet(pa.array([b"k"], pa.binary())))
     keys = pa.array([b"k", b"other", None], pa.binary())
     found = workers.run(lambda item, erased: (item, erased.contains(keys).to_pylist()), range(9))
     assert sorted(found) == [(n, [True, False, False]) for n in range(9)]

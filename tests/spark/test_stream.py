@@ -17,7 +17,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from tests.support.records import NOON_MS
 from tests.support.topics import append, fails, fill, make, read_stream, values
 

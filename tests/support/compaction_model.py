@@ -23,8 +23,8 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.compaction import passes, task
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.removal.log_start import delete_records
-from spark_log.maintenance.rewrite.rewrite import discard, plan_rewriting, segments, swap, write
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.maintenance.rewrite.segment_rewrite import discard, plan_rewriting, segments, swap, write
 from spark_log.records.schema import RECORD_SCHEMA
 
 RETENTION_MS = 100

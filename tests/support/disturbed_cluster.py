@@ -15,7 +15,7 @@ from spark_log.erase.erase import erase
 from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
-from spark_log.maintenance.removal.log_start import delete_records
+from spark_log.maintenance.removal.retention import delete_records
 from tests.support.records import NOON_MS
 from tests.support.store_gaps import StoreGaps
 from tests.support.table_topics import compact_now

@@ -19,8 +19,8 @@ from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
-from spark_log.maintenance.removal.log_start import delete_records
-from spark_log.maintenance.rewrite.rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.records.schema import read_schema
 from spark_log.streams.mirror import Mirror, MirrorSettings, Step
 from tests.support.records import NOON_MS, ranges_of, table

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
-from spark_log.metadata import schema
+from spark_log.metadata import store_schema
 
 USER = "spark_log"
 
@@ -140,7 +140,7 @@ class PostgresServer:
             url = self.create_database()
             engine = sa.create_engine(url)
             with engine.begin() as connection:
-                schema.create(connection)
+                store_schema.create(connection)
             engine.dispose()  # CREATE DATABASE needs a template without connections
             self._template = url.rpartition("/")[2]
         return self._create_database(self._template)

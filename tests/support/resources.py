@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
-from spark_log.maintenance.removal.clean_up import CleanableLogDirs
+from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 
 _ARROW_BYTES_MAX = 2_000_000

@@ -10,7 +10,7 @@ from pyarrow import fs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.datasource.checkpoint.offset_log import ends_of_batch
-from spark_log.datasource.options.options import SinkGroup
+from spark_log.datasource.options.source_options import SinkGroup
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicPartition

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.filters import Pruning, prune
 from spark_log.datasource.read.read_task import read_task
 from spark_log.datasource.worker_errors import message_only

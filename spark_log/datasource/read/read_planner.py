@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.datasource.options.options import ReadOptions
 from spark_log.datasource.options.positions import CommittedOffsets, Position, resolve, timestamps_to_look_up
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.datasource.read.data_loss import resolve_ranges
 from spark_log.datasource.read.filters import Pruning, apply

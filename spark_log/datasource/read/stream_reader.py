@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_log import clock
 from spark_log.datasource.checkpoint.stream_offsets import Positions, StreamOffset
-from spark_log.datasource.options.options import ReadOptions
+from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_task import read_task
 from spark_log.datasource.worker_errors import message_only
 from spark_log.ids import OffsetRange, TopicPartition

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from spark_log.datasource.options.options import PendingWrite, TxnVersion, WriteOptions
+from spark_log.datasource.options.source_options import PendingWrite, TxnVersion, WriteOptions
 from spark_log.datasource.worker_errors import message_only
 from spark_log.datasource.write import address_handoff
 from spark_log.datasource.write.task_writer import TaskWriter

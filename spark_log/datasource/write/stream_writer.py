@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.datasource.worker_errors import hide_traceback, message_only
 from spark_log.datasource.write.batch_writer import write_task
 from spark_log.datasource.write.write_plan import TaskOutput, WritePlan

@@ -21,7 +21,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
 from spark_log.datasource.checkpoint.batch_ends import BatchEnds
-from spark_log.datasource.options.options import PendingWrite, WriteOptions
+from spark_log.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook

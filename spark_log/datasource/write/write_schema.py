@@ -2,7 +2,7 @@
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType, TimestampType
 
-from spark_log.datasource.options.options import WriteOptions
+from spark_log.datasource.options.source_options import WriteOptions
 from spark_log.errors import InvalidOptionError
 
 _STRING_OR_BINARY = (StringType, BinaryType)

@@ -27,7 +27,7 @@ from spark_log.maintenance.compaction.rules import (
 from spark_log.maintenance.compaction.unit import Compacted, Unit
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.rewrite.rewrite import Segment, discard, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.segment_rewrite import Segment, discard, plan_rewriting, segments, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMPACTION, PARTITION

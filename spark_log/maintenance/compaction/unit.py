@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.maintenance.compaction.rules import has_expired, is_last
-from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
+from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
 from spark_log.records.schema import read_schema
 from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.slices import LogDirs
@@ -57,7 +57,7 @@ def compact_unit(
     """Write the unit's file under the unused name `name` if a record of the unit is dropped.
 
     `last_offsets`: ascending, the offsets of its records that are the last of their keys. Errors: see
-    `rewrite.rewrite.write`.
+    `rewrite.segment_rewrite.write`.
     """
     if len(last_offsets) == unit.record_count and not unit.tombstones_expired:
         return Compacted(None, _tombstones(unit, log_dirs) if unit.dirty else 0)

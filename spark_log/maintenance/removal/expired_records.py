@@ -16,9 +16,9 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
-from spark_log.maintenance.removal.log_start import next_to_leave
+from spark_log.maintenance.removal.retention import next_to_leave
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
-from spark_log.maintenance.rewrite.rewrite import Segment
+from spark_log.maintenance.rewrite.segment_rewrite import Segment
 from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.store import Store

@@ -27,7 +27,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.maintenance.removal.clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
+from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
 from spark_log.metadata.columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK
 

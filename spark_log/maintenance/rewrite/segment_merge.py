@@ -25,7 +25,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.delta import publication_state
 from spark_log.failpoints import failpoint
-from spark_log.maintenance.rewrite.rewrite import (
+from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
     Written,
@@ -45,7 +45,7 @@ FILES_MAX = 1_000
 """Maximum number of inputs of one merge, so that its transaction, which appends wait for, takes only milliseconds."""
 
 Write = Callable[[Rewriting, str, LogDirs], Written]
-"""`rewrite.rewrite.write`, in this process or in a Spark task."""
+"""`rewrite.segment_rewrite.write`, in this process or in a Spark task."""
 
 
 def runs(

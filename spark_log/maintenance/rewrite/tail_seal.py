@@ -13,7 +13,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
-from spark_log.maintenance.rewrite.rewrite import (
+from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
     Written,

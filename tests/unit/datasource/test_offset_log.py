@@ -9,7 +9,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.checkpoint.batch_ends import BatchEnds, read_ends
 from spark_log.datasource.checkpoint.offset_log import ends_of_batch, fingerprint_of_batch
 from spark_log.datasource.checkpoint.stream_offsets import Positions, StreamOffset
-from spark_log.datasource.options.options import SinkGroup
+from spark_log.datasource.options.source_options import SinkGroup
 from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicId, TopicPartition

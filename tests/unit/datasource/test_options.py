@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 
 from spark_log.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
-from spark_log.datasource.options.options import (
-    READ_COLUMNS,
-    PendingWrite,
-    ReadOptions,
-    SinkGroup,
-    TxnVersion,
-    WriteOptions,
-)
 from spark_log.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,
@@ -22,6 +14,14 @@ from spark_log.datasource.options.positions import (
     LatestOffsets,
     SpecificOffsets,
     SpecificTimestamps,
+)
+from spark_log.datasource.options.source_options import (
+    READ_COLUMNS,
+    PendingWrite,
+    ReadOptions,
+    SinkGroup,
+    TxnVersion,
+    WriteOptions,
 )
 from spark_log.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError

@@ -16,7 +16,7 @@ from spark_log.append.partitioner import partition_of_key
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.controller.topic_operations import create_topic
-from spark_log.datasource.options.options import PendingWrite, WriteOptions
+from spark_log.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.datasource.write import task_writer
 from spark_log.datasource.write.task_writer import TaskWriter
 from spark_log.datasource.write.write_commit import abort_write, append_whole, commit_write, plan_write, register_write

@@ -5,4 +5,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Nothing to do: a new store is created with all its tables (`metadata/schema.py`)."""
+    """Nothing to do: a new store is created with all its tables (`metadata/store_schema.py`)."""

@@ -11,12 +11,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.delta.publication_state import named_paths
-from spark_log.erase.erase_workers import Workers
 from spark_log.erase.key_matches import OldFile, old_file_holds
+from spark_log.erase.workers import Workers
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
-from spark_log.maintenance.removal.clean_up import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
+from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.partitions.partition_rows import CHUNK

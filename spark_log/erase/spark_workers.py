@@ -18,12 +18,12 @@ stage.
 """
 
 
-def on_spark(spark: SparkSession) -> "Callable[[KeySet], OnSpark]":
+def on_spark(spark: SparkSession) -> "Callable[[KeySet], SparkWorkers]":
     """The argument `workers` of `erase`."""
-    return lambda keys: OnSpark(spark, keys)
+    return lambda keys: SparkWorkers(spark, keys)
 
 
-class OnSpark:
+class SparkWorkers:
     """Runs the work in tasks of a Spark session. The keys are broadcast once: the memory of a worker grows by about 50
     bytes per key, and not with the topic.
     """
@@ -34,13 +34,13 @@ class OnSpark:
         self._context = spark.sparkContext
         self._keys = self._context.broadcast(keys)
 
-    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         if not items:
             return
         keys = self._keys
         enough = self._context.defaultParallelism * 4
         tasks = min(len(items), max(enough, len(items) // _ITEMS_PER_TASK))
-        yield from self._context.parallelize(items, tasks).map(lambda item: context(item, keys.value)).collect()
+        yield from self._context.parallelize(items, tasks).map(lambda item: work(item, keys.value)).collect()
 
     def lease_ms(self, settings: ClusterSettings) -> int:
         return settings.spark_write_id_lease_ms

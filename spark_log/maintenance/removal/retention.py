@@ -32,7 +32,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
-from spark_log.maintenance.rewrite.rewrite import Segment
+from spark_log.maintenance.rewrite.segment_rewrite import Segment
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.metadata.prepared import Prepared

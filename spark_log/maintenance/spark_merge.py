@@ -13,8 +13,8 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.context import open_maintenance
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrite.rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite.segment_merge import Write
+from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
 from spark_log.maintenance.rewrite_tasks import merge_segments
 from spark_log.segments.slices import LogDirs
 
@@ -42,7 +42,7 @@ def merge_on_spark(
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:
-    """`rewrite.rewrite.write` as a Spark job of one task; each retry of the task writes under another name."""
+    """`rewrite.segment_rewrite.write` as a Spark job of one task; each retry of the task writes under another name."""
 
     def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
         from py4j.protocol import Py4JError

@@ -1,4 +1,4 @@
-"""The workers that read and write files for an erase: threads of this process, or Spark tasks (`erase_on_spark`)."""
+"""The workers that read and write files for an erase: threads of this process, or Spark tasks (`spark_workers`)."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ class Workers(Protocol):
     at_once: int
     """Number of files that are written before they are swapped in."""
 
-    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         """The results in the order of the items."""
         ...
 
@@ -27,7 +27,7 @@ class Workers(Protocol):
         ...
 
 
-class Here:
+class ThreadWorkers:
     """Threads of this process: reading and encoding do not block other threads."""
 
     at_once = 16
@@ -36,9 +36,9 @@ class Here:
         self._keys = keys
         self._threads = max(1, min(4, os.cpu_count() or 1))
 
-    def run(self, context: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
+    def run(self, work: Callable[[Any, KeySet], R], items: Sequence[Any]) -> Iterator[R]:
         with ThreadPoolExecutor(self._threads, "spark-log-erase") as pool:
-            yield from pool.map(lambda item: context(item, self._keys), items)
+            yield from pool.map(lambda item: work(item, self._keys), items)
 
     def lease_ms(self, settings: ClusterSettings) -> int:
         return settings.producer_write_id_lease_ms

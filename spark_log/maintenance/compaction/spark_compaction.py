@@ -35,7 +35,7 @@ from spark_log.maintenance.compaction.passes import (
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
 from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrite.rewrite import Written
+from spark_log.maintenance.rewrite.segment_rewrite import Written
 from spark_log.partitions.partition_rows import Key
 from spark_log.quantities import count_of
 from spark_log.records.segment_file import SegmentFacts
