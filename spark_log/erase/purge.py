@@ -3,9 +3,9 @@ file.delete.delay.ms later.
 
 Purging marks them in the metadata as if they had been retired long ago, and then runs clean-up for the topic: retired
 files, replicas that a reassignment left behind (completely), and orphans. It also deletes such files of deleted topics
-of the same name. It reports the places that it cannot reach (`remaining_records`), which are purged when the same erase is run
-again; clean-up also deletes such files in a log dir that was offline, when it is back. Readers of a purged file fail,
-and earlier versions of the Delta table cannot be read any more: that is the purpose of a purge.
+of the same name. It reports the places that it cannot reach (`remaining_records`), which are purged when the same erase
+is run again; clean-up also deletes such files in a log dir that was offline, when it is back. Readers of a purged file
+fail, and earlier versions of the Delta table cannot be read any more: that is the purpose of a purge.
 """
 
 from collections.abc import Collection, Sequence
