@@ -110,11 +110,12 @@ def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> 
 
 def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured, Offsets, Offsets]:
     source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
-    writer = _to_sink(shaped(source, arguments, None), arguments)
-    query = triggered(writer, arguments.shared).start()
+    writer = triggered(_to_sink(shaped(source, arguments, None), arguments), arguments.shared)
     sink = arguments.sink
     written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
-    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written)
+    totals = run_to_end(
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
+    )
     before, after = offsets_around(totals)
     return totals.counted, before, after
 

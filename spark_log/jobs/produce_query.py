@@ -137,7 +137,9 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     observed = measured(records, _sizes(records), None, None)
     options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
-    query = triggered(writer, arguments.shared).start()
+    writer = triggered(writer, arguments.shared)
     written = [(arguments.shared.cluster, arguments.topic)]
-    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written)
+    totals = run_to_end(
+        spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
+    )
     return totals.counted

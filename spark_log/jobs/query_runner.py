@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -56,22 +57,23 @@ class Totals:
 
 def run_to_end(
     spark: SparkSession,
-    query: StreamingQuery,
+    start: Callable[[], StreamingQuery],
     on_progress: Callable[[BatchProgress], None],
     topics: Iterable[tuple[str, str]] = (),
 ) -> Totals:
-    """Wait for the query to end; after a signal, stop it when the current batch is finished. StreamingQueryException.
+    """Start a query and wait for its end; after a signal, its current batch is the last one. StreamingQueryException.
 
     `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
     """
-    stop = stop_on_signals(spark)
+    stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
+    query = start()
     totals = Totals()
     deadline: float | None = None
     while not query.awaitTermination(_POLL_S):
         totals = _take_new(query, totals, on_progress)
         if stop.is_set():
             deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
-            if not query.status["isTriggerActive"] or clock.monotonic_s() >= deadline:
+            if _is_after_last_batch(query) or clock.monotonic_s() >= deadline:
                 query.stop()
     for address, topic in topics:
         with Cluster.open(address) as cluster:
@@ -79,6 +81,23 @@ def run_to_end(
             log.seal_at_close([log.find_topic(topic)])
             log.close()
     return _take_new(query, totals, on_progress)
+
+
+def _is_after_last_batch(query: StreamingQuery) -> bool:
+    """Let the query start no more batches. True if none is running, so that `query.stop()` interrupts only a wait.
+
+    `query.stop()` alone interrupts a batch that starts just before it: its records would be written, but not counted.
+    Spark checks the state before each batch and then marks the trigger as active. So a thread that was waiting after
+    the state was set, with no active trigger after that, runs no batch any more.
+    """
+    if not hasattr(query, "_jsq"):  # Spark Connect: the batch that starts at this moment is repeated at a restart
+        return not query.status["isTriggerActive"]
+    execution: Any = query._jsq.streamingQuery()
+    jvm: Any = SparkContext._jvm
+    terminated = getattr(jvm.org.apache.spark.sql.execution.streaming.runtime, "TERMINATED$")
+    execution.state().set(getattr(terminated, "MODULE$"))
+    waiting = execution.queryExecutionThread().getState().toString() == "TIMED_WAITING"
+    return waiting and not query.status["isTriggerActive"]
 
 
 def measured_in(progress: Any) -> Measured:

@@ -1,6 +1,7 @@
 """The query of a stream job: check, decode, build, run to its end or until SIGTERM, report."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from pyspark import SparkConf
@@ -59,7 +60,8 @@ def run_stream_job(
     decoded = [decode(source(spark, one), one, f"{number}", go_on) for number, one in enumerate(inputs)]
     result, letters = build(*(good for good, _ in decoded)), [bad for _, bad in decoded]
     frame, outputs = routed(arguments, result, letters, keys, per_batch)
-    query = write_stream(
+    start = partial(
+        write_stream,
         frame,
         outputs,
         checkpoint=cast(str, shared.checkpoint),
@@ -68,7 +70,7 @@ def run_stream_job(
         name=job,
     )
     written = [(output.cluster, output.topic) for output in _topics_written(arguments)]
-    totals = run_to_end(spark, query, lambda batch: print_lines(progress_line(batch, shared.json)), written)
+    totals = run_to_end(spark, start, lambda batch: print_lines(progress_line(batch, shared.json)), written)
     before, after = offsets_around(totals)
     counted = totals.counted
     seconds = clock.monotonic_s() - started
