@@ -94,21 +94,20 @@ def alter_group_offsets(
     unknown, error = outcome_of(lambda: commit_offsets(cluster.store, group_id, given))
     if error is not None:
         return dict.fromkeys(offsets, type(error))
-    return {tp: UnknownTopicOrPartitionError if TopicPartition(*tp) in (unknown or ()) else NoError for tp in offsets}
+    return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}
 
 
 def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
     """If the group has live members, every partition gets UnknownMemberIdError: only members commit its offsets."""
-    targets = {}
-    for partition, spec in offset_specs.items():
-        targets[TopicPartition(*partition)] = _reset_to(cluster, TopicPartition(*partition), spec)
+    named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
+    targets = {tp: _reset_to(cluster, tp, spec) for tp, spec in named.items()}
     error = NoError
     try:
         new = {tp: reset.new for tp, reset in group_operations.reset_offsets(cluster, group_id, targets).items()}
     except NonEmptyGroupError:
         error = UnknownMemberIdError
         new = group_operations.resolve_reset(cluster, group_id, targets)
-    return {tp: {"error": error, "offset": new[TopicPartition(*tp)]} for tp in offset_specs}
+    return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
 
 
 def _reset_to(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:

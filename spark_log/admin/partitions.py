@@ -66,7 +66,7 @@ def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dic
     """{TopicPartition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
     if isinstance(topic_partitions, Mapping):
         topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
-    wanted = None if topic_partitions is None else {TopicPartition(*given) for given in topic_partitions}
+    wanted = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
     return {
         KafkaTopicPartition(*tp): {
             "replicas": list(status.replicas),

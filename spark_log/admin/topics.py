@@ -183,7 +183,7 @@ def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dic
     offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
     low = retention.delete_records(cluster, offsets)
     return {
-        partition: {"partition_index": partition[1], "low_watermark": low[TopicPartition(*partition)], "error_code": 0}
+        partition: {"partition_index": partition[1], "low_watermark": low[partition], "error_code": 0}
         for partition in before
     }
 
@@ -227,7 +227,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
     records = first_records(cluster, lookups)
     found: dict[Any, OffsetAndTimestamp] = {}
     for partition in specs:
-        record = records.get(TopicPartition(*partition))
+        record = records.get(partition)
         offset, timestamp_ms = (offsets.get(partition, -1), -1) if record is None else record
         found[partition] = OffsetAndTimestamp(offset, timestamp_ms, None)
     return found

@@ -94,7 +94,7 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
         shown = asdict(found)
         for broker in shown["brokers"]:
             broker["log_dirs"] = [{"log_dir": uris[i], **load} for i, load in broker["log_dirs"].items()]
-            broker["led_elsewhere"] = [TopicPartition(*tp)._asdict() for tp in broker["led_elsewhere"]]
+            broker["led_elsewhere"] = [tp._asdict() for tp in broker["led_elsewhere"]]
             broker["largest"] = [_flat(facts) for facts in broker["largest"]]
         print_json({**shown, "skewed": [_flat(skew) for skew in shown["skewed"]]})
         return
@@ -241,7 +241,7 @@ def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition
 def _flat(facts: Any) -> dict[str, Any]:
     """With topic and partition instead of `tp`."""
     values = dict(facts if isinstance(facts, dict) else facts._asdict())
-    return {**TopicPartition(*values.pop("tp"))._asdict(), **values}
+    return {**values.pop("tp")._asdict(), **values}
 
 
 def _some(partitions: Sequence[TopicPartition], most: int = 5) -> str:

@@ -67,8 +67,8 @@ class ConsumerQueries(Guarded):
         OffsetAndMetadata.
         """
         group_id = self.required_group()
-        ours = ids.TopicPartition(*checked_partition(partition))
-        found = committed(self.cluster.store, group_id, [ours]).get(ours)
+        checked = checked_partition(partition)
+        found = committed(self.cluster.store, group_id, [checked]).get(checked)
         if found is None:
             return None
         return OffsetAndMetadata(*found) if metadata else int(found.offset)
@@ -99,12 +99,14 @@ def _partition_count(cluster: Cluster, topic: str) -> int:
 
 def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
     """Log start offset and high watermark. UnknownTopicOrPartitionError names a partition that does not exist."""
-    wanted = [ids.TopicPartition(*partition) for partition in partitions if is_legal(partition.topic)]
+    wanted = [partition for partition in partitions if is_legal(partition.topic)]
     found = find_positions(connection, wanted)
-    for topic, number in partitions:
-        if ids.TopicPartition(topic, number) not in found:
-            raise UnknownTopicOrPartitionError(f"partition {topic}-{number}: unknown topic or partition")
-    return {partition: found[ids.TopicPartition(*partition)].positions for partition in partitions}
+    for partition in partitions:
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(
+                f"partition {partition.topic}-{partition.partition}: unknown topic or partition"
+            )
+    return {partition: found[partition].positions for partition in partitions}
 
 
 def _offsets_for_times(
@@ -121,8 +123,7 @@ def _offsets_for_times(
         return lookups
 
     found = first_records(cluster, cluster.store.read(plan))
-    records = {partition: found[ids.TopicPartition(*partition)] for partition in timestamps_ms}
     return {
         partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
-        for partition, record in records.items()
+        for partition, record in ((partition, found[partition]) for partition in timestamps_ms)
     }

@@ -77,7 +77,7 @@ class Fetching:
         if not wanted:
             return False
         with self._cluster.store.snapshot() as connection:
-            found = planner.find_positions(connection, _ours(wanted))
+            found = planner.find_positions(connection, wanted)
             self._note_unknown(wanted, found)
             self._settle(connection, states, found)
             ranges = self._ranges(states, found)
@@ -91,7 +91,7 @@ class Fetching:
             slices = planner.with_inline_data(connection, slices)
         self._open(ranges, slices, found)
         for partition in ranges:  # if there is no room for all, those that have waited longest come first
-            states[TopicPartition(*partition)] = states.pop(TopicPartition(*partition))
+            states[TopicPartition(*partition)] = states.pop(partition)
         return True
 
     def settle_positions(self, subscription: Subscription) -> None:
@@ -100,7 +100,7 @@ class Fetching:
         wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
         if wanted:
             with self._cluster.store.snapshot() as connection:
-                found = planner.find_positions(connection, _ours(wanted))
+                found = planner.find_positions(connection, wanted)
                 self._note_unknown(wanted, found)
                 self._settle(connection, states, found)
 
@@ -138,9 +138,9 @@ class Fetching:
     ) -> dict[TopicPartition, list[Truncation]]:
         """Truncations of the partitions that had an election since their positions were found. Usually empty."""
         keys: dict[Key, TopicPartition] = {
-            (here.topic_id, ours.partition): TopicPartition(*ours)
-            for ours, here in found.items()
-            if here.leader_epoch > states[TopicPartition(*ours)].leader_epoch
+            (here.topic_id, partition.partition): partition
+            for partition, here in found.items()
+            if here.leader_epoch > states[partition].leader_epoch
         }
         return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
 
@@ -152,13 +152,12 @@ class Fetching:
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
         for partition, (_, (_, end), _) in found.items():
-            name = TopicPartition(*partition)
-            state = states[name]
-            if state.fetchable and name not in self.buffers and state.offset is not None and state.offset < end:
+            state = states[partition]
+            if state.fetchable and partition not in self.buffers and state.offset is not None and state.offset < end:
                 ranges[partition] = ids.OffsetRange(state.offset, end)
         if len(ranges) > room:
-            first = [name for name in states if ids.TopicPartition(*name) in ranges][:room]
-            ranges = {ids.TopicPartition(*name): ranges[ids.TopicPartition(*name)] for name in first}
+            first = [partition for partition in states if partition in ranges][:room]
+            ranges = {partition: ranges[partition] for partition in first}
         return ranges
 
     def _plan(
@@ -213,7 +212,7 @@ class Fetching:
                 yield batch, leader_epoch
 
     def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
-        missing = {partition for partition in wanted if ids.TopicPartition(*partition) not in found}
+        missing = {partition for partition in wanted if partition not in found}
         for partition in missing - self.unknown:
             logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
             self.buffers.drop(partition)
@@ -246,7 +245,3 @@ def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list
 def _popped(pieces: deque[Slice]) -> Iterator[Slice]:
     """Yield the first slice and keep no reference to it."""
     yield pieces.popleft()
-
-
-def _ours(partitions: Collection[TopicPartition]) -> list[ids.TopicPartition]:
-    return [ids.TopicPartition(*partition) for partition in partitions]

@@ -206,9 +206,9 @@ class Polling:
         if not missing:
             return
         if self.settings.group_id is not None:
-            group_id, ours = self.settings.group_id, [OurPartition(*name) for name in missing]
-            for partition, commit in self.cluster.store.read(lambda c: read_commits(c, group_id, ours)).items():
-                state = states[TopicPartition(*partition)]
+            group_id = self.settings.group_id
+            for partition, commit in self.cluster.store.read(lambda c: read_commits(c, group_id, missing)).items():
+                state = states[partition]
                 state.seek(commit.offset, commit.leader_epoch)
                 state.topic_id = commit.topic_id
             missing = [name for name in missing if states[name].offset is None]

@@ -214,7 +214,7 @@ def read_commits(
         .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
         .where(GROUP_OFFSET.group_id == group_id)
     )
-    wanted = None if partitions is None else {TopicPartition(*partition) for partition in partitions}
+    wanted = None if partitions is None else set(partitions)
     if wanted is not None and len(wanted) == 1:
         (only,) = wanted
         query = query.where(TOPIC.name == only.topic, GROUP_OFFSET.partition == only.partition)

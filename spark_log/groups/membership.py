@@ -95,7 +95,7 @@ class GroupMember:
         member has taken over this instance id, for good. InconsistentGroupProtocolError: the member has not joined.
         AssignorFailedError: the target cannot be computed; owned partitions stay owned.
         """
-        wanted, held = frozenset(topics), frozenset(TopicPartition(*partition) for partition in owned)
+        wanted, held = frozenset(topics), frozenset(owned)
         with self._turn, self._session(lost=True):
             due = False
             if not self.member_id:
