@@ -30,7 +30,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_log import Cluster, Producer, create_topic, read_topic
+from spark_log import DELTA_SETTINGS, Cluster, Producer, create_topic, read_topic
 from spark_log.streams import (
     DeltaOutput,
     Json,
@@ -103,8 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         create_topic(opened, "hours")
     builder = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").config("spark.sql.shuffle.partitions", 2)
     if given.delta:
-        builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        builder.config(map=DELTA_SETTINGS)
     spark = builder.getOrCreate()
 
     late = json.dumps({"sensor": "attic", "time": MIDNIGHT.isoformat(), "celsius": 99.0}).encode()

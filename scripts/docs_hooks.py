@@ -8,6 +8,7 @@ import docs_tables
 
 GENERATED = {
     "command line": docs_cli.reference,
+    "jobs": docs_cli.jobs_reference,
     "topic configs": docs_tables.topic_configs,
     "cluster settings": docs_tables.cluster_settings,
     "producer settings": docs_tables.producer_settings,

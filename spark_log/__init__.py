@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from spark_log.datasource.read.read_topic import read_topic as read_topic
     from spark_log.datasource.write.active_session import activate_session as activate_session
     from spark_log.datasource.write.topic_write import write_topic as write_topic
+    from spark_log.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
     from spark_log.produce.producer import Producer as Producer
 
 _HOME = {
+    "DELTA_SETTINGS": "spark_log.delta_jars",
     "Admin": "spark_log.admin.client",
     "Broker": "spark_log.coordinator.broker",
     "Cluster": "spark_log.cluster.cluster",
@@ -35,6 +37,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DELTA_SETTINGS",
     "Admin",
     "Broker",
     "Cluster",

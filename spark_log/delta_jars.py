@@ -23,11 +23,14 @@ PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """The names for `spark.jars.packages` that bring Delta."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:4.1.1"
 """The newest one that Maven Central has. from_avro and to_avro of it work with Spark 4.2."""
-SETTINGS = {
+DELTA_SETTINGS: dict[str, Any] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""Spark settings that make `format("delta")` and SQL on Delta tables work. Without the JARs they break every query."""
+"""Spark settings for `format("delta")` and SQL on Delta tables: `SparkSession.builder.config(map=DELTA_SETTINGS)`.
+
+They need Delta's JARs (`spark-log delta install`). Without the JARs every query fails.
+"""
 JARS = {
     "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
     "io.delta_delta-kernel-defaults-4.4.0.jar": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
@@ -93,7 +96,7 @@ def install(folder: Path, tell: Callable[[str], None]) -> list[str]:
 def check_loaded(session: "SparkSession") -> None:
     """DeltaNotInstalledError unless the running Spark has Delta's classes."""
     jvm: Any = session.sparkContext._jvm
-    if not all(jvm.org.apache.spark.util.Utils.classIsLoadable(name) for name in SETTINGS.values()):
+    if not all(jvm.org.apache.spark.util.Utils.classIsLoadable(name) for name in DELTA_SETTINGS.values()):
         raise DeltaNotInstalledError(NOT_INSTALLED)
 
 

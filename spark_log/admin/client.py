@@ -1,10 +1,10 @@
 """`Admin`: the methods, keyword names and results of kafka-python 3's KafkaAdminClient that spark-log supports."""
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
@@ -20,6 +20,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
 from spark_log.ids import TopicPartition
 from spark_log.kafka_errors import kafka_errors
+
+if TYPE_CHECKING:
+    from spark_log.maintenance.report import Report
 
 _NOT_HERE = {
     **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "the store and the storage grant access"),
@@ -120,14 +123,14 @@ class Admin:
         wanted = set(topic_names)
         deadline = clock.monotonic_s() + timeout_ms / 1000
         while True:
-            look = self._cluster.store.changes.current()
+            seen = self._cluster.store.changes.current()
             missing = sorted(wanted - set(self.list_topics()))
             left = deadline - clock.monotonic_s()
             if not missing:
                 return
             if left <= 0:
                 raise KafkaTimeoutError(f"Topics not ready after {timeout_ms}ms: {missing}")
-            self._cluster.store.changes.wait(look, min(left, 0.1))
+            self._cluster.store.changes.wait(seen, min(left, 0.1))
 
     @kafka_errors()
     def delete_topics(
@@ -280,6 +283,25 @@ class Admin:
         """The reassignments in progress, of {topic: partitions}, a list of TopicPartition, or all."""
         _check_timeout(timeout_ms)
         return partitions.list_partition_reassignments(self._cluster, topic_partitions)
+
+    @kafka_errors()
+    def run_maintenance(
+        self,
+        tasks: Iterable[str] | None = None,
+        *,
+        topics: Collection[str] | None = None,
+        now: bool = False,
+        dry_run: bool = False,
+    ) -> list["Report"]:
+        """Run maintenance tasks, such as "compact" or "retention", as `spark-log maintenance` does; all for None.
+
+        `topics` limits the work to these topics. With `now` every inline tail is sealed, whatever its age. With
+        `dry_run` nothing is changed, and the reports say what a run would do. The first failure of a task is raised
+        when all tasks have run. InvalidConfigurationError, UnknownTopicOrPartitionError.
+        """
+        from spark_log.maintenance import run_tasks  # slow to import
+
+        return list(run_tasks(self._cluster, tasks, topics=topics, now=now, dry_run=dry_run))
 
     # groups ------------------------------------------------------------------------------------------------------
 

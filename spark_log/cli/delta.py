@@ -52,7 +52,7 @@ def install(
     else:
         note(f"{folder} has all of them already.")
     note("Settings for spark-defaults.conf, or .config(name, value) of a session:")
-    settings = dict(delta_jars.SETTINGS)
+    settings = dict(delta_jars.DELTA_SETTINGS)
     if folder.resolve() != own.resolve():
         settings["spark.jars"] = ",".join(str(folder / name) for name in delta_jars.JARS)
     width = max(map(len, settings))

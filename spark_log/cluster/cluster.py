@@ -17,7 +17,7 @@ from spark_log.cluster.log_dir import (
     refuse_percent_sign,
 )
 from spark_log.cluster.new_file import make_root
-from spark_log.errors import InvalidConfigurationError, LogDirMismatchError, redact
+from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError, redact
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
@@ -30,8 +30,9 @@ FIRST_BROKER = BrokerId(1)
 class Cluster:
     """An open cluster.
 
-    >>> cluster = Cluster.open("/data/log")             # doctest: +SKIP
-    >>> cluster = Cluster.init("/data/log")             # doctest: +SKIP
+    >>> cluster = Cluster.init("/data/log")                                  # doctest: +SKIP
+    >>> cluster = Cluster.open("/data/log")                                  # doctest: +SKIP
+    >>> cluster = Cluster.init("/data/log", if_not_exists=True)              # doctest: +SKIP
     >>> cluster = Cluster.init("postgresql+psycopg://me@db/log", log_dir="s3://bucket/log")   # doctest: +SKIP
     """
 
@@ -40,10 +41,11 @@ class Cluster:
         self._checked: dict[LogDirInfo, LogDir] = {}
 
     @classmethod
-    def init(cls, address: str, *, log_dir: str | None = None) -> "Cluster":
-        """Make a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
+    def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
+        """Create a cluster with broker 1. `log_dir` defaults to `<folder>/broker-1`, and is needed with a database.
 
-        Raises ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError (another cluster's log dir).
+        With `if_not_exists`, an existing cluster is opened and not changed. Raises ClusterAlreadyExistsError without
+        it, InvalidConfigurationError, and LogDirMismatchError if the log dir belongs to another cluster.
         """
         parsed = Address.parse(address)
         if log_dir is None:
@@ -91,7 +93,12 @@ class Cluster:
                 {"broker_id": FIRST_BROKER, "uri": uri, "uuid": log_dir_uuid, "counter": 0, "online": True},
             )
 
-        return cls(create_store(parsed, cluster_id, fill))
+        try:
+            return cls(create_store(parsed, cluster_id, fill))
+        except ClusterAlreadyExistsError:
+            if not if_not_exists:
+                raise
+            return cls.open(address)
 
     @classmethod
     def open(cls, address: str) -> "Cluster":

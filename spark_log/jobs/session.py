@@ -48,7 +48,7 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     """
     # failures.py reports the error; this logger writes a stack trace as one line of JSON
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    defaults = {**_DEFAULTS, **(delta_jars.SETTINGS if delta else {})}
+    defaults = {**_DEFAULTS, **(delta_jars.DELTA_SETTINGS if delta else {})}
     active = None if is_remote() else SparkSession.getActiveSession()
     session = _start(name, defaults) if active is None else _beside(active)
     if delta:

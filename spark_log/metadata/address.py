@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from spark_log.broker_addresses import broker_refusal
-from spark_log.errors import InvalidConfigurationError, UnsupportedStoreError, redact
+from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, UnsupportedStoreError, redact
 
 SQLITE_FILE = "metadata.sqlite"
 _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
@@ -60,6 +60,14 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
+
+
+def cluster_not_found(address: Address) -> ClusterNotFoundError:
+    """The error for an address that has no cluster. Its message has the command that creates one."""
+    log_dir = "" if address.folder else " --log-dir FOLDER-OR-URI"
+    return ClusterNotFoundError(
+        f"no cluster at {address}: create one with `spark-log init {address.without_password}{log_dir}`"
+    )
 
 
 _NETWORK_FILE_SYSTEMS = frozenset(

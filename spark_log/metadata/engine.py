@@ -11,9 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from spark_log.errors import ClusterNotFoundError, SparkLogError, UnsupportedStoreError
+from spark_log.errors import SparkLogError, UnsupportedStoreError
 from spark_log.metadata import sqlite_connections
-from spark_log.metadata.address import SQLITE_FILE, Address, refuse_network_file_system
+from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found, refuse_network_file_system
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.server_identity import ask_server
 from spark_log.metadata.write_ahead_log import BYTES_MAX
@@ -28,7 +28,7 @@ _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10
 
 def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
     """An engine for `address`; `create` allows to create the SQLite file."""
-    return _sqlite_engine(address.folder, create) if address.folder else _postgresql_engine(address)
+    return _sqlite_engine(address, address.folder, create) if address.folder else _postgresql_engine(address)
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
@@ -41,11 +41,11 @@ def is_write(connection: sa.Connection) -> bool:
     return bool(connection.get_execution_options().get(_WRITES, False))
 
 
-def _sqlite_engine(folder: Path, create: bool) -> sa.Engine:
+def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
     refuse_network_file_system(folder, Path("/proc/mounts").read_text())
     path = folder / SQLITE_FILE
     if not create and not path.is_file():
-        raise ClusterNotFoundError(f"no cluster at {folder}: create one with `spark-log init {folder}`")
+        raise cluster_not_found(address)
 
     def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
         return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)

@@ -15,7 +15,6 @@ from spark_log import clock
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     ClusterAlreadyExistsError,
-    ClusterNotFoundError,
     MetadataConflictError,
     MetadataStoreUnavailableError,
     RetriableError,
@@ -24,7 +23,7 @@ from spark_log.errors import (
 )
 from spark_log.metadata import commit_tokens, server_identity, store_schema, tables
 from spark_log.metadata import engine as engines
-from spark_log.metadata.address import SQLITE_FILE, Address
+from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.columns import CLUSTER
@@ -309,9 +308,10 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
     store = Store(address, create=True)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if store_schema.revision_of(connection) is None:
+        revision = store_schema.revision_of(connection)
+        if revision is None:
             store_schema.create(connection)
-        elif not store_schema.is_empty(connection):
+        elif not store_schema.is_empty(connection, revision):
             raise ClusterAlreadyExistsError(f"there is a cluster at {address} already: Cluster.open opens it")
         connection.execute(
             tables.cluster.insert(),
@@ -355,11 +355,9 @@ def open_store(address: Address) -> Store:
     """
     store = Store(address)
     try:
-        revision = store.read(store_schema.revision_of)
+        revision = store.read(_revision_of_cluster)
         if revision is None:
-            raise ClusterNotFoundError(
-                f"no cluster at {address}: create one with `spark-log init {address.without_password}`"
-            )
+            raise cluster_not_found(address)
         if revision != tables.SCHEMA_REVISION:
             store_schema.check_known(revision, address)
             store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address))
@@ -367,6 +365,12 @@ def open_store(address: Address) -> Store:
         store.close()
         raise
     return store
+
+
+def _revision_of_cluster(connection: sa.Connection) -> str | None:
+    """The revision of a store that has a cluster; None if there is no store, or only its tables."""
+    revision = store_schema.revision_of(connection)
+    return None if store_schema.is_empty(connection, revision) else revision
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

@@ -31,9 +31,9 @@ def create(connection: sa.Connection) -> None:
     tables.metadata.create_all(connection, checkfirst=False)
 
 
-def is_empty(connection: sa.Connection) -> bool:
-    """Whether a store of this revision has its tables but no cluster yet, as a copy of a template database has."""
-    if revision_of(connection) != tables.SCHEMA_REVISION:
+def is_empty(connection: sa.Connection, revision: str | None) -> bool:
+    """Whether a store of `revision` has its tables but no cluster yet, as a copy of a template database has."""
+    if revision != tables.SCHEMA_REVISION:
         return False
     return connection.execute(sa.select(tables.cluster.c.cluster_id)).first() is None
 

@@ -61,9 +61,11 @@ class Confluent:
 
 @dataclass(frozen=True)
 class Json:
-    """JSON objects. `schema`: DDL or a StructType. `options`: of from_json and to_json, such as timestampFormat."""
+    """JSON objects. `schema`: DDL or a StructType, which only decoding requires. `options`: of from_json and to_json,
+    such as timestampFormat.
+    """
 
-    schema: str | StructType
+    schema: str | StructType | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     framing: Confluent | None = None
 
@@ -185,6 +187,8 @@ def _parser(codec: Codec) -> Parser:
 
 
 def _schema_of(codec: Json) -> StructType:
+    if codec.schema is None:
+        raise InvalidOptionError("schema: required to decode JSON, such as Json('carrier STRING, delay INT')")
     if isinstance(codec.schema, StructType):
         return codec.schema
     try:

@@ -6,7 +6,6 @@ the query's id and the batch's number (`txnAppId`, `txnVersion`). Spark replays 
 same input and the same state, so the replay writes only what is missing.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from spark_log.datasource.write.write_schema import check_write_schema
 from spark_log.delta_jars import check_loaded
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
+from spark_log.quantities import parse_interval_ms
 from spark_log.streams.micro_batch import MicroBatch, this_batch
 from spark_log.streams.transacted_batch import batch_transaction
 
@@ -29,7 +29,6 @@ OutputMode = Literal["append", "update", "complete"]
 
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
-_INTERVAL = re.compile(r"[0-9]{1,9} [a-z]+")
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,6 +202,8 @@ def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
 def _triggered(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
     if trigger == AVAILABLE_NOW:
         return writer.trigger(availableNow=True)
-    if not _INTERVAL.fullmatch(trigger):
-        raise InvalidOptionError(f"trigger {trigger!r}: expected {AVAILABLE_NOW!r} or an interval as '10 seconds'")
-    return writer.trigger(processingTime=trigger)
+    try:
+        interval_ms = parse_interval_ms(trigger)
+    except ValueError as error:
+        raise InvalidOptionError(f"trigger {trigger!r}: neither {AVAILABLE_NOW!r} nor an interval: {error}") from None
+    return writer.trigger(processingTime=f"{interval_ms} milliseconds")

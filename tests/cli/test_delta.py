@@ -43,7 +43,10 @@ def test_jars_are_downloaded_once_from_the_mirror_and_verified(tmp_path: Path) -
     assert {file.name for file in jars.iterdir()} == {*delta_jars.JARS, "mine.jar"}
     assert delta_jars.missing_in(jars) == []
     settings = dict(line.split() for line in done.stdout.splitlines())
-    assert settings == {**delta_jars.SETTINGS, "spark.jars": ",".join(str(jars / name) for name in delta_jars.JARS)}
+    assert settings == {
+        **delta_jars.DELTA_SETTINGS,
+        "spark.jars": ",".join(str(jars / name) for name in delta_jars.JARS),
+    }
 
     again = install(jars, url)  # the mirror is gone
     assert (again.exit_code, again.stdout) == (0, done.stdout)

@@ -164,6 +164,21 @@ def offsets(admin, specs):
     return {partition: (where.offset, where.timestamp) for partition, where in found.items()}
 
 
+def test_compaction_is_run_on_request(admin, log):
+    configs = {"cleanup.policy": "compact", "inline.max.bytes": "65536"}
+    admin.create_topics({name: {"configs": configs} for name in ("planes", "other")})
+    for topic in ("planes", "other"):
+        append(log, topic, "old", "new", key=b"N1")
+    chosen = {"topics": ["planes"], "now": True}
+    assert [report.task for report in admin.run_maintenance(["seal"], dry_run=True, **chosen)] == ["seal"]
+    compacted = admin.run_maintenance(["seal", "compact"], **chosen)[-1]
+    assert (compacted.task, compacted.topic, compacted.before.records, compacted.after.records) == (
+        "compact", "planes", 2, 1,
+    )  # fmt: skip
+    with pytest.raises(kafka.errors.InvalidConfigurationError, match="task 'shrink': expected"):
+        admin.run_maintenance(["shrink"])
+
+
 def test_settings(cluster, cluster_address):
     with pytest.raises(kafka.errors.KafkaConfigurationError, match="no_such"):
         Admin(cluster=cluster_address, no_such=1)

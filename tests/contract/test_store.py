@@ -134,6 +134,26 @@ def test_a_missing_cluster_is_an_error(cluster_address, tmp_path):
     assert list(tmp_path.iterdir()) == [], "looking for a cluster makes nothing"
 
 
+def test_a_database_with_tables_but_without_a_cluster_says_how_to_create_one(cluster, cluster_address):
+    cluster.store.transact(lambda connection, _: connection.execute(t.cluster.delete()))
+    command = f"spark-log init {cluster.store.address.without_password}"
+    if "://" in cluster_address:
+        command += " --log-dir FOLDER-OR-URI"
+    with pytest.raises(ClusterNotFoundError) as raised:
+        Cluster.open(cluster_address)
+    assert str(raised.value) == f"no cluster at {cluster.store.address}: create one with `{command}`"
+
+
+def test_init_opens_an_existing_cluster_if_asked(cluster_address, tmp_path):
+    log_dir = str(tmp_path / "log-dir") if "://" in cluster_address else None
+    with Cluster.init(cluster_address, log_dir=log_dir, if_not_exists=True) as made:
+        create_topic(made, "kept")
+        before = rows_of(made)
+        with Cluster.init(cluster_address, log_dir=log_dir, if_not_exists=True) as again:
+            assert again.cluster_id == made.cluster_id
+        assert rows_of(made) == before
+
+
 @pytest.mark.parametrize(
     ("revision", "message"), [("v9", r"'v9'.*newer"), ("0013", r"before the first release.*spark-log init")]
 )

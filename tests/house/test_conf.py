@@ -34,4 +34,4 @@ def test_classes_named_are_in_spark_itself_without_delta(spark: SparkSession) ->
 def test_delta_settings_are_present_as_comments() -> None:
     lines = (CONF / "spark-defaults.conf").read_text().splitlines()
     commented = [line.removeprefix("# ").split() for line in lines if line.startswith("# spark.")]
-    assert [tuple(setting) for setting in commented] == list(delta_jars.SETTINGS.items())
+    assert [tuple(setting) for setting in commented] == list(delta_jars.DELTA_SETTINGS.items())

@@ -35,6 +35,15 @@ def test_each_command_has_a_section() -> None:
     assert sorted(sections) == sorted(expected)
 
 
+def test_each_job_has_a_section_with_its_options() -> None:
+    from docs_cli import jobs_reference
+
+    programs = sorted(path.stem for path in (REPOSITORY / "jobs").glob("*.py"))
+    sections = re.split(r"^## (\w+)$", jobs_reference(), flags=re.MULTILINE)
+    assert sections[1::2] == programs
+    assert [name for name, text in zip(sections[1::2], sections[2::2], strict=True) if "* `--cluster" not in text] == []
+
+
 def test_pages_include_each_generated_part_and_no_other() -> None:
     from docs_hooks import GENERATED
 

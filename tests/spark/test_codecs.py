@@ -167,7 +167,7 @@ def test_encoded_values_are_decoded(spark, codec):
     tombstones = records.where("value IS NULL").select("key", "headers").collect()
     assert len(tombstones) == 3, "a struct that is null is a tombstone: also where its condition was null"
     assert tombstones[0].headers == [("a", None), ("b", b"x")]
-    only = encode(rows, codec, value=["delay"]) if isinstance(codec, Json) else None
+    only = encode(rows, Json(), value=["delay"]) if isinstance(codec, Json) else None
     assert only is None or valid(decode(only, codec)).where("value.carrier IS NOT NULL").isEmpty()
 
 
@@ -182,6 +182,8 @@ def test_values_that_cannot_be_decoded_are_named(spark):
         decode(frame, Json("carrier STRING,"))
     with pytest.raises(InvalidOptionError, match="schema 'INT': expected fields"):
         decode(frame, Json("INT"))
+    with pytest.raises(InvalidOptionError, match="schema: required to decode JSON"):
+        decode(frame, Json())
     for schema in ("{", '"string"', '{"type":"enum"}'):
         with pytest.raises(InvalidOptionError, match="not the JSON of an Avro record"):
             decode(frame, Avro(schema))

@@ -55,7 +55,7 @@ class BatchBeginsAfterStatus:
 def test_every_written_record_is_counted(
     spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path, trigger: str
 ) -> None:
-    """With 0 seconds a batch can begin at any time; with 1 hour the query waits for its trigger when the signal comes."""
+    """With 0 seconds a batch can begin at any time; with 1 hour the query waits when the signal comes."""
     make(cluster, "in")
     append(log, "in", "first")
     frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest")

@@ -27,7 +27,7 @@ _SPARK_SETTINGS = {
     "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
-    **delta_jars.SETTINGS,
+    **delta_jars.DELTA_SETTINGS,
 }
 
 

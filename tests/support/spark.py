@@ -25,8 +25,8 @@ ENVIRONMENT = {
 def delta_settings() -> dict[str, str]:
     """Settings of a session with Delta. `make delta` puts the JARs beside Spark's own; otherwise Spark fetches them."""
     if delta_jars.missing_in(delta_jars.spark_jars_folder()):
-        return {**delta_jars.SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
-    return delta_jars.SETTINGS
+        return {**delta_jars.DELTA_SETTINGS, "spark.jars.packages": delta_jars.PACKAGE}
+    return delta_jars.DELTA_SETTINGS
 
 
 def spark_without_delta(folder: Path) -> Path:
