@@ -18,7 +18,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-kafka clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -96,6 +96,9 @@ bench-streams: venv java  ## how fast windowed aggregation is
 
 bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions
+
+bench-kafka: venv java  ## spark-log beside a real Kafka broker, its clients and Spark's connector for it
+	$(WITH_JAVA) $(PYTHON) -m benchmarks kafka
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

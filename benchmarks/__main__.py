@@ -1,4 +1,4 @@
-"""`make bench`, and bench-clients, -replication, -maintenance, -streams and -transactions: on a PostgreSQL of
+"""`make bench`, and bench-clients, -replication, -maintenance, -streams, -transactions and -kafka: on a PostgreSQL of
 their own too where it is installed.
 """
 
@@ -15,6 +15,7 @@ SETS = {
     "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
     "transactions": ("benchmarks.transactions",),
+    "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }
 
 

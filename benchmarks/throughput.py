@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -251,7 +251,8 @@ def _seconds(action: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def spark_session(folder: Path) -> SparkSession:
+def spark_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+    """A session with the recommended settings, for both sides of a comparison, and `more`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = launcher.executable()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
@@ -261,6 +262,7 @@ def spark_session(folder: Path) -> SparkSession:
         "spark.driver.memory": "3g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        **(more or {}),
     }
     builder = SparkSession.builder.master(f"local[{os.cpu_count()}]").appName("spark-log benchmark")
     for name, value in settings.items():

