@@ -30,7 +30,7 @@ from benchmarks.kafka_report import OURS, Row, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import create_topic
+from spark_log.controller.topic_operations import create_topic
 from spark_log.log.log import Log
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import connector_jars
