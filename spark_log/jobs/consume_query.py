@@ -16,7 +16,7 @@ from spark_log.datasource.write.topic_write import write_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs.checks import check_new_folder, find_or_create
 from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
-from spark_log.jobs.consume_columns import shaped
+from spark_log.jobs.consume_columns import shaped, show_first
 from spark_log.jobs.measurement import Measured
 from spark_log.jobs.query_runner import offsets_around, run_to_end, triggered
 from spark_log.jobs.run_options import Batch
@@ -92,18 +92,19 @@ def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> 
     options = _options(arguments)
     if ranges:
         options = _pinned(options, ranges)
+    frame = spark.read.format("spark_log").options(**options).load()
     observation = Observation()
-    frame = shaped(spark.read.format("spark_log").options(**options).load(), arguments, observation)
     match arguments.sink:
         case Console(limit):
-            frame.show(limit, truncate=False)
+            counted = show_first(frame, arguments, limit)
+            if counted.records == limit:
+                return counted, {}, {}  # Spark chooses the records that it shows
         case Files(format_, path, mode):
-            frame.write.format(format_).mode(mode).save(path)
+            shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
+            counted = Measured.of(observation.get)
         case OtherTopic(topic, address):
-            write_topic(frame, address, topic)
-    counted = Measured.of(observation.get)
-    if isinstance(arguments.sink, Console) and counted.records == arguments.sink.limit:
-        return counted, {}, {}  # Spark chooses the records that it shows
+            write_topic(shaped(frame, arguments, observation), address, topic)
+            counted = Measured.of(observation.get)
     before = {tp: found.start for tp, found in ranges.items()}
     return counted, before, {tp: found.end for tp, found in ranges.items()}
 

@@ -1,0 +1,39 @@
+"""`jobs/consume.py` on the console reads only what it shows."""
+
+import json
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.log import Log
+from tests.support.jobs import run_job
+from tests.support.topics import fill, make
+
+
+def tasks_of(spark: SparkSession, group: str) -> int:
+    """Tasks that Spark has run for the jobs of this group."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(stage.numCompletedTasks for stage in stages if stage is not None)
+
+
+def test_limit_ends_the_read_at_the_first_partitions(
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
+) -> None:
+    make(cluster, "t", 8)
+    fill(log, "t", [4] * 8)
+    job = ["--subscribe", "t", "--option", "minPartitions=8", "--json"]
+    spark.sparkContext.setJobGroup("limit", "a limit below the records of one partition")
+    try:
+        few = run_job(spark, tmp_path / "cluster", "consume", *job, "--limit", "3", "--value-schema", "n INT").out
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    summary = json.loads(few.splitlines()[-1])
+    assert (summary["records"], summary["bytes"], summary["malformed"]) == (3, 9, 3)
+    assert few.count("0/") == 3
+    assert tasks_of(spark, "limit") == 2, "one to count the rows, one to show them"
+
+    every = json.loads(run_job(spark, tmp_path / "cluster", "consume", *job, "--limit", "40").out.splitlines()[-1])
+    assert (every["records"], every["bytes"], every["after"]["t"]["7"]) == (32, 96, 4)
