@@ -1,9 +1,6 @@
 """Batch reads: every read option of the contract, and read_topic."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,8 @@ from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
+from tests.support.batch_source import read_values
 from tests.support.records import NOON_MS, table
-from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, fill, make, read, values
 
 COLUMNS = [
@@ -167,11 +164,17 @@ def test_a_user_schema_is_refused(spark: SparkSession, cluster: Cluster, t: None
         ({"subscribe": "t", "kafka.bootstrap.servers": "elsewhere"}, "they are aliases, set one of them"),
     ],
 )
-def test_invalid_options_are_named(
-    spark: SparkSession, cluster: Cluster, t: None, options: dict[str, str], message: str
-) -> None:
+def test_invalid_options_are_named(cluster: Cluster, t: None, options: dict[str, str], message: str) -> None:
+    """Without Spark's processes: that errors pass through them is shown below."""
     with fails(message):
-        read(spark, cluster, **options).collect()
+        read_values(cluster, **options)
+
+
+def test_errors_of_planning_reach_the_user(spark: SparkSession, cluster: Cluster, t: None) -> None:
+    with fails("unknown topic or partition"):
+        read(spark, cluster, subscribe="nowhere").collect()
+    with fails("The resolved start offset 9 is greater"):
+        read(spark, cluster, subscribe="t", startingOffsets='{"t":{"0":9,"1":0,"2":0}}').collect()
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -234,31 +237,6 @@ def test_sql(spark: SparkSession, cluster: Cluster, t: None) -> None:
     spark.catalog.dropTempView("of_t")
 
 
-def test_the_environment_names_the_cluster(cluster: Cluster, t: None, tmp_path: Path) -> None:
-    """A session without settings, in an unrelated folder."""
-    program = """
-import sys
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-print("rows", spark.read.format("spark_log").option("subscribe", "t").load().count())
-spark.sql("CREATE TABLE of_t USING spark_log")
-ends = '{"t":{"0":2,"1":0,"2":0}}'
-[row] = spark.sql(f"SELECT count(*) FROM of_t WITH ('subscribe'='t', 'endingOffsets'='{ends}')").collect()
-print("rows of sql", row[0])
-"""
-    environment = {
-        **os.environ,
-        "SPARK_LOG_CLUSTER": str(cluster.store.address),
-    }
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "rows 8\nrows of sql 2\n" in done.stdout, done.stderr[-4000:]
-    assert REPOSITORY != tmp_path
-
-
 # --- subscriptions --------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +285,11 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
     ],
 )
 def test_start_and_end_options_select_ranges(
-    spark: SparkSession, cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
+    cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
 ) -> None:
     if counts is None:  # timestamps take precedence over offsets
         counts = {0: (0, 5), 1: (0, 3)}
-    found = values(read(spark, cluster, subscribe="t", **options))
+    found = read_values(cluster, subscribe="t", **options)
     assert found == {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
 
 

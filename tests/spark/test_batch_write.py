@@ -15,6 +15,7 @@ from spark_log.datasource.write import address_handoff
 from spark_log.log.log import Log
 from spark_log.metadata import tables
 from spark_log.metadata.columns import SEGMENT
+from tests.support.batch_source import write_frame
 from tests.support.records import NOON_MS
 from tests.support.topics import all_stored, append, fails, make, read, stored, write
 
@@ -71,11 +72,25 @@ def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
 def test_invalid_writes_are_named_and_nothing_is_written(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, columns: str, options: dict[str, str], message: str
 ) -> None:
+    """In this process; that errors of plans and tasks pass through Spark's is shown below."""
     make(cluster, "t", 2, max_message_bytes="2000")
     with fails(message):
-        write(spark.sql(f"SELECT {columns}"), cluster, **options)
+        write_frame(spark.sql(f"SELECT {columns}"), cluster, **options)
     assert stored(cluster, "t") == {}
     assert left_behind(cluster, tmp_path) == (0, 0)
+
+
+def test_errors_of_plans_and_tasks_reach_the_user(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+    make(cluster, "t", 2)
+    for columns, topic, message in [
+        ("1 AS value", "t", "value attribute unsupported type int. value must be a(n) string or binary"),
+        ("'v' AS value", "nowhere", "unknown topic or partition"),
+        ("'v' AS value, 2 AS partition", "t", "partition: 2 does not exist, the topic has 2 partitions"),
+    ]:
+        with fails(message):
+            write(spark.sql(f"SELECT {columns}"), cluster, topic=topic)
+        assert stored(cluster, "t") == {}
+        assert left_behind(cluster, tmp_path) == (0, 0)
 
 
 def test_save_modes(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ group, two streaming queries and a Delta stream read. None of them fails, and ea
 record once and in order, the last value of every key, and the unexpired records of the topic with retention.
 """
 
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,9 +27,9 @@ from spark_log.log.log import Log
 from spark_log.maintenance import run_tasks
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_producer import value
+from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
 
-REPOSITORY = Path(__file__).parents[2]
 KEYS = 40
 MAINTENANCE_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
 SOON_S = 120.0
@@ -62,12 +60,11 @@ class Process:
     """A module of tests.support in a separate process, and the lines of its output."""
 
     def __init__(self, module: str, *arguments: str, failpoint: str | None = None) -> None:
-        environ = {**os.environ, **({"SPARK_LOG_FAILPOINT": failpoint} if failpoint else {})}
         self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.support.{module}", *arguments],
-            cwd=REPOSITORY, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        pipe = subprocess.PIPE
+        self._process = PythonProcess(
+            "-m", f"tests.support.{module}", *arguments, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -19,6 +19,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.maintenance.removal.retention import delete_records
 from tests.support.records import NOON_MS
+from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, fails, fill, make, read_stream, values
 
 Batch = tuple[int, dict[int, list[str]]]
@@ -90,11 +91,10 @@ def numbers(partition: int, *bounds: int) -> list[str]:
         ({"subscribe": "nowhere"}, "unknown topic or partition"),
     ],
 )
-def test_invalid_options_are_named(
-    spark: SparkSession, cluster: Cluster, t: None, checkpoint: Path, options: dict[str, str], message: str
-) -> None:
+def test_invalid_options_are_named(cluster: Cluster, t: None, options: dict[str, str], message: str) -> None:
+    """Without Spark's processes, through which errors pass as those of data loss do (below)."""
     with fails(message):
-        Run(read_stream(spark, cluster, **{"subscribe": "t", **options}), checkpoint).to_end()
+        StreamQuery(cluster, **{"startingOffsets": "latest", **options}).trigger()
 
 
 # --- starts ---------------------------------------------------------------------------------------------------------
@@ -126,16 +126,10 @@ def test_latest_is_where_a_stream_starts(
         ({"startingOffsets": "earliest", "minPartitions": 4}, {0: (0, 3), 1: (0, 1)}),
     ],
 )
-def test_starts(
-    spark: SparkSession,
-    cluster: Cluster,
-    t: None,
-    checkpoint: Path,
-    options: dict[str, Any],
-    expected: dict[int, tuple[int, int]],
-) -> None:
-    run = Run(read_stream(spark, cluster, subscribe="t", **options), checkpoint).to_end()
-    assert run.all == {p: numbers(p, *bounds) for p, bounds in expected.items()}
+def test_starts(cluster: Cluster, t: None, options: dict[str, Any], expected: dict[int, tuple[int, int]]) -> None:
+    query = StreamQuery(cluster, **options)
+    found = [value.decode() for rows in iter(query.trigger, []) for _, value in rows]
+    assert sorted(found) == sorted(value for p, bounds in expected.items() for value in numbers(p, *bounds))
 
 
 def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
@@ -148,7 +142,7 @@ def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
         assert run.all == ({0: ["0/3"]} if start == "latest" else {})
 
 
-@pytest.mark.parametrize("starts", [("earliest", "latest"), ("latest", "latest"), ("latest", "earliest")])
+@pytest.mark.parametrize("starts", [("earliest", "latest"), ("latest", "earliest")])
 def test_a_replayed_batch_0_keeps_its_start(
     spark: SparkSession, cluster: Cluster, log: Log, t: None, checkpoint: Path, starts: tuple[str, str]
 ) -> None:

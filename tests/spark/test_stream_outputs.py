@@ -1,10 +1,5 @@
 """A streaming query writes each row through `write_stream` once, to any output and after any crash."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,13 +14,14 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log
 from spark_log.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.streams.outputs import Output
-from tests.support.subprocess_python import REPOSITORY
+from tests.support.python_process import killed_at, run_process
+from tests.support.spark_driver import gateway
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
 
 
 def numbers(spark: SparkSession, cluster: Cluster) -> DataFrame:
-    """A stream of topic in with two records per batch."""
-    frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    """A stream of topic in with three records per batch."""
+    frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=3)
     return frame.select("value", F.col("value").cast("string").cast("int").alias("n"))
 
 
@@ -62,12 +58,12 @@ def test_parts_of_a_batch_go_to_several_outputs_once(
     assert stored(cluster, "even") == {}
     make(cluster, "odd")
     run()
-    uncommit(checkpoint, 2)
+    uncommit(checkpoint, 1)
     run()
     assert stored(cluster, "even") == {0: ["2", "4"]}
     assert stored(cluster, "odd") == {0: ["1", "3", "5"]}
     assert sorted(row.n for row in spark.read.format("delta").load(table).collect()) == [1, 2, 3, 4, 5]
-    assert "batch 2" in capsys.readouterr().out
+    assert "batch 1" in capsys.readouterr().out
 
 
 def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path) -> None:
@@ -83,8 +79,8 @@ def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, 
         write_stream(
             rows, outputs, checkpoint=str(tmp_path / "update"), trigger="available-now", output_mode="update"
         ).awaitTermination()
-        uncommit(tmp_path / "update", 2)
-    assert all_stored(cluster, "out") == ["1", "1", "2", "2", "3"]
+        uncommit(tmp_path / "update", 1)
+    assert all_stored(cluster, "out") == ["1", "2", "2", "3"]
     write_stream(
         counts, DeltaOutput(replaced), checkpoint=str(tmp_path / "complete"), trigger="available-now",
         output_mode="complete",
@@ -122,13 +118,12 @@ def test_invalid_outputs_are_refused(spark: SparkSession, cluster: Cluster, log:
 
 DRIVER = """
 import sys
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from spark_log.streams import TopicOutput, Tumbling, windowed, write_stream
+from tests.support.spark_driver import connect
 
-address, checkpoint = sys.argv[1:]
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-spark = spark.config("spark.sql.shuffle.partitions", "1").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+address, checkpoint, *gateway = sys.argv[1:]
+spark = connect(*gateway, spark_sql_shuffle_partitions="1")
 records = spark.readStream.format("spark_log").options(
     cluster=address, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="2"
 ).load()
@@ -151,36 +146,24 @@ KILLS = (
 )
 
 
-@pytest.mark.slow
 def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
-    cluster: Cluster, log: Log, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, log: Log, tmp_path: Path
 ) -> None:
-    """Counts by window in mode update: each change is in both topics once, and visible together with the offsets."""
+    """Counts by window in mode update: each change is in both topics once, and visible together with the offsets.
+
+    The JVM survives; test_stream_sink.py kills it too.
+    """
     for name in ("in", "first", "second"):
         make(cluster, name)
     append(log, "in", "0", "1", "2", "60", "61", "62", "120", "121")
-    for point, values, offset in KILLS:
-        assert drive(cluster, tmp_path, point) == -signal.SIGKILL
-        assert all_stored(cluster, "first") == all_stored(cluster, "second") == sorted(values)
-        assert committed_offsets(cluster.store, "g").get(TopicPartition("in", 0)) == offset
-    assert drive(cluster, tmp_path, None) == 0
+    with gateway(spark) as place:
+        driver = ("-c", DRIVER, cluster.store.address, tmp_path / "checkpoint", *place)
+        for point, values, offset in KILLS:
+            killed_at(point, *driver)
+            assert all_stored(cluster, "first") == all_stored(cluster, "second") == sorted(values)
+            assert committed_offsets(cluster.store, "g").get(TopicPartition("in", 0)) == offset
+        done = run_process(*driver)
+    assert done.returncode == 0, done.stderr[-5000:]
     whole = sorted(["0 2", "0 3", "60 1", "60 3", "120 2"])
     assert all_stored(cluster, "first") == all_stored(cluster, "second") == whole
     assert committed_offsets(cluster.store, "g") == {TopicPartition("in", 0): 8}
-
-
-def drive(cluster: Cluster, folder: Path, point: str | None) -> int:
-    """The exit code of a separate driver, after its JVM and workers have ended."""
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
-    if point is not None:
-        environment["SPARK_LOG_FAILPOINT"] = point
-    command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(folder / "checkpoint")]
-    with (folder / "driver.log").open("ab") as output:
-        driver = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        code = driver.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    assert code in (0, -signal.SIGKILL), (folder / "driver.log").read_text()[-5000:]
-    return code

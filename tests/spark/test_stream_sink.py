@@ -79,7 +79,7 @@ def orphans(cluster: Cluster, folder: Path) -> list[str]:
 
 def test_a_copy_is_equal(spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path) -> None:
     for batch in range(2):
-        copy(source(spark, cluster, maxOffsetsPerTrigger=4), cluster, checkpoint)
+        copy(source(spark, cluster, maxOffsetsPerTrigger=6), cluster, checkpoint)
         assert stored(cluster, "out") == stored(cluster, "in")
         feed(log, batch + 1)
     assert write_ids(cluster) == 0
@@ -259,28 +259,31 @@ class DoomedSource(SparkLogDataSource):
 
 
 # one in the tasks, one in the commit, one after it; all points are in tests/unit/datasource/test_sink_crashes.py
-@pytest.mark.parametrize("point", ["file.renamed", "append.committed", "publish.committed"])
-def test_rows_are_stored_once_when_a_worker_is_killed(
+WORKER_KILLS = ("file.renamed", "append.committed", "publish.committed")
+
+
+def test_rows_are_stored_once_when_workers_are_killed(
     spark: SparkSession,
     cluster: Cluster,
     log: Log,
     topics: None,
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
-    point: str,
 ) -> None:
-    """Tasks and the sink's commit run in Python workers; one is killed at the point, the query fails, and a restart
-    completes the batch.
+    """Tasks and the sink's commit run in Python workers. At each point one is killed and the query fails; the next
+    query continues.
     """
-    monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", point)
-    spark.dataSource.register(DoomedSource)
-    with fails("worker"):
-        copy(source(spark, cluster), cluster, checkpoint, sink=DoomedSource.name())
-    before = stored(cluster, "out")
-    assert before in ({}, stored(cluster, "in"))
-    feed(log, 1)
+    batches = [{}, stored(cluster, "in")]
+    for number, point in enumerate(WORKER_KILLS, 1):
+        monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", point)
+        spark.dataSource.register(DoomedSource)
+        with fails("worker"):
+            copy(source(spark, cluster), cluster, checkpoint, sink=DoomedSource.name())
+        assert stored(cluster, "out") in batches
+        feed(log, number)
+        batches.append(stored(cluster, "in"))
     copy(source(spark, cluster), cluster, checkpoint)
-    assert stored(cluster, "out") == stored(cluster, "in")
+    assert stored(cluster, "out") == batches[-1]
 
 
 DRIVER = """
@@ -290,7 +293,7 @@ from pyspark.sql import SparkSession
 address, checkpoint = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 frame = spark.readStream.format("spark_log").options(
-    cluster=address, subscribe="in", startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="400"
+    cluster=address, subscribe="in", startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="200"
 ).load().select("key", "value", "partition", "headers", "timestamp")
 query = frame.writeStream.format("spark_log").options(
     cluster=address, topic="out", checkpointLocation=checkpoint
@@ -302,42 +305,33 @@ print("done")
 
 @pytest.mark.slow
 def test_rows_are_stored_once_when_the_driver_is_killed_repeatedly(
-    cluster: Cluster, log: Log, topics: None, checkpoint: Path
+    spark: SparkSession, cluster: Cluster, log: Log, topics: None, checkpoint: Path
 ) -> None:
     """kill -9 of the JVM and its workers during the batches; the output equals the input, once and in order."""
-    for batch in range(1, 3):
-        append(log, "in", *(f"{batch}/{n} " + "y" * 500 for n in range(1_000)), partition=0)
-        append(log, "in", *(f"{batch}/{n}" for n in range(1_000)), partition=1)
+    append(log, "in", *(f"1/{n} " + "y" * 500 for n in range(500)), partition=0)
+    append(log, "in", *(f"1/{n}" for n in range(500)), partition=1)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    out = log.find_topic("out")
+    out, given = log.find_topic("out"), stored(cluster, "in")
     command = [sys.executable, "-c", DRIVER, str(cluster.store.address), str(checkpoint)]
-    environment = os.environ
 
     def copied() -> int:
         return sum(end for _, end in log.positions(out).values())
 
-    kills = 0
-    while True:
+    for _ in range(2):
+        enough = copied() + chance.choice([1, 201, 401])
         with (checkpoint.parent / "driver.log").open("ab") as output:
-            driver = subprocess.Popen(
-                command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        enough = copied() + chance.choice([1, 401, 801])
-        while kills < 2 and copied() < enough and ended(driver, 0.05) is None:
+            driver = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output, start_new_session=True)
+        while copied() < enough and ended(driver, 0.05) is None:
             pass
-        if kills < 2 and ended(driver, chance.uniform(0, 0.5)) is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-        code = driver.wait()
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL, (checkpoint.parent / "driver.log").read_text()[-5000:]
-        kills += 1
-        found, given = stored(cluster, "out"), stored(cluster, "in")
-        assert all(values == given[p][: len(values)] for p, values in found.items())
-    assert kills > 0
-    assert stored(cluster, "out") == stored(cluster, "in")
+        ended(driver, chance.uniform(0, 0.5))
+        assert driver.poll() is None, (checkpoint.parent / "driver.log").read_text()[-5000:]
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        assert all(values == given[p][: len(values)] for p, values in stored(cluster, "out").items())
+    copy(source(spark, cluster, maxOffsetsPerTrigger=200), cluster, checkpoint)
+    assert stored(cluster, "out") == given
 
 
 def ended(process: "subprocess.Popen[bytes]", within_s: float) -> int | None:

@@ -73,9 +73,9 @@ def feed(log: Log, *batches: tuple[tuple[str, str | None, int], ...]) -> None:
         append(log, "in", *(json.dumps(row) for row in rows))
 
 
-def events(spark: SparkSession, cluster: Cluster) -> DataFrame:
-    """A batch of the query for each of BATCHES."""
-    records = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=3)
+def events(spark: SparkSession, cluster: Cluster, batch: int = 3) -> DataFrame:
+    """So many events in each batch of the query; three: those of one of BATCHES."""
+    records = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=batch)
     value = F.from_json(F.col("value").cast("string"), "k STRING, x BIGINT, at TIMESTAMP")
     return records.select(value.alias("value")).select("value.*")
 
@@ -139,7 +139,7 @@ def test_changed_windows_and_groups_over_restarts(
     )
 
     make(cluster, "totals")
-    totals = running(events(spark, cluster), "k", aggregates=["count", "max(x) as top", F.min("at").alias("first")])
+    totals = running(events(spark, cluster, 8), "k", aggregates=["count", "max(x) as top", F.min("at").alias("first")])
     output = TopicOutput(str(cluster.store.address), "totals")
     rows = totals.select(F.col("k").alias("key"), F.to_json(F.struct("*")).alias("value"))
     write_stream(

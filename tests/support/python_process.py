@@ -27,18 +27,20 @@ forkserver.set_forkserver_preload(list(PRELOADED))
 
 
 class PythonProcess(subprocess.Popen[Any]):
-    """`python -m MODULE ARGUMENTS` or `python -c PROGRAM ARGUMENTS` in the repository.
+    """`python -m MODULE ARGUMENTS` or `python -c PROGRAM ARGUMENTS`, in the repository or another folder.
 
     `failpoint` is the failpoint that kills it (`spark_log.failpoints`).
     """
 
-    def __init__(self, *arguments: object, failpoint: str | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: object, failpoint: str | None = None, folder: Path = REPOSITORY, **keywords: Any
+    ) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOG_FAILPOINT"}
         if failpoint is not None:
             environment["SPARK_LOG_FAILPOINT"] = failpoint
         self._reports: socket.socket | None = None
         self._unread = b""
-        super().__init__(list(map(str, arguments)), cwd=REPOSITORY, env=environment, **keywords)
+        super().__init__(list(map(str, arguments)), cwd=folder, env=environment, **keywords)
 
     def wait_until_stopped(self) -> None:
         """After SIGSTOP: wait until all of its threads have stopped, or it has ended."""
