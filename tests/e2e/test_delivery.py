@@ -3,10 +3,8 @@ three classic ways to lose a message, each shown and then prevented. The first, 
 tests/contract/test_failover.py (test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost).
 """
 
-import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -19,6 +17,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.markdown_blocks import blocks
 from tests.support.pages import REPOSITORY
 from tests.support.power_cut import Disk, Unforced, needs_a_disk
+from tests.support.python_process import PythonProcess
 from tests.support.topics import make, stored
 
 GUIDE = REPOSITORY / "docs" / "guides" / "delivery.md"
@@ -48,9 +47,8 @@ def folder(tmp_path):
 
 
 def start(folder, program, failpoint=None):
-    env = {**os.environ, **({} if failpoint is None else {"SPARK_LOG_FAILPOINT": failpoint})}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", program], cwd=folder, env=env, **pipes)
+    pipe = subprocess.PIPE
+    return PythonProcess("-c", program, folder=folder, failpoint=failpoint, stdout=pipe, stderr=pipe, text=True)
 
 
 def output_of(process, exit_code=0):

@@ -19,7 +19,6 @@ from zipfile import ZipFile
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.controller.topic_operations import create_topic
 from tests.support.spark import QUICK_JVM, spark_without_delta
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -142,28 +141,40 @@ def test_a_producer_and_a_consumer_run_from_the_wheel(installed: Path, tmp_path:
     assert Path(origin).is_relative_to(installed.parent)
 
 
-def test_ten_lines_of_pyspark_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    program = readme_program().replace("1_000_000", "1_000")
-    program += 'print("rows", spark.read.parquet("clicks.parquet").count())\n'
-    (tmp_path / "program.py").write_text(program)
-    home = spark_without_delta(tmp_path / "spark")
-    script = 'export SPARK_CONF_DIR="$(spark-log path conf)"; python program.py'
-    done = run(installed, script, tmp_path, SPARK_HOME=str(home), JAVA_TOOL_OPTIONS=QUICK_JVM)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "rows 1000" in done.stdout.splitlines()
+AFTER_THE_TEN_LINES = """
+import runpy, subprocess, sys
+from spark_log.errors import DeltaNotInstalledError
+from spark_log.streams import DeltaOutput, write_stream
+
+print("rows", spark.read.parquet("clicks.parquet").count())
+print("rows of the environment's cluster", spark.read.format("spark_log").option("subscribe", "clicks").load().count())
+spark.sql("CREATE TABLE of_clicks USING spark_log")
+ends = '{"clicks":{"0":2,"1":0,"2":0,"3":0}}'
+[row] = spark.sql(f"SELECT count(*) FROM of_clicks WITH ('subscribe'='clicks', 'endingOffsets'='{ends}')").collect()
+print("rows of SQL", row[0])
+try:
+    write_stream(clicks.load(), DeltaOutput("table"), checkpoint="other")
+except DeltaNotInstalledError as error:
+    print("stream:", error)
+sys.argv = [sys.argv[1] + "/consume.py", "--subscribe", "clicks", "--delta", "out"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def test_a_job_that_needs_delta_says_how_to_install_it(installed: Path, tmp_path: Path) -> None:
-    with Cluster.init(str(tmp_path / "log")) as cluster:
-        create_topic(cluster, "clicks")
+def test_ten_lines_of_pyspark_and_a_job_run_from_the_wheel_without_delta(installed: Path, tmp_path: Path) -> None:
+    """With the recommended settings. The environment names the cluster; what needs Delta says how to install it."""
+    program = readme_program()
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12
+    (tmp_path / "program.py").write_text(program.replace("1_000_000", "1_000") + AFTER_THE_TEN_LINES)
     home = spark_without_delta(tmp_path / "spark")
-    script = f"""
-        export SPARK_CONF_DIR="$(spark-log path conf)"
-        submit="spark-submit --master local[1] --conf spark.ui.enabled=false --driver-java-options '{QUICK_JVM}'"
-        eval "$submit" '"$(spark-log path jobs)/consume.py"' --cluster log --subscribe clicks --delta out
-    """
-    done = run(installed, script, tmp_path, SPARK_HOME=str(home))
-    assert done.returncode == 1
+    script = 'export SPARK_CONF_DIR="$(spark-log path conf)"; python program.py "$(spark-log path jobs)"'
+    variables = {"SPARK_HOME": str(home), "JAVA_TOOL_OPTIONS": QUICK_JVM, "SPARK_LOG_CLUSTER": str(tmp_path / "log")}
+    done = run(installed, script, tmp_path, **variables)
+    assert done.returncode == 1, done.stderr[-3000:]
+    printed = done.stdout.splitlines()
+    assert "only showing top 5 rows" in printed
+    assert {"rows 1000", "rows of the environment's cluster 1000", "rows of SQL 2"} <= set(printed)
+    assert [line for line in printed if line.startswith("stream:") and "run `spark-log delta install`" in line]
     [said] = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("consume:")]
     assert "Delta's JARs are missing" in said
     assert "spark-log delta install" in said

@@ -14,6 +14,7 @@ from spark_log.groups.group_inspection import describe_groups
 from spark_log.log.log import Log
 from tests.e2e.test_jobs import command as spark_submit
 from tests.e2e.test_jobs import environment
+from tests.support.python_process import PythonProcess
 from tests.support.topics import all_stored, append, fill, make, stored
 
 JOB = str(Path(__file__).parents[2] / "jobs" / "transform.py")
@@ -52,11 +53,18 @@ def cluster(tmp_path):
         yield cluster
 
 
-def start(cluster, *arguments, command=(sys.executable, JOB), failpoint=""):
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def start(cluster, *arguments, failpoint=None):
     folder = cluster.store.address.folder
-    env = {**environment(folder), **({"SPARK_LOG_FAILPOINT": failpoint} if failpoint else {})}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *arguments], env=env, cwd=folder.parent, **pipes)
+    job = "import sys; from spark_log.jobs.transform import main; sys.exit(main())"
+    return PythonProcess("-c", job, "--cluster", folder, *arguments, folder=folder.parent, failpoint=failpoint, **PIPES)
+
+
+def start_script(cluster, *arguments, command=(sys.executable, JOB)):
+    folder = cluster.store.address.folder
+    return subprocess.Popen([*command, *arguments], env=environment(folder), cwd=folder.parent, **PIPES)
 
 
 def finish(process, exit_code=0):
@@ -90,8 +98,10 @@ def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
     """Also under spark-submit, although the job needs no JVM: the process does not outlive the JVM."""
     make(cluster, "copy", 2, cleanup_policy="delete")
     copy = ["--subscribe-pattern", "^ord", "--to-topic", "copy", "--group-id", "copies", "--json"]
-    command = spark_submit("transform") if started_by == "spark-submit" else (sys.executable, JOB)
-    process = start(cluster, *copy, command=command)
+    if started_by == "spark-submit":
+        process = start_script(cluster, *copy, command=spark_submit("transform"))
+    else:
+        process = start(cluster, *copy)
     with Consumer("copy", cluster=str(cluster.store.address), auto_offset_reset="earliest") as consumer:
         seen = []
         while len(seen) < 4:
@@ -116,5 +126,5 @@ def test_errors_are_one_line(cluster):
         (["--subscribe", "nowhere", *BILL[2:]], "transform: topic 'nowhere': unknown topic or partition"),
         ([*BILL[:2], "--function", "billing:pay", *BILL[4:]], "transform: --function 'billing:pay': billing has no"),
     ):
-        _, err = finish(start(cluster, *arguments), 1)
+        _, err = finish(start_script(cluster, *arguments), 1)
         assert err.startswith(said) and err.count("\n") == 1
