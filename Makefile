@@ -64,7 +64,7 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	@touch $@
 
 test: check java postgres delta class-archive  ## check, then every test, in as many processes as WORKERS says
-	$(WITH_JAVA) $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one
 	@echo "SEED=$(SEED)"
