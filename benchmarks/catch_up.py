@@ -53,7 +53,9 @@ def records(megabytes: int, seed: int) -> pa.Table:
 def prepare(cluster: Cluster, folder: Path, segments: int, megabytes: int) -> Topic:
     """A topic led by broker 1, whose replica on broker 2 has nothing."""
     add_broker(cluster, 2, [str(folder / "follower")])
-    BrokerSession(cluster.store, 2, 3_600_000).register()  # so that nobody catches it up but we
+    BrokerSession(
+        cluster.store, 2, 3_600_000
+    ).register()  # alive, but without a process: only this benchmark copies to it
     topic = create_topic(cluster, "t", 1, 2)
     assert topic is not None
     cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))

@@ -168,11 +168,11 @@ def _opener(address: str) -> Iterator[Callable[[str], None]]:
     process = spawn.Process(target=_obey, args=(address, its))
     process.start()
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         ours.send(what)
         assert ours.recv() == what
 
-    yield tell
+    yield report
     ours.send("end")
     process.join()
 

@@ -228,7 +228,7 @@ class _Jobs:
         }
 
     def submit(self, job: str, *arguments: str) -> None:
-        """Shows what the job tells. DemoError with its last lines if it fails."""
+        """Shows the output of the job. DemoError with its last lines if it fails."""
         command = [*self._command, str(REPOSITORY / "jobs" / job), *arguments]
         told: list[str] = []
         with (

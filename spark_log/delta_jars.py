@@ -68,16 +68,16 @@ def missing_in(folder: Path) -> list[str]:
     return [name for name, expected in JARS.items() if _sha256(folder / name) != expected]
 
 
-def install(folder: Path, tell: Callable[[str], None]) -> list[str]:
+def install(folder: Path, report: Callable[[str], None]) -> list[str]:
     """Download the JARs that `folder` lacks, verify and place them; their names. Other versions of them are removed.
 
-    `tell` gets a line of progress for each file. DeltaNotInstalledError says what to do; then `folder` is unchanged.
+    `report` gets a line of progress for each file. DeltaNotInstalledError says what to do; then `folder` is unchanged.
     """
     wanted = missing_in(folder)
     if wanted:
         _check_writable(folder)
         with tempfile.TemporaryDirectory(prefix="spark-log-jars-") as scratch:
-            _download(Path(scratch), tell)
+            _download(Path(scratch), report)
             fetched = Path(scratch) / "ivy" / "jars"
             for name in wanted:
                 if _sha256(fetched / name) != JARS[name]:
@@ -89,7 +89,7 @@ def install(folder: Path, tell: Callable[[str], None]) -> list[str]:
                 _place(fetched / name, folder / name)
     for stale in _other_versions(folder):
         stale.unlink()
-        tell(f"removed {stale.name}")
+        report(f"removed {stale.name}")
     return wanted
 
 
@@ -133,7 +133,7 @@ def _other_versions(folder: Path) -> Iterator[Path]:
         yield from (file for file in folder.glob(f"{artifact}-[0-9]*.jar") if file.name not in JARS)
 
 
-def _download(scratch: Path, tell: Callable[[str], None]) -> None:
+def _download(scratch: Path, report: Callable[[str], None]) -> None:
     """Let Ivy fetch the packages into `scratch`/ivy/jars."""
     program = scratch / "nothing.py"  # spark-submit resolves packages before it runs a program
     program.write_text("")
@@ -151,7 +151,7 @@ def _download(scratch: Path, tell: Callable[[str], None]) -> None:
         for line in process.stdout:
             said.append(line.strip())
             if said[-1].startswith("downloading "):
-                tell(said[-1].removesuffix(" ..."))
+                report(said[-1].removesuffix(" ..."))
     if process.returncode != 0:
         raise DeltaNotInstalledError(_reason(said, os.environ))
 

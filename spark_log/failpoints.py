@@ -39,7 +39,7 @@ POINTS = {
     "group.changed": "the group has a new generation; its target assignment has not been computed",
     "group.target-decided": "inside the transaction that writes the members' targets, before COMMIT",
     "group.target-written": "the members' targets are durable; no member has received its own",
-    "group.given": "a heartbeat's changes are durable; the member has no answer yet",
+    "group.assigned": "a heartbeat's changes are durable; the member has no answer yet",
     "copy.file-written": "a replica's copy of a segment has its final name; its log end offset has not moved",
     "copy.committed": "a replica's log end offset has moved past the copied segments",
     "controller.elected": "inside the transaction that elects leaders, before COMMIT",

@@ -53,7 +53,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         yield server
     finally:
-        server.kill()  # nobody needs what a clean shutdown would write for half a minute
+        server.kill()  # a clean shutdown would write for half a minute
         server.remove()
 
 

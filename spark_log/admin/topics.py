@@ -127,7 +127,7 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
     """A dict for each topic as in Kafka's metadata; a topic that does not exist has an error code and no partitions."""
     given = None if topics is None else list(topics)
 
-    def look(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
+    def read(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
         known = find_topics(connection)
         by_id = {topic.uuid: topic.name for topic in known.values()}
         names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in given or ()]
@@ -135,7 +135,7 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
         there = [known[name] for name in dict.fromkeys(wanted) if name in known]
         return wanted, describe(connection, there, cluster.store.clock(connection))
 
-    wanted, found = cluster.store.read(look)
+    wanted, found = cluster.store.read(read)
     described = {description.topic.name: description for description in found}
     return result([_metadata(name, described.get(name)) for name in wanted])
 
@@ -200,7 +200,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
         if int(spec) < 0 and int(spec) not in _SPECS:
             raise ValueError(f"{partition[0]}-{partition[1]}: {spec!r} is not supported")
 
-    def look(connection: sa.Connection) -> tuple[dict[Any, int], dict[TopicPartition, TimeLookup]]:
+    def read(connection: sa.Connection) -> tuple[dict[Any, int], dict[TopicPartition, TimeLookup]]:
         offsets: dict[Any, int] = {}
         lookups: dict[TopicPartition, TimeLookup] = {}
         for name in sorted({partition[0] for partition in specs}):
@@ -223,7 +223,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
             lookups |= plan_time_lookups(connection, topic, times)
         return offsets, lookups
 
-    offsets, lookups = cluster.store.read(look)
+    offsets, lookups = cluster.store.read(read)
     records = first_records(cluster, lookups)
     found: dict[Any, OffsetAndTimestamp] = {}
     for partition in specs:

@@ -24,7 +24,7 @@ from spark_log.transactions import transaction_inspection as inspection
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_store import abort
 
-NOBODY = -1
+_NO_BROKER = -1
 """Kafka's id for a broker that does not exist."""
 
 
@@ -51,7 +51,7 @@ def list_transactions(
         and (duration_ms is None or (each.open_ms is not None and each.open_ms > duration_ms))
         and (name is None or name.fullmatch(each.transactional_id))
     ]
-    return {NOBODY: found}
+    return {_NO_BROKER: found}
 
 
 def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
@@ -59,7 +59,7 @@ def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) ->
     described = inspection.describe_transactions(cluster.store, list(transactional_ids))
     return {
         each.transaction.transactional_id: TransactionDescription(
-            coordinator_id=NOBODY,
+            coordinator_id=_NO_BROKER,
             state=TransactionState(each.transaction.state),
             producer_id=each.transaction.producer_id,
             producer_epoch=each.transaction.producer_epoch,
@@ -79,7 +79,7 @@ def find_hanging_transactions(cluster: Cluster, max_transaction_timeout_ms: int)
             "producer_epoch": each.transaction.producer_epoch,
             "state": each.transaction.state.value,
             "age_ms": each.transaction.open_ms,
-            "coordinator_id": NOBODY,
+            "coordinator_id": _NO_BROKER,
             "topic_partitions": _partitions(each),
         }
         for each in inspection.find_hanging(cluster.store, max_transaction_timeout_ms)

@@ -66,7 +66,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     with Cluster.open(address) as cluster:
         log_dirs = cluster.log_dirs()
 
-        def look(
+        def read(
             connection: "Connection",
         ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[DeltaTableInfo]]]:
             now = cluster.store.clock(connection)
@@ -75,7 +75,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             topics = [description.topic for description in described]
             return described, used, describe_delta_tables(connection, topics, log_dirs, now.wall_ms)
 
-        found, used, delta = cluster.store.read(look)
+        found, used, delta = cluster.store.read(read)
     return [
         {
             "topic": topic.name,

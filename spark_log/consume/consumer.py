@@ -122,9 +122,9 @@ class Consumer(ConsumerQueries):
 
     @alone
     def unsubscribe(self) -> None:
-        """Commit (if commits are automatic), give up all partitions and leave the group."""
+        """Commit if commits are automatic, drop all partitions and leave the group."""
         self._polling.commits.auto_now(self._polling.to_commit())
-        self._polling.give_up_all()
+        self._polling.leave_and_drop_partitions()
         self._subscription.unsubscribe()
         self._iterator = None
 
@@ -343,7 +343,7 @@ class Consumer(ConsumerQueries):
             "consumer-metrics": {"poll-total": self._polls},
             "consumer-fetch-manager-metrics": {
                 "records-consumed-total": self._records,
-                "fetch-total": fetching.looks,
+                "fetch-total": fetching.fetch_count,
                 "buffered-bytes": fetching.buffers.held_bytes,
                 "replicas-passed-over-total": fetching.fetcher.passed_over,
                 "replicas-repaired-total": fetching.fetcher.repaired,
@@ -383,7 +383,7 @@ class Consumer(ConsumerQueries):
                     if autocommit:
                         left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
                         self._polling.commits.auto_now(self._polling.to_commit(), left_ms)
-                    self._polling.give_up_all()
+                    self._polling.leave_and_drop_partitions()
                 finally:
                     self._closed = True
                     self._background.close(max(0.0, deadline_s - clock.monotonic_s()))

@@ -3,7 +3,7 @@
 Rebalances are always cooperative: only the partitions that move are revoked, the others are read without a pause. The
 steps, all inside `poll`:
 
-    heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is given up
+    heartbeat response without partition P    ->  commit (automatic), on_partitions_revoked({P}), P is dropped
     the next heartbeat reports this           ->  another member may get P
     heartbeat response with partition Q       ->  on_partitions_assigned({Q}), Q is read from its committed offset
 
@@ -50,7 +50,7 @@ class GroupSide:
         settings: ConsumerSettings,
         subscription: Subscription,
         background: Background,
-        commit_before_giving_up: Callable[[], None],
+        commit_before_revocation: Callable[[], None],
     ) -> None:
         assert settings.group_id is not None
         facts = MemberSettings(
@@ -67,7 +67,7 @@ class GroupSide:
         self._settings = settings
         self._subscription = subscription
         self._background = background
-        self._commit_before_giving_up = commit_before_giving_up
+        self._commit_before_revocation = commit_before_revocation
         self._polled_s = clock.monotonic_s()
         self._alive_s = clock.monotonic_s()
         self.joined_as = ""
@@ -76,7 +76,7 @@ class GroupSide:
         self._complete = False
         self._due = True
         self._overdue = False
-        self._heard: int | None = None
+        self._changes_read: int | None = None
         self._asked_s = float("-inf")
         self._background_beats = False
 
@@ -97,7 +97,7 @@ class GroupSide:
         self._due = False
         while True:
             self._asked_s = clock.monotonic_s()
-            self._heard = self._cluster.store.changes.current()
+            self._changes_read = self._cluster.store.changes.current()
             try:
                 owned = {ids.TopicPartition(*partition) for partition in self._subscription.partitions}
                 answer = self.member.heartbeat(self._topics, owned)
@@ -140,17 +140,17 @@ class GroupSide:
             return False
         if not self._complete and now_s - self._asked_s >= self._settings.retry_backoff_ms / 1000:
             return True
-        heard = self._cluster.store.changes.current()
-        if heard == self._heard:
+        changes = self._cluster.store.changes.current()
+        if changes == self._changes_read:
             return False
-        self._heard, self._asked_s = heard, now_s
+        self._changes_read, self._asked_s = changes, now_s
         return not self._complete or self.member.keep_alive()
 
     def time_to_ask_s(self) -> float:
         """Maximum time until the next call of `poll`."""
         if self._due or not self.joined:
             return self._settings.retry_backoff_ms / 1000
-        if not self._complete or self._cluster.store.changes.current() != self._heard:
+        if not self._complete or self._cluster.store.changes.current() != self._changes_read:
             return max(0.001, self._asked_s + _AGAIN_S - clock.monotonic_s())
         return self._settings.heartbeat_interval_ms / 1000
 
@@ -196,7 +196,7 @@ class GroupSide:
             self._subscription.apply(Move(frozenset(lost), frozenset()))
 
     def leave(self) -> None:
-        """Give up all partitions and leave. A static member stays in the group until its session ends."""
+        """Drop all partitions and leave. A static member stays in the group until its session ends."""
         revoked = frozenset(self._subscription.partitions)
         try:
             if self.joined and not self._overdue:
@@ -217,7 +217,7 @@ class GroupSide:
         if move.revoked or move.added:
             self.rebalances += 1
         if move.revoked:
-            self._commit_before_giving_up()
+            self._commit_before_revocation()
             for partition in move.revoked:
                 self._subscription.partitions[partition].leaving = True
             try:

@@ -84,7 +84,7 @@ class Commits:
             self.later(offsets, self._auto_outcome)
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit automatically and wait, before partitions are given up. A failure is logged: records after the last
+        """Commit automatically and wait, before partitions are revoked. A failure is logged: records after the last
         commit are read again (at-least-once).
         """
         if not self._settings.auto_commit or not offsets:

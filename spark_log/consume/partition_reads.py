@@ -39,9 +39,9 @@ class Fetching:
         self.fetcher = Fetcher({})
         self.unknown: set[TopicPartition] = set()
         """Assigned partitions that did not exist at the last read of the store."""
-        self.looks = 0
+        self.fetch_count = 0
         self.short_bytes = 0
-        """Stored bytes that the last `look` found and did not open: fewer than fetch_min_bytes."""
+        """Stored bytes that the last `fetch` found and did not open: fewer than fetch_min_bytes."""
         self._cluster = cluster
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
@@ -53,7 +53,7 @@ class Fetching:
         return self.buffers.take(subscription.fetchable(), rows_max)
 
     def wants(self, subscription: Subscription) -> bool:
-        """Whether `look` may find records even if the store has not changed since the last call."""
+        """Whether `fetch` may find records even if the store has not changed since the last call."""
         for partition, state in subscription.partitions.items():
             if partition in self.buffers or partition in self.unknown:
                 continue
@@ -64,13 +64,13 @@ class Fetching:
                 return True
         return False
 
-    def look(self, subscription: Subscription, bytes_min: int) -> bool:
+    def fetch(self, subscription: Subscription, bytes_min: int) -> bool:
         """Settle positions and open streams for partitions with records to read, all as of one snapshot.
 
         Returns whether streams were opened: none are if there are less than `bytes_min` stored bytes to fetch over all
         partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
         """
-        self.looks += 1
+        self.fetch_count += 1
         self.short_bytes = 0
         states = subscription.partitions
         wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]

@@ -48,7 +48,7 @@ class Polling:
         self.commits = Commits(settings, background, self._write_commit)
         self.group: GroupSide | None = None
         if settings.group_id is not None:
-            self.group = GroupSide(cluster, settings, self.subscription, background, self._commit_before_giving_up)
+            self.group = GroupSide(cluster, settings, self.subscription, background, self._commit_before_revocation)
         self.closed = threading.Event()
         self._seen: int | None = None
         self._changed = True
@@ -118,7 +118,7 @@ class Polling:
         unknown = self.fetching.unknown
         return {name: offset for name, offset in self.subscription.consumed().items() if name not in unknown}
 
-    def give_up_all(self) -> None:
+    def leave_and_drop_partitions(self) -> None:
         """Leave the group and drop all partitions: for `unsubscribe` and `close`."""
         if self.group is not None and self.subscription.automatic:
             self.group.leave()
@@ -164,7 +164,7 @@ class Polling:
         self._changed = True  # until this read has succeeded: a failed one is due again
         self._find_missing()
         enough = self._short_since_s is not None and now_s >= self._short_due_s()
-        found = self.fetching.look(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
+        found = self.fetching.fetch(self.subscription, 0 if enough else self.settings.fetch_min_bytes)
         self._changed = False
         self._read_s = clock.monotonic_s()
         if self.fetching.short_bytes:
@@ -218,7 +218,7 @@ class Polling:
         for name in missing:
             states[name].ask_reset("earliest" if policy == "earliest" else "latest")
 
-    def _commit_before_giving_up(self) -> None:
+    def _commit_before_revocation(self) -> None:
         self.commits.auto_now(self.to_commit())
 
     def _write_commit(self, offsets: Offsets) -> None:

@@ -6,7 +6,7 @@ A partition's position is in one of three states:
     awaiting   a reset to the beginning or the end has been requested
     valid      the next offset to read is known
 
-Only partitions with a valid position that are neither paused nor being given up are read.
+Only partitions with a valid position that are neither paused nor being revoked are read.
 """
 
 import re

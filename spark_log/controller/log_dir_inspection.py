@@ -68,25 +68,25 @@ class InspectionResult:
     back: Sequence[LogDirId]
 
 
-def inspection_result(known: Sequence[RegisteredLogDir], looks: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
+def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
     """Pure: decides from the answers. Changes nothing if no log dir answered."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
     for log_dir in known:
-        look = looks[log_dir.log_dir_id]
-        if look.failure is not None:
-            reason: str | None = look.failure
-        elif look.empty:
+        answer = answers[log_dir.log_dir_id]
+        if answer.failure is not None:
+            reason: str | None = answer.failure
+        elif answer.empty:
             reason = "it came back empty"
-        elif look.counter != log_dir.counter:
-            reason = f"it came back in another state: counter {look.counter}, where {log_dir.counter} was expected"
+        elif answer.counter != log_dir.counter:
+            reason = f"it came back in another state: counter {answer.counter}, where {log_dir.counter} was expected"
         else:
             reason = None
         if reason is not None and log_dir.online:
             out[log_dir.log_dir_id] = reason
-        if look.failure is None and (reason is not None or not log_dir.online):
+        if answer.failure is None and (reason is not None or not log_dir.online):
             back.append(log_dir.log_dir_id)
-    if all(looks[log_dir.log_dir_id].failure is not None for log_dir in known):
+    if all(answers[log_dir.log_dir_id].failure is not None for log_dir in known):
         return InspectionResult({}, [])
     return InspectionResult(out, back)
 
@@ -112,23 +112,23 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     Does not elect leaders or copy files: other tasks do.
     """
     known = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
-    looks = _ask_all(known, cluster.cluster_id)
-    verdict = inspection_result(known, looks)
-    if not verdict.out and not verdict.back and any(look.failure is not None for look in looks.values()):
-        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if looks[k.log_dir_id].failure])
+    answers = _ask_all(known, cluster.cluster_id)
+    verdict = inspection_result(known, answers)
+    if not verdict.out and not verdict.back and any(answer.failure is not None for answer in answers.values()):
+        logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in known if answers[k.log_dir_id].failure])
     for log_dir_id, reason in verdict.out.items():
         _mark_failed(cluster.store, fence, log_dir_id, reason)
     cleared = [
         log_dir.log_dir_id
         for log_dir in known
-        if log_dir.suspect_bytes is not None and looks[log_dir.log_dir_id].failure is None
+        if log_dir.suspect_bytes is not None and answers[log_dir.log_dir_id].failure is None
     ]
     if cleared:
         _clear_suspicion(cluster.store, fence, cleared)
     by_id = {log_dir.log_dir_id: log_dir for log_dir in known}
     for log_dir_id in verdict.back:
         try:
-            _mark_online(cluster, fence, by_id[log_dir_id], looks[log_dir_id])
+            _mark_online(cluster, fence, by_id[log_dir_id], answers[log_dir_id])
         except (SparkLogError, OSError) as error:  # it failed again: the next inspection decides
             logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
     return verdict
@@ -148,18 +148,18 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
     """Ask all log dirs in parallel, each with its own timeout: a mount that hangs blocks only its own thread."""
     ours = frozenset(one.uuid for one in known)
-    pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-look")
+    pool = ThreadPoolExecutor(max(1, len(known)), "spark-log-inspection")
     try:
         asked: dict[LogDirId, Future[LogDirAnswer]] = {
             one.log_dir_id: pool.submit(_ask, one, cluster_id, ours) for one in known
         }
-        looks: dict[LogDirId, LogDirAnswer] = {}
+        answers: dict[LogDirId, LogDirAnswer] = {}
         for log_dir_id, answer in asked.items():
             try:
-                looks[log_dir_id] = answer.result(ANSWER_S_MAX)
+                answers[log_dir_id] = answer.result(ANSWER_S_MAX)
             except FutureTimeoutError:
-                looks[log_dir_id] = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
-        return looks
+                answers[log_dir_id] = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
+        return answers
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -203,22 +203,22 @@ def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirI
     store.transact(body)
 
 
-def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, look: LogDirAnswer) -> None:
+def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer: LogDirAnswer) -> None:
     """Marks the log dir online in the last step, so that inspection can be repeated after a crash at any point."""
     store = cluster.store
     marker_uuid = known.uuid
-    if look.empty:  # store before marker: a marker whose id the store lacks counts as foreign
+    if answer.empty:  # store before marker: a marker whose id the store lacks counts as foreign
         marker_uuid = str(uuid.uuid4())
         store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
     directory = LogDir(known.uri)
     topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
     fallen = sum(_check_files(store, fence, known.log_dir_id, directory, topic) for topic in topics)
-    counter = max(known.counter, look.counter) + 1
+    counter = max(known.counter, answer.counter) + 1
     directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
     store.transact(lambda connection, _: _set(connection, fence, known, **back), announce=True)
     logger.warning(
-        "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * look.empty, fallen
+        "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * answer.empty, fallen
     )
 
 

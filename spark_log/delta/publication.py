@@ -133,7 +133,8 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
                 redact(f"Delta table of topic {topic.name} in {info.uri}: {_one_line(error)}")
             ) from error
     raise StorageUnavailableError(
-        f"Delta table of topic {topic.name}: {_ATTEMPTS} commits lost the race; giving up for now"
+        f"Delta table of topic {topic.name}: {_ATTEMPTS} commits conflicted with those of other writers; the"
+        " next publication tries again"
     )
 
 
@@ -233,7 +234,7 @@ def _check_store_is_not_older(
     if unknown and (accepted_ms is None or accepted_ms <= committed_ms):
         raise StoreChangedError(
             f"Delta table of topic {topic.name} in {redact(info.uri)} lists {unknown} segments that the metadata store"
-            " has never heard of: it seems to be restored from a copy that is older. Publication and clean-up of the"
+            " does not know: the store seems to be restored from an older copy. Publication and clean-up of the"
             " topic's files have stopped. See what it lacks with `spark-log store status`, then allow both with"
             " `spark-log store accept`"
         )

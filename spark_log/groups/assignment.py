@@ -110,7 +110,7 @@ def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
     return bytes(data.encode() if hasattr(data, "encode") else data or b"")
 
 
-def tell(assignor: Assignor, partitions: Partitions, generation: int) -> None:
+def notify_assignor(assignor: Assignor, partitions: Partitions, generation: int) -> None:
     """Call the assignor's callback with the new assignment of this member."""
     assignor.on_assignment(ConsumerProtocolAssignment(0, _by_topic(partitions), b""), generation)
 

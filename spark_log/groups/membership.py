@@ -18,7 +18,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import FencedInstanceIdError, SparkLogError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
 from spark_log.groups import rows
-from spark_log.groups.assignment import AssignorSpec, resolve_assignors, tell, user_data
+from spark_log.groups.assignment import AssignorSpec, notify_assignor, resolve_assignors, user_data
 from spark_log.groups.committed_offsets import check_commits, refuse_unknown, write_commits
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout
 from spark_log.groups.heartbeats import (
@@ -158,7 +158,7 @@ class GroupMember:
             self._store, self._identity(), self._subscription(topics), HeartbeatRequest(self._number, topics, owned)
         )
         if response.announce:
-            failpoint("group.given")
+            failpoint("group.assigned")
         return response
 
     def _accept(self, response: HeartbeatResponse) -> Assignment:
@@ -167,7 +167,7 @@ class GroupMember:
         assignor = self._assignors.get(response.assignor)
         if assignor is not None and (before is None or replace(before, complete=assignment.complete) != assignment):
             try:
-                tell(assignor, assignment.partitions, assignment.generation)
+                notify_assignor(assignor, assignment.partitions, assignment.generation)
             except Exception:
                 logger.exception("group %r: on_assignment of assignor %r failed", self.group_id, response.assignor)
         return assignment

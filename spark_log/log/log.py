@@ -318,7 +318,7 @@ class Log(LogReader):
         if any(_has_lagging_replica(state) for state in result.partitions.values()):
             self._left_behind = True
             self._followers.wake()  # followers of embedded brokers: no other process copies for them
-        self.expired.look(request.batches, result.outcomes, topics)
+        self.expired.check(request.batches, result.outcomes, topics)
         if not request.durable:
             self._force_due_partitions(topics, result)
         touched = {

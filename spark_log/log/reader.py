@@ -97,7 +97,7 @@ class LogReader:
             _check_ranges(planner.positions(connection, found.values()), ranges)
             return Wanted(found, ranges)
 
-        return self.plan_found(find, times, rack)
+        return self.plan_in_snapshot(find, times, rack)
 
     def plan_topic(self, name: str, rack: str | None = None) -> ReadPlan:
         """The slices of all readable records of a topic, in one snapshot. UnknownTopicOrPartitionError."""
@@ -107,16 +107,16 @@ class LogReader:
             limits = planner.positions(connection, [topic])
             return Wanted({name: topic}, {tp: OffsetRange(*here) for tp, here in limits.items()})
 
-        return self.plan_found(find, rack=rack)
+        return self.plan_in_snapshot(find, rack=rack)
 
-    def plan_found(
-        self, look: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
+    def plan_in_snapshot(
+        self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
     ) -> ReadPlan:
-        """The slices of the ranges that `look` returns, from the same snapshot. `look` runs again after sealing."""
+        """The slices of the ranges that `find` returns, from the same snapshot. `find` runs again after sealing."""
         sealing = True
         while True:
             wanted, slices, too_long = self.cluster.store.read(
-                lambda connection: self._look_and_plan(connection, look, times, rack, sealing=sealing)  # noqa: B023
+                lambda connection: self._find_and_plan(connection, find, times, rack, sealing=sealing)  # noqa: B023
             )
             if not too_long:
                 # the log dirs are read after the slices: all that the slices name are among them
@@ -124,17 +124,17 @@ class LogReader:
             # tails that another process has sealed, or that cannot be sealed, are planned as they are
             sealing = sum(self._try_seal(wanted.topics[name], partition) for name, partition in too_long) > 0
 
-    def _look_and_plan(
+    def _find_and_plan(
         self,
         connection: sa.Connection,
-        look: Callable[[sa.Connection], Wanted],
+        find: Callable[[sa.Connection], Wanted],
         times: TimestampBounds,
         rack: str | None,
         *,
         sealing: bool,
     ) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
         """The requested ranges, the slices, and the tails that must be sealed first."""
-        wanted = look(connection)
+        wanted = find(connection)
         slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)
         too_long = self._too_long(planner.inline_bytes(slices)) if sealing else []
         return wanted, slices if too_long else planner.with_inline_data(connection, slices), too_long

@@ -40,7 +40,7 @@ def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
         for topic in behind:
             with failure.attempt():
                 publish(context.cluster, topic)
-                yield Report("seal", topic.name, notes=("published what was behind",))
+                yield Report("seal", topic.name, notes=("updated the Delta table",))
 
 
 def plan_seal(context: MaintenanceContext) -> Iterator[Report]:

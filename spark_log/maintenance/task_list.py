@@ -57,8 +57,8 @@ def _only_with_a_steady_clock(
 
 
 _CLOCK_WAS_SET = (
-    "put off: the clock of the metadata store was set by more than an hour; if it is right now, this is done a day"
-    " later"
+    "postponed: the clock of the metadata store was changed by more than an hour; if the new time is correct, the task"
+    " runs a day later"
 )
 
 

@@ -94,7 +94,7 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
             notes: list[str] = []
             with failure.attempt(notes):
                 if publish_behind(context.cluster, topic):
-                    notes.append("published what was behind")
+                    notes.append("updated the Delta table")
                 for done in tidy_logs(context.cluster, topic):
                     notes.append(f"checkpoint at version {done.version}")
                     before += Amount(done.files_before, done.bytes_before)

@@ -83,7 +83,7 @@ class KnownTopics:
         while True:
             failure: SparkLogError | None = None
             try:
-                found = self.look(name)
+                found = self.read_topic(name)
                 if found is not None:
                     return found
             except RetriableError as error:
@@ -95,7 +95,7 @@ class KnownTopics:
                 raise MissingTopicError(f"topic {name!r}: unknown topic or partition, waited for max_block_ms")
             clock.sleep_s(min(left, _RETRY_S))
 
-    def look(self, name: str) -> KnownTopic | None:
+    def read_topic(self, name: str) -> KnownTopic | None:
         """Read the topic from the store; None if it does not exist. Creates it if allow_auto_create_topics is set."""
         topic = self._cluster.store.read(
             lambda connection: find_topics(connection, [name]), timeout_ms=min(10_000, int(self._settings.max_block_ms))
@@ -115,7 +115,7 @@ class KnownTopics:
         if not force and age_s < min(REFRESH_S, self._settings.metadata_max_age_ms / 1000):
             return known
         try:
-            return self.look(name)
+            return self.read_topic(name)
         except RetriableError:
             return known
 

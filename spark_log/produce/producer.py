@@ -330,7 +330,7 @@ class Producer:
             raise ValueError(f"partition must be >= 0, got {number}")
         if number >= self._topics.by_name[topic].topic.partition_count:
             with kafka_errors():
-                known = self._topics.look(topic)  # it may have more partitions now
+                known = self._topics.read_topic(topic)  # it may have more partitions now
             if known is None or number >= known.topic.partition_count:
                 raise ValueError(f"Unrecognized partition {number} for topic {topic}")
         return number
@@ -374,7 +374,7 @@ def _close(state: _State, accumulator: Accumulator, sender: Sender, timeout_s: f
     sender.join(timeout_s)
     if not sender.is_alive():
         return
-    sender.give_up()
+    sender.abandon_batches()
     left = accumulator.flush()
     if left:
         logger.error("producer closed with records that were not stored within %s s", timeout_s)

@@ -89,7 +89,7 @@ class Sender(threading.Thread):
         accumulator.sender = self
         stop_at_exit(self)
 
-    def give_up(self) -> None:
+    def abandon_batches(self) -> None:
         """Stop appending and start no sealing: the timeout of `close` has expired."""
         self.aborted = True
         self._log.stop_sealing()
@@ -320,7 +320,7 @@ class Sender(threading.Thread):
     def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
         """Set the outcome of a batch: of the first one of its partition, or of any one in a transaction."""
         if error is not None:
-            logger.debug("%s-%s: given up", batch.topic.name, batch.partition, exc_info=error)
+            logger.debug("%s-%s: batch failed", batch.topic.name, batch.partition, exc_info=error)
             _drop_traceback(error)
             self._fail_transaction(error)
         if error is not None and batch.in_doubt and self._settings.enable_idempotence:

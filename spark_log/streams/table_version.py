@@ -119,7 +119,7 @@ def plan_at(log: Log, name: str, version: TableVersion, ranges: Mapping[int, Off
         return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
 
     try:
-        return log.plan_found(wanted)
+        return log.plan_in_snapshot(wanted)
     except _GoneError:
         return None
 

@@ -43,8 +43,8 @@ def send(producer, topic, *values, partition=0):
 
 
 def listed(admin, **filters):
-    [(nobody, listings)] = admin.list_transactions(**filters).items()
-    assert nobody == -1, "no broker coordinates them"
+    [(coordinator, listings)] = admin.list_transactions(**filters).items()
+    assert coordinator == -1, "no broker coordinates them"
     return {each.transactional_id: each for each in listings}
 
 

@@ -439,15 +439,15 @@ def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
     wrong = directory.create(pieces[0].file.path)
     wrong.write(b"?" * pieces[0].file.bytes)
     wrong.commit()
-    given_up = directory.replace(pieces[1].file.path)
-    given_up.write(b"half")
-    given_up.abort()
+    aborted = directory.replace(pieces[1].file.path)
+    aborted.write(b"half")
+    aborted.abort()
     assert directory.sizes([piece.file.path for piece in pieces]) == [pieces[0].file.bytes, None]
     assert step.copy(replica, pieces).verified == 0
     assert [is_whole(directory, piece.file) for piece in pieces] == [True, True]
-    given_up = directory.replace(pieces[1].file.path)
-    given_up.write(b"half")
-    given_up.abort()
+    aborted = directory.replace(pieces[1].file.path)
+    aborted.write(b"half")
+    aborted.abort()
     assert is_whole(directory, pieces[1].file), "what another process has put there stays"
     done = catch_up(cluster, topic, 0, 2)
     assert (done.log_end_offset, done.segments_verified, done.in_sync) == (2, 2, True)

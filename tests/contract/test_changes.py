@@ -34,11 +34,11 @@ def test_an_append_of_another_process_ends_a_wait(cluster, cluster_address):
     pipe = subprocess.PIPE
     other = PythonProcess("-c", APPEND, cluster_address, stdin=pipe, stdout=pipe, text=True)
     settle(changes)
-    look = changes.current()
+    seen = changes.current()
     other.stdin.write("go\n")
     other.stdin.flush()
     assert other.stdout.readline() == "appended\n"
-    assert changes.wait(look, HEARD_WITHIN_S)
+    assert changes.wait(seen, HEARD_WITHIN_S)
     other.communicate("end\n", timeout=30)
     assert other.returncode == 0
 
@@ -46,39 +46,39 @@ def test_an_append_of_another_process_ends_a_wait(cluster, cluster_address):
 def test_a_commit_before_the_wait_ends_it_at_once(cluster, log):
     topic = create_topic(cluster, "t", 1)
     settle(cluster.store.changes)
-    look = cluster.store.changes.current()
+    seen = cluster.store.changes.current()
     log.append(topic, [Records(0, table("v"))])
-    assert cluster.store.changes.wait(look, HEARD_WITHIN_S)
+    assert cluster.store.changes.wait(seen, HEARD_WITHIN_S)
 
 
 def test_a_change_wakes_every_waiting_thread(cluster, log):
     topic = create_topic(cluster, "t", 1)
     changes = cluster.store.changes
     settle(changes)
-    look = changes.current()
-    heard = []
-    waiting = [threading.Thread(target=lambda: heard.append(changes.wait(look, 10))) for _ in range(4)]
+    seen = changes.current()
+    seen_by_all = []
+    waiting = [threading.Thread(target=lambda: seen_by_all.append(changes.wait(seen, 10))) for _ in range(4)]
     for thread in waiting:
         thread.start()
     log.append(topic, [Records(0, table("v"))])
     for thread in waiting:
         thread.join(timeout=20)
-    assert heard == [True] * 4
+    assert seen_by_all == [True] * 4
 
 
 def test_a_wait_without_a_change_ends_at_its_timeout(cluster):
     settle(cluster.store.changes)
-    look = cluster.store.changes.current()
+    seen = cluster.store.changes.current()
     began = time.monotonic()
-    assert not cluster.store.changes.wait(look, 0.3)
+    assert not cluster.store.changes.wait(seen, 0.3)
     assert time.monotonic() - began >= 0.3
 
 
 def test_closing_the_store_ends_all_waits(postgres_url, tmp_path):
     cluster = Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir"))
     settle(cluster.store.changes)
-    look = cluster.store.changes.current()
-    waiting = threading.Thread(target=cluster.store.changes.wait, args=(look, 60))
+    seen = cluster.store.changes.current()
+    waiting = threading.Thread(target=cluster.store.changes.wait, args=(seen, 60))
     waiting.start()
     cluster.close()
     waiting.join(timeout=10)

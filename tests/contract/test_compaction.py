@@ -19,7 +19,7 @@ from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import last_offsets, task
-from spark_log.maintenance.compaction.passes import look, plan_pass, read_passes
+from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import segments
@@ -191,7 +191,7 @@ def test_a_pass_ends_when_the_isr_changes(three_brokers, monkeypatch):
 
     monkeypatch.setattr(task, "compact_unit", meanwhile)
     [report] = compact(cluster)
-    assert report.notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
+    assert report.notes == ("t-0: the log or its replicas changed meanwhile; the next pass continues",)
     assert (report.before.files, passes(cluster, topic)) == (1, [])
     monkeypatch.setattr(task, "compact_unit", compact_unit)
     compact(cluster)
@@ -345,10 +345,10 @@ def test_two_concurrent_passes_have_the_result_of_one(local, local_log):
     topic = make(local, "t", cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 b1", "a2 b2")
     context = work_on(local)
-    late = plan_pass(context, look(context, topic, 0))
+    late = plan_pass(context, find_due(context, topic, 0))
     compact(local)
     compacting = task.Compacting(context, topic)
     task._run(context, late, compacting)
-    assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass goes on",)
+    assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass continues",)
     assert read(local_log, topic) == "2:a2 3:b2"
     every_replica_is_whole(local)

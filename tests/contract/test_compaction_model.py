@@ -120,10 +120,10 @@ def a_pass_is_noted_before_it_is_done(patch):
 
 
 def young_records_go_too(patch):
-    look = passes.cleanable
+    real_cleanable = passes.cleanable
 
     def cleanable(segments, log_start, first_dirty, now_ms, _lag):
-        return look(segments, log_start, first_dirty, now_ms, 0)
+        return real_cleanable(segments, log_start, first_dirty, now_ms, 0)
 
     patch(passes, "cleanable", cleanable)
 

@@ -90,10 +90,10 @@ def test_a_child_uses_the_cluster_of_its_parent(cluster):
     seen = changes.current()
 
     def work():
-        look = changes.current()
+        seen = changes.current()
         cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
         cluster.close()
-        return 0 if look is not None else 1
+        return 0 if seen is not None else 1
 
     assert in_child(work) == 0
     assert changes.wait(seen, 10)

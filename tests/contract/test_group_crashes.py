@@ -60,7 +60,7 @@ class Process:
             except queue.Empty:
                 continue
 
-    def heard(self, *words):
+    def printed(self, *words):
         return any(line[: len(words)] == list(words) for line in self.lines)
 
     def kill(self):
@@ -177,14 +177,14 @@ def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cl
     stopped, other = members(started, cluster_address, 2)
     share_everything([stopped, other])
     stopped.say("pause")  # not in a transaction, whose locks would block all others
-    stopped.waits_for(lambda p: p.heard("paused"))
+    stopped.waits_for(lambda p: p.printed("paused"))
     stopped.child.send_signal(signal.SIGSTOP)
     other.waits_for(lambda p: len(p.holds) == PARTITIONS)
     stopped.say("go")
     before = len(stopped.commits())
     stopped.child.send_signal(signal.SIGCONT)
-    stopped.waits_for(lambda p: p.heard("lost"))
-    assert stopped.heard("refused", "UnknownMemberIdError")
+    stopped.waits_for(lambda p: p.printed("lost"))
+    assert stopped.printed("refused", "UnknownMemberIdError")
     at_that_time = [line for line in stopped.lines if line[0] in ("refused", "lost", "committed")]
     assert at_that_time[len([c for c in at_that_time if c[0] == "committed"][:before]) :][0][0] == "refused"
     share_everything([stopped, other])
@@ -192,7 +192,7 @@ def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cl
         process.end()
 
 
-MEMBER_POINTS = ["group.changed", "group.target-decided", "group.target-written", "group.given"]
+MEMBER_POINTS = ["group.changed", "group.target-decided", "group.target-written", "group.assigned"]
 COORDINATOR_POINTS = ["coordinator.lease-taken", "group.changed", "group.target-decided", "group.target-written"]
 
 

@@ -96,7 +96,7 @@ def test_a_partition_is_assigned_after_its_owner_has_revoked_it(cluster):
         assert b.beat().partitions == frozenset(), "a revocation request is not a revocation"
         a.member.heartbeat(["t"], a.held)
     assert a.member.keep_alive(), "there is something to do"
-    a.member.commit({p: at(7) for p in a.held}), "what is to be given up can still be committed"
+    a.member.commit({p: at(7) for p in a.held}), "a partition that is being revoked can still be committed"
     a.held = told.partitions
     assert a.beat().complete
     assert b.beat().complete
@@ -169,9 +169,9 @@ def test_concurrent_members(cluster):
     def work(reader):
         try:
             while not done.is_set():
-                look = cluster.store.changes.current()
+                seen = cluster.store.changes.current()
                 if reader.beat().complete:
-                    cluster.store.changes.wait(look, 0.05)
+                    cluster.store.changes.wait(seen, 0.05)
         except Exception as error:
             failures.append(error)
 

@@ -292,7 +292,7 @@ def test_delta_tables_are_healed_checkpointed_and_freed_of_old_log_files(cluster
     foreign = DeltaTable(location).to_pyarrow_table().slice(0, 1)
     write_deltalake(location, foreign, mode="append")
     (report,) = run(cluster, "delta")
-    assert report.notes == ("published what was behind", f"checkpoint at version {COMMITS_MAX}")
+    assert report.notes == ("updated the Delta table", f"checkpoint at version {COMMITS_MAX}")
     assert_delta_is_the_log(cluster)
     assert (folder / f"{COMMITS_MAX:020d}.checkpoint.parquet").exists()
     assert {f"{COMMITS_MAX:020d}.checkpoint.parquet", "_last_checkpoint"} <= set(forced)

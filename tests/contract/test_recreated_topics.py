@@ -117,14 +117,14 @@ def test_a_commit_read_before_a_recreation_is_not_the_position_in_the_new_topic(
     consumer.commit({P0: OffsetAndMetadata(2, "", -1)})
     consumer.close()
     second = consume("t")
-    find = second._polling.fetching.look
+    find = second._polling.fetching.fetch
 
     def recreate_first(*args):
         monkeypatch.undo()
         recreate()
         return find(*args)
 
-    monkeypatch.setattr(second._polling.fetching, "look", recreate_first)
+    monkeypatch.setattr(second._polling.fetching, "fetch", recreate_first)
     assert [record.offset for record in read_all(second, 3)] == [0, 1, 2]
 
 
@@ -180,13 +180,13 @@ def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, 
     fill(log, make(cluster, "t"), [5])
     find = cluster.store.read
 
-    def recreate_after_the_look(query):
+    def recreate_after_the_read(query):
         found = find(query)
         monkeypatch.undo()
         recreate()
         return found
 
-    monkeypatch.setattr(cluster.store, "read", recreate_after_the_look)
+    monkeypatch.setattr(cluster.store, "read", recreate_after_the_read)
     refused(
         lambda: group_operations.reset_offsets(cluster, "g", {ids.TopicPartition("t", 0): group_operations.Latest()})
     )

@@ -48,7 +48,7 @@ def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
 @sqlite_only
 def test_an_append_during_a_check_of_the_tails_is_seen_by_the_next_check(cluster, busy_log, monkeypatch):
     topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
-    ask, come = sealer_module.lease_status, iter(["during the look"])
+    ask, come = sealer_module.lease_status, iter(["during the read"])
 
     def lease_status(*arguments):
         for value in come if tail(cluster) == 0 else ():

@@ -18,7 +18,7 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
-from tests.support.bank_teller import at_work
+from tests.support.bank_client import at_work
 from tests.support.children import Child
 from tests.support.group_members import until
 from tests.support.power_cut import Unforced
@@ -38,34 +38,34 @@ BUSY = ClusterSettings(
 """Maintenance tasks that run continuously during the transactions."""
 
 
-class Tellers:
-    """The tellers of a bank; each `Child` is the process of one."""
+class Clients:
+    """The clients of the bank; each `Child` is the process of one."""
 
     def __init__(self, address):
         self.address = address
-        self.hired = []
+        self.started = []
 
     def __call__(self, name, count, *lives, timeout_ms=LONG_MS, pause_at=-1):
-        module = "tests.support.bank_teller"
-        self.hired.append(Child(module, self.address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
-        return self.hired[-1]
+        module = "tests.support.bank_client"
+        self.started.append(Child(module, self.address, name, count, timeout_ms, pause_at, *(lives or ("on",))))
+        return self.started[-1]
 
     def done(self):
         """The acknowledged transfers."""
-        return {line[1] for child in self.hired for line in list(child.lines) if line[0] == "done"}
+        return {line[1] for child in self.started for line in list(child.lines) if line[0] == "done"}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for child in self.hired:
+        for child in self.started:
             child.kill()
 
 
 @pytest.fixture
-def tellers(cluster_address):
-    with Tellers(cluster_address) as tellers:
-        yield tellers
+def clients(cluster_address):
+    with Clients(cluster_address) as clients:
+        yield clients
 
 
 HERE = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
@@ -76,28 +76,28 @@ AT_RANDOM = ["kill"] * 3
 COUNT = 30
 
 
-def test_transfers_are_atomic_when_tellers_are_killed_at_any_point(cluster, cluster_address, tellers):
+def test_transfers_are_atomic_when_clients_are_killed_at_any_point(cluster, cluster_address, clients):
     """At the first pass of a failpoint, at a later pass, during other work, and at random moments."""
     open_bank(cluster, cluster_address)
     first = ON_POSTGRESQL if "://" in cluster_address else HERE
     lives = {"a": [*first, *AT_RANDOM, "on"], "b": [*LATER, *AT_RANDOM, "on"]}
-    with Coordinator(cluster, settings=BUSY), Auditor(cluster, list(lives), tellers.done) as auditor:
-        hired = [tellers(name, COUNT, *lives[name]) for name in lives]
-        for teller in hired:
-            teller.finish()
-        assert auditor.look().following == dict.fromkeys(lives, COUNT)
-    killed = sum(teller.count("lived") for teller in hired)
+    with Coordinator(cluster, settings=BUSY), Auditor(cluster, list(lives), clients.done) as auditor:
+        started = [clients(name, COUNT, *lives[name]) for name in lives]
+        for client in started:
+            client.finish()
+        assert auditor.audit().following == dict.fromkeys(lives, COUNT)
+    killed = sum(client.count("lived") for client in started)
     assert killed == sum(map(len, lives.values())) - len(lives)
-    assert not [line for teller in hired for line in teller.lines if line[0] in ("fenced", "again")]
-    assert len(tellers.done()) >= len(lives) * COUNT - killed, "but what killed ones could not tell"
+    assert not [line for client in started for line in client.lines if line[0] in ("fenced", "again")]
+    assert len(clients.done()) >= len(lives) * COUNT - killed, "the killed ones could not report one transfer each"
 
 
-def state_of(cluster, teller):
-    """State of the teller's current or last transaction."""
+def state_of(cluster, client):
+    """State of the client's current or last transaction."""
     query = (
         sa.select(t.transaction.c.state)
         .join(t.producer, t.producer.c.producer_id == t.transaction.c.producer_id)
-        .where(t.producer.c.transactional_id == group_of(teller))
+        .where(t.producer.c.transactional_id == group_of(client))
     )
     return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
 
@@ -105,22 +105,22 @@ def state_of(cluster, teller):
 FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort", "begin", "send")]
 
 
-def test_transfers_are_atomic_when_tellers_are_stopped_with_an_open_transaction(cluster, cluster_address, tellers):
-    """One transaction times out, one teller is fenced, and one is both; another teller continues their work."""
+def test_transfers_are_atomic_when_clients_are_stopped_with_an_open_transaction(cluster, cluster_address, clients):
+    """One transaction times out, one client is fenced, and one is both; another client continues their work."""
     open_bank(cluster, cluster_address)
     with (
         Coordinator(cluster, settings=BUSY),
-        Auditor(cluster, ["late", "old", "both"], tellers.done) as auditor,
+        Auditor(cluster, ["late", "old", "both"], clients.done) as auditor,
         at_work(cluster, cluster_address, "old", LONG_MS) as heir_of_old,
         at_work(cluster, cluster_address, "both", LONG_MS) as heir_of_both,
     ):
-        late = tellers("late", 4, timeout_ms=1_000, pause_at=2)
-        both = tellers("both", 4, timeout_ms=1_000, pause_at=2)
-        old = tellers("old", 4, pause_at=2)
+        late = clients("late", 4, timeout_ms=1_000, pause_at=2)
+        both = clients("both", 4, timeout_ms=1_000, pause_at=2)
+        old = clients("old", 4, pause_at=2)
         stopped = [late, both, old]
-        for teller in stopped:
-            teller.waits_for(lambda child: child.heard("paused"))
-            teller.stop(cluster.store)
+        for client in stopped:
+            client.waits_for(lambda child: child.printed("paused"))
+            client.stop(cluster.store)
         until(lambda: state_of(cluster, "late") == state_of(cluster, "both") == "CompleteAbort", cluster.store)
         assert state_of(cluster, "old") == "Ongoing"
         heirs = [heir_of_old, heir_of_both]
@@ -128,24 +128,24 @@ def test_transfers_are_atomic_when_tellers_are_stopped_with_an_open_transaction(
             heir.producer.init_transactions()
             heir.work(3)
             heir.begin(3)
-        for teller in stopped:
-            teller.go_on()
-        for teller in stopped:
-            teller.finish()
-        assert late.heard("again", "TransactionAbortableError") and late.heard("done", "late-2")
+        for client in stopped:
+            client.go_on()
+        for client in stopped:
+            client.finish()
+        assert late.printed("again", "TransactionAbortableError") and late.printed("done", "late-2")
         for zombie in (both, old):
             assert [line for line in zombie.lines if line[0] == "fenced"] == FENCED
             assert zombie.count("done") == 2
         assert state_of(cluster, "old") == state_of(cluster, "both") == "Ongoing", "its heir's is as it was"
         for heir in heirs:
             heir.producer.commit_transaction()
-        assert auditor.look().following == dict.fromkeys(["late", "old", "both"], 4)
+        assert auditor.audit().following == dict.fromkeys(["late", "old", "both"], 4)
 
 
-def large(teller):
+def large(client):
     """The number of a transfer that writes a file."""
     return next(
-        n for n in range(100) if any(len(value(f"{teller}-{n}", leg)) > 1_000 for leg in legs_of(f"{teller}-{n}"))
+        n for n in range(100) if any(len(value(f"{client}-{n}", leg)) > 1_000 for leg in legs_of(f"{client}-{n}"))
     )
 
 
@@ -170,23 +170,23 @@ def in_sync(cluster, count):
     return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
 
 
-def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, tellers, tmp_path, monkeypatch):
+def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, clients, tmp_path, monkeypatch):
     """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced."""
     monkeypatch.setattr(periodic_tasks, "_INSPECT_S", 0.2)
-    cluster, address = three_brokers, tellers.address
+    cluster, address = three_brokers, clients.address
     open_bank(cluster, address, replication_factor=3)
     with (
         Coordinator(cluster, settings=BUSY),
-        Auditor(cluster, ["a", "b", "c"], tellers.done) as auditor,
+        Auditor(cluster, ["a", "b", "c"], clients.done) as auditor,
         at_work(cluster, address, "b", LONG_MS) as b,
         at_work(cluster, address, "c", LONG_MS) as c,
     ):
-        a = tellers("a", COUNT, *AT_RANDOM, "on")
-        for name, teller in (("b", b), ("c", c)):
-            teller.producer.init_transactions()
-            teller.work(large(name))
-            teller.begin(large(name))
-            teller.producer.flush()
+        a = clients("a", COUNT, *AT_RANDOM, "on")
+        for name, client in (("b", b), ("c", c)):
+            client.producer.init_transactions()
+            client.work(large(name))
+            client.begin(large(name))
+            client.producer.flush()
         # the leader's file and its leader epoch stay the same: only the log dir's new counter shows the change
         follower = leader_of_pending_file(cluster, group_of("b")) % 3 + 1
         lose_and_get_back(cluster, a, tmp_path / f"d{follower}", new_disk=True)
@@ -198,16 +198,16 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
         list(run_tasks(cluster, ["files"]))
         c.producer.commit_transaction()
         a.finish()
-        assert auditor.look().following == {"a": COUNT, "b": large("b") + 1, "c": large("c") + 1}
+        assert auditor.audit().following == {"a": COUNT, "b": large("b") + 1, "c": large("c") + 1}
     every_replica_is_whole(cluster)
 
 
-def lose_and_get_back(cluster, teller, log_dir, *, new_disk):
-    """A log dir is lost while a teller works, and returns unchanged or empty."""
+def lose_and_get_back(cluster, client, log_dir, *, new_disk):
+    """A log dir is lost while a client works, and returns unchanged or empty."""
     away = log_dir.with_name(f"{log_dir.name}-away")
     log_dir.rename(away)
-    more = teller.count("done") + 3
-    teller.waits_for(lambda child: child.count("done") >= more or child.heard("done", f"a-{COUNT - 1}"))
+    more = client.count("done") + 3
+    client.waits_for(lambda child: child.count("done") >= more or child.printed("done", f"a-{COUNT - 1}"))
     until(lambda: not in_sync(cluster, 3), cluster.store)
     shutil.rmtree(log_dir, ignore_errors=True)  # a writer may have created the folder again
     if new_disk:
@@ -222,18 +222,18 @@ def test_transfers_are_atomic_when_postgresql_crashes(own_postgres_server, tmp_p
     server = own_postgres_server
     address = server.create_database()
     unforced = Unforced(server)  # so that a crash does lose registrations
-    with Tellers(address) as tellers, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+    with Clients(address) as clients, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         open_bank(cluster, address)
-        teller = tellers("a", COUNT, pause_at=2)
-        teller.waits_for(lambda child: child.heard("paused"))
+        client = clients("a", COUNT, pause_at=2)
+        client.waits_for(lambda child: child.printed("paused"))
         unforced.cut_the_power()
         pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
         assert cluster.store.read(lambda connection: connection.execute(pending).scalar_one()) < len(BRANCHES)
-        with Auditor(cluster, ["a"], tellers.done) as auditor:
-            teller.say("go")
-            teller.waits_for(lambda child: child.heard("done", "a-5"))
+        with Auditor(cluster, ["a"], clients.done) as auditor:
+            client.say("go")
+            client.waits_for(lambda child: child.printed("done", "a-5"))
             server.kill()
             server.start()
-            teller.finish()
-            assert auditor.look().following == {"a": COUNT}
-    assert teller.heard("again", "TransactionAbortableError")
+            client.finish()
+            assert auditor.audit().following == {"a": COUNT}
+    assert client.printed("again", "TransactionAbortableError")

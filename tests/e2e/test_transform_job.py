@@ -114,9 +114,9 @@ def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
             assert (summary["records"], summary["aborted"]) == (4, 0)
         else:
             process.communicate(timeout=120)
-        look = cluster.store.changes
+        changes = cluster.store.changes
         while describe_groups(cluster.store, ["copies"])[0].members:
-            look.wait(look.current(), 0.05)
+            changes.wait(changes.current(), 0.05)
     assert sorted(record.value.decode() for record in seen) == ["0/0", "0/1", "1/0", "1/1"]
     assert all_stored(cluster, "copy") == ["0/0", "0/1", "1/0", "1/1"]
 

@@ -50,9 +50,9 @@ Seen = list[tuple[int, int, int]]
 
 
 def wait_for(what: Any, met: Any) -> None:
-    give_up_s = time.monotonic() + SOON_S
+    deadline_s = time.monotonic() + SOON_S
     while not met():
-        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
+        assert time.monotonic() < deadline_s, f"time-out: {what}"
         time.sleep(0.05)
 
 

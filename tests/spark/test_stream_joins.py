@@ -27,7 +27,7 @@ def sides(source: DataFrame, watermark: str | None = "10 minutes") -> tuple[Side
     return Side(orders, "ordered", watermark), Side(payments, "paid_at", watermark)
 
 
-def tell(log: Log, topic: str, key: str, value: str, minute: int) -> None:
+def send(log: Log, topic: str, key: str, value: str, minute: int) -> None:
     append(log, topic, value, key=key.encode(), timestamp_ms=NOON_MS + minute * MINUTE_MS)
 
 
@@ -42,12 +42,12 @@ def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Log, t
     has no match.
     """
     for key, value, minute in (("o1", "tea", 60), ("o1", "cup", 60), ("o2", "jug", 60), ("o3", "pot", 60)):
-        tell(log, "orders", key, value, minute)
+        send(log, "orders", key, value, minute)
     for key, value, minute in (
         ("o1", "p-early", -1), ("o1", "p-from", 0), ("o1", "p-to", 60), ("o1", "p-late", 61), ("o2", "p", 30),
         ("o9", "q", 60),
     ):  # fmt: skip
-        tell(log, "payments", key, value, minute)
+        send(log, "payments", key, value, minute)
     left, right = sides(read(spark, cluster, subscribe="orders,payments"))
     matched = [("o1", item, paid) for item in ("tea", "cup") for paid in ("p-from", "p-to")] + [("o2", "jug", "p")]
     only_left: list[tuple[str, str | None, str | None]] = [("o3", "pot", None)]
@@ -87,19 +87,19 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
 
     query = joined.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c")).start()
     try:
-        tell(log, "orders", "o1", "tea", 0)
-        tell(log, "orders", "o2", "jug", 0)
-        tell(log, "payments", "o1", "p", 5)
-        tell(log, "payments", "o1", "p", 5)
-        tell(log, "payments", "o9", "q", 5)
+        send(log, "orders", "o1", "tea", 0)
+        send(log, "orders", "o2", "jug", 0)
+        send(log, "payments", "o1", "p", 5)
+        send(log, "payments", "o1", "p", 5)
+        send(log, "payments", "o9", "q", 5)
         assert come() == [("o1", "tea", "p"), ("o1", "tea", "p")], "a payment that was sent twice is two"
-        tell(log, "payments", "o2", "p", 10)
+        send(log, "payments", "o2", "p", 10)
         assert come() == [("o2", "jug", "p")]
-        tell(log, "orders", "o3", "pot", 120)
+        send(log, "orders", "o3", "pot", 120)
         assert come() == [], "the watermark is the slower side's"
-        tell(log, "payments", "o3", "p", 120)
+        send(log, "payments", "o3", "p", 120)
         assert come() == [("o3", "pot", "p"), ("o9", None, "q")]
-        tell(log, "payments", "o1", "late", 5)
+        send(log, "payments", "o1", "late", 5)
         assert come() == [], "the order's state has gone"
         assert late_records(query) > 0
     finally:
@@ -113,9 +113,9 @@ def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
     the same query.
     """
     for topic, value in (("orders", "1"), ("orders", "2"), ("payments", "rain")):
-        tell(log, topic, "JFK", value, 0)
+        send(log, topic, "JFK", value, 0)
     for topic in ("orders", "payments"):
-        tell(log, topic, "END", "", 600)
+        send(log, topic, "END", "", 600)
     records = read_stream(spark, cluster, subscribe="orders,payments", startingOffsets="earliest")
     rows = records.selectExpr(
         "topic", "CAST(key AS string) AS origin", "CAST(value AS string) AS v", "timestamp AS hour"
@@ -137,8 +137,8 @@ def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
 
 
 def test_a_static_side(spark: SparkSession, cluster: Cluster, log: Log, topics: None, tmp_path: Path) -> None:
-    tell(log, "orders", "o1", "tea", 0)
-    tell(log, "orders", "o2", "sugar", 0)
+    send(log, "orders", "o1", "tea", 0)
+    send(log, "orders", "o2", "sugar", 0)
     prices = spark.createDataFrame([("tea", 3)], "item string, price int")
     orders = sides(read_stream(spark, cluster, subscribe="orders", startingOffsets="earliest"))[0].frame
     found: list[tuple[str, int | None]] = []

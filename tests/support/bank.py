@@ -1,8 +1,8 @@
 """A bank whose ledger is three topics, and its invariants, which hold in every snapshot.
 
 Accounts are keys in three topics, the branches. A transfer is one transaction: a record that debits an account of one
-branch, one that credits an account of another, a note in the third, and the number of the teller's next transfer as an
-offset of the teller's group. A *leg* is one of the three records.
+branch, one that credits an account of another, a note in the third, and the number of the client's next transfer as an
+offset of the client's group. A *leg* is one of the three records.
 """
 
 import random
@@ -27,7 +27,7 @@ from tests.support.numbered_writer import SMALL_TAILS
 
 BRANCHES = ("north", "south", "west")
 NUMBERS = "numbers"
-"""The topic, without records, whose offsets are the numbers of transfers; one partition serves all tellers."""
+"""The topic, without records, whose offsets are the numbers of transfers; one partition serves all clients."""
 ACCOUNTS = 5
 """Partitions of each branch."""
 OPENING = 100
@@ -44,9 +44,9 @@ class Leg(NamedTuple):
     amount: int
 
 
-def numbered(teller: str, number: int) -> str:
+def numbered(client: str, number: int) -> str:
     """Id of a transfer."""
-    return f"{teller}-{number}"
+    return f"{client}-{number}"
 
 
 def legs_of(transfer: str) -> tuple[Leg, Leg, Leg]:
@@ -66,8 +66,8 @@ def value(transfer: str, leg: Leg) -> bytes:
     return f"{transfer} {leg.amount} {filler}".encode()
 
 
-def group_of(teller: str) -> str:
-    return f"teller-{teller}"
+def group_of(client: str) -> str:
+    return f"client-{client}"
 
 
 def open_bank(cluster: Cluster, address: str, replication_factor: int = 1) -> None:
@@ -91,7 +91,7 @@ class Statement:
     legs: Mapping[str, Sequence[Leg]]
     """The legs of each transfer."""
     following: Mapping[str, int]
-    """The number of each teller's next transfer, as its group has committed it."""
+    """The number of each client's next transfer, as its group has committed it."""
 
     def check(self) -> None:
         """Invariants 7 and 8: each transfer is complete, stored once, and has its offset; so the total is constant."""
@@ -99,12 +99,12 @@ class Statement:
         for transfer, legs in self.legs.items():
             if transfer != "opening":
                 assert sorted(legs) == sorted(legs_of(transfer)), f"{transfer}: {legs}"
-        wanted = {numbered(teller, number) for teller, end in self.following.items() for number in range(end)}
+        wanted = {numbered(client, number) for client, end in self.following.items() for number in range(end)}
         assert set(self.legs) - {"opening"} == wanted
 
 
-def look(cluster: Cluster, tellers: Sequence[str]) -> Statement:
-    slices, following = cluster.store.read(lambda connection: _read(connection, tellers))
+def audit(cluster: Cluster, clients: Sequence[str]) -> Statement:
+    slices, following = cluster.store.read(lambda connection: _read(connection, clients))
     legs: dict[str, list[Leg]] = {}
     for batch in Fetcher(cluster.log_dirs()).read(slices, read_schema(columns=["topic", "key", "value"])):
         for row in batch.to_pylist():
@@ -113,22 +113,22 @@ def look(cluster: Cluster, tellers: Sequence[str]) -> Statement:
     return Statement(legs, following)
 
 
-def _read(connection: sa.Connection, tellers: Sequence[str]) -> tuple[list[Slice], dict[str, int]]:
-    """The segments of the branches, and the committed offsets of the tellers' groups."""
+def _read(connection: sa.Connection, clients: Sequence[str]) -> tuple[list[Slice], dict[str, int]]:
+    """The segments of the branches, and the committed offsets of the clients' groups."""
     topics = find_topics(connection, set(BRANCHES))
     positions = planner.positions(connection, topics.values())
     ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
     slices = planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
     here = TopicPartition(NUMBERS, 0)
-    commits = {teller: read_commits(connection, group_of(teller)).get(here) for teller in tellers}
-    return slices, {teller: commit.offset if commit else 0 for teller, commit in commits.items()}
+    commits = {client: read_commits(connection, group_of(client)).get(here) for client in clients}
+    return slices, {client: commit.offset if commit else 0 for client, commit in commits.items()}
 
 
 class Auditor:
     """Checks the bank continuously: each snapshot has at least the transfers acknowledged before."""
 
-    def __init__(self, cluster: Cluster, tellers: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
-        self._cluster, self._tellers, self._acknowledged = cluster, tellers, acknowledged
+    def __init__(self, cluster: Cluster, clients: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
+        self._cluster, self._clients, self._acknowledged = cluster, clients, acknowledged
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="auditor")
@@ -147,13 +147,13 @@ class Auditor:
     def _run(self) -> None:
         try:
             while not self._stopping.wait(_PACE_S):
-                self.look()
+                self.audit()
         except BaseException as error:
             self._failure = error
 
-    def look(self) -> Statement:
+    def audit(self) -> Statement:
         acknowledged = set(self._acknowledged())
-        statement = look(self._cluster, self._tellers)
+        statement = audit(self._cluster, self._clients)
         statement.check()
         assert acknowledged <= set(statement.legs)
         return statement

@@ -45,7 +45,7 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def heard(self, *words: object) -> bool:
+    def printed(self, *words: object) -> bool:
         wanted = [str(word) for word in words]
         return any(line[: len(wanted)] == wanted for line in list(self.lines))
 

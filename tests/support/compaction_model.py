@@ -275,7 +275,7 @@ class Model:
         assert len(self.there) == len(visible)
         self.now_ms += 10_000
         self._alter_policy("compact")
-        assert passes.look(self._context, self.topic, 0) is None, "nothing is due"
+        assert passes.find_due(self._context, self.topic, 0) is None, "nothing is due"
         with self.cluster.store.snapshot() as connection:
             assert len(passes.read_passes(connection, (self.topic.topic_id, 0))) <= 20
 

@@ -63,9 +63,9 @@ def until(condition: Callable[[], T], store: Store, timeout_s: float = 30) -> T:
     """Wait for a condition on the contents of the store."""
     deadline = time.monotonic() + timeout_s
     while True:
-        look = store.changes.current()
+        seen = store.changes.current()
         found = condition()
         if found:
             return found
         assert time.monotonic() < deadline
-        store.changes.wait(look, 0.05)
+        store.changes.wait(seen, 0.05)

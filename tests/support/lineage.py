@@ -106,19 +106,19 @@ class TaggedLog:
     def _take_away(self, broker_id: int) -> Path:
         folder = folder_of(self.cluster, broker_id)
         gone = folder.rename(folder.with_name(f"{folder.name}-away"))
-        self._look()
+        self._inspect()
         return gone
 
     def _rename_back(self, gone: Path) -> None:
         gone.rename(gone.with_name(gone.name.removesuffix("-away")))
-        self._look()
+        self._inspect()
 
     def _bring_back(self, gone: Path) -> None:
         self._rename_back(gone)
         catch_up(self.cluster, self.topic, 0, int(gone.name.removesuffix("-away").rpartition("-")[2]))
         assert len(self._partition().isr) == 2
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         inspect_log_dirs(self.cluster, unfenced)
         elect_leaders(self.cluster.store, unfenced)
 

@@ -85,7 +85,7 @@ def compacted_topics(context: MaintenanceContext, names: Collection[str] | None 
 
 
 def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:
-    """The partitions of the topic to check with `look`: those with new records since the last pass or with
+    """The partitions of the topic to check with `find_due`: those with new records since the last pass or with
     tombstones.
     """
     if force:
@@ -110,7 +110,7 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
     return context.cluster.store.read(lambda connection: connection.execute(query).scalars().all())
 
 
-def look(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
+def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
     now_ms = context.cluster.store.now().wall_ms
     found, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
@@ -243,11 +243,11 @@ class Compacting:
 
         self._completed = True
         if not store.transact(note):
-            self.gave_way(planned)
+            self.note_conflict(planned)
 
-    def gave_way(self, planned: CompactionPass) -> None:
+    def note_conflict(self, planned: CompactionPass) -> None:
         """Note that the pass is not completed, because its inputs have changed. The next pass continues."""
-        self.say(f"{planned}: the log or its replicas changed meanwhile; the next pass goes on")
+        self.say(f"{planned}: the log or its replicas changed meanwhile; the next pass continues")
 
     def report(self) -> Report | None:
         """Publish the changes, and return the report; None if nothing was changed and there are no notes."""

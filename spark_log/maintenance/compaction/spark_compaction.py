@@ -29,7 +29,7 @@ from spark_log.maintenance.compaction.passes import (
     CompactionPass,
     candidates,
     compacted_topics,
-    look,
+    find_due,
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
@@ -84,7 +84,7 @@ def _compact(
         under_way[topic.topic_id] = Compacting(context, topic)
         for partition in candidates(context, topic, force=force):
             try:
-                due = look(context, topic, partition, force=force)
+                due = find_due(context, topic, partition, force=force)
                 planned = None if due is None else plan_pass(context, due)
             except (SparkLogError, OSError) as error:  # its tail could not be sealed
                 failed.append(redact(str(error)))
@@ -123,7 +123,7 @@ def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_
         compacting.swap(planned, unit, compacted, write_id) for unit, compacted in done
     ]  # each swap is useful by itself
     if not all(swapped):
-        compacting.gave_way(planned)
+        compacting.note_conflict(planned)
     elif len(done) == len(planned.units):
         compacting.complete(planned, [compacted for _, compacted in done])
 

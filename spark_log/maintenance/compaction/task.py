@@ -12,7 +12,7 @@ from spark_log.maintenance.compaction.passes import (
     Due,
     candidates,
     compacted_topics,
-    look,
+    find_due,
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, compact_unit
@@ -35,7 +35,7 @@ def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Rep
             if context.stopping():
                 break
             try:
-                due = look(context, topic, partition, force=force)
+                due = find_due(context, topic, partition, force=force)
                 if due is None:
                     continue
                 if _is_too_large(context, due):
@@ -58,7 +58,7 @@ def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Rep
 def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
     """Reports of the partitions that `compact` would compact now. Changes nothing, and reads no keys."""
     for topic in compacted_topics(context):
-        found = [look(context, topic, partition) for partition in candidates(context, topic)]
+        found = [find_due(context, topic, partition) for partition in candidates(context, topic)]
         due = [each for each in found if each is not None and not _is_too_large(context, each)]
         notes = [_too_large(each) for each in found if each is not None and _is_too_large(context, each)]
         if due:
@@ -94,4 +94,4 @@ def _run(context: MaintenanceContext, planned: CompactionPass, compacting: Compa
     if swapped:
         compacting.complete(planned, done)
     else:
-        compacting.gave_way(planned)
+        compacting.note_conflict(planned)

@@ -127,7 +127,7 @@ class ExpiredWatch:
         self._noticed: set[int] = set()
         self._untold: list[Expired] = []
 
-    def look(
+    def check(
         self, batches: Sequence[Batch], outcomes: Sequence[Appended | Rejected], topics: Mapping[int, Topic]
     ) -> None:
         """Check the batches that were just appended. An error of the store is only logged: the append is committed."""

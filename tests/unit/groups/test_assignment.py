@@ -14,8 +14,8 @@ from spark_log.groups.assignment import (
     assign,
     choose_assignor,
     known_assignors,
+    notify_assignor,
     resolve_assignors,
-    tell,
     user_data,
 )
 from spark_log.ids import TopicPartition
@@ -126,7 +126,7 @@ def test_custom_assignor_gets_the_arguments_of_kafka():
     assert (second.member_id, second.metadata.topics) == ("b", [])
     assert user_data(custom, {"t"}) == b"mine"
     assert user_data(KNOWN["sticky"], {"t"}) == b""
-    tell(custom, owned, 4)
+    notify_assignor(custom, owned, 4)
     assert custom.told == [([TopicPartition("t", 1)], 4)]
 
 

@@ -197,7 +197,7 @@ class Consumers(RuleBasedStateMachine):
             self.members[name] = replace(self.members[name], target=to)
         self.group, self.assumed = Group(generation, generation), facts
 
-    def tell(self, client, assignment):
+    def notify(self, client, assignment):
         client.allowed, client.generation = assignment.partitions, assignment.generation
         client.held |= assignment.partitions
 
@@ -240,7 +240,7 @@ class Consumers(RuleBasedStateMachine):
         else:
             assert assignment.partitions <= self.members[client.name].assigned
             if not lost:
-                self.tell(client, assignment)
+                self.notify(client, assignment)
                 self.a_partition_has_one_owner_at_most()
 
     @precondition(lambda self: self.clients)
@@ -359,7 +359,7 @@ class Consumers(RuleBasedStateMachine):
                 except UnknownMemberIdError:
                     del self.clients[client.name]
                     continue
-                self.tell(client, assignment)
+                self.notify(client, assignment)
                 self.a_partition_has_one_owner_at_most()
                 client.held &= client.allowed
                 complete.append(assignment.complete)

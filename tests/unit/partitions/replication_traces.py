@@ -81,7 +81,7 @@ TRACES: dict[str, list[Step]] = {
     "a_copy_ignores_the_leader_epoch": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("follower_copies", at_once=False, most=1, which=0),
-        step("controller_looks_at_a_log_dir", broker=1),
+        step("controller_inspects_a_log_dir", broker=1),
         step("follower_commits", which=0),
     ],
     "a_copy_ignores_that_segments_were_replaced": [
@@ -128,7 +128,7 @@ TRACES: dict[str, list[Step]] = {
     "members_leave_while_nobody_leads": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("log_dir_loses_files", broker=1, noticed=False, which=None),
-        step("controller_looks_at_a_log_dir", broker=1),
+        step("controller_inspects_a_log_dir", broker=1),
         step("controller_takes_laggards_out", brokers={1, 2, 3}, late=False),
     ],
     "who_lost_files_stays_in_the_isr": [
@@ -163,7 +163,7 @@ TRACES: dict[str, list[Step]] = {
         step("create", unclean=False, min_isr=1, first=[(1, 1, True)]),
         step("maintenance_writes", also=set(), at_once=False, count=1, first=0),
         step("log_dir_loses_files", broker=1, noticed=False, which=None),
-        step("controller_looks_at_a_log_dir", broker=1),
+        step("controller_inspects_a_log_dir", broker=1),
         step("maintenance_swaps", which=0),
     ],
     "a_rewrite_needs_nobody_in_sync": [
@@ -183,7 +183,7 @@ TRACES: dict[str, list[Step]] = {
     "a_rewrite_forgets_who_did_not_get_it": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, True), (1, 1, False)]),
         step("controller_takes_laggards_out", brokers={1, 2}, late=False),
-        step("controller_looks_at_a_log_dir", broker=1),
+        step("controller_inspects_a_log_dir", broker=1),
         step("maintenance_writes", also=set(), at_once=True, count=1, first=0),
     ],
     "a_reassignment_finishes_before_the_target_is_in_sync": [

@@ -221,7 +221,7 @@ class ReplicatedPartition(Invariants):
     def maintenance_swaps(self, which):
         done = self.rewrites.pop(which % len(self.rewrites))
         start, end = done.run[0].base, done.run[-1].end
-        if tuple(self.world.between(start, end)) != done.run:  # somebody else has rewritten it, or it is gone
+        if tuple(self.world.between(start, end)) != done.run:  # another process has rewritten it, or it is gone
             return
         after = replication_rules.rewrite(self.state, start, end, done.log_dirs, done.partition_epoch)
         if after is not None:
@@ -248,7 +248,7 @@ class ReplicatedPartition(Invariants):
     @precondition(lambda self: len(self.alive) < 4)
     @rule(brokers=st.sets(BROKERS, min_size=1))
     def brokers_return(self, brokers):
-        """Their leases are fresh again; their log dirs were never seen to fail, so nobody looks at them."""
+        """Their leases are fresh again; their log dirs were never seen to fail, so they are not inspected."""
         self.alive |= {log_dir_of(broker) for broker in brokers}
 
     @rule(broker=BROKERS, which=st.sampled_from([None, 0, 1, 2]), noticed=st.booleans())
@@ -260,10 +260,10 @@ class ReplicatedPartition(Invariants):
             self.gone |= gone
             self.lost.add(log_dir_of(broker))
             if noticed:
-                self.controller_looks_at_a_log_dir(broker)
+                self.controller_inspects_a_log_dir(broker)
 
     @rule(broker=BROKERS)
-    def controller_looks_at_a_log_dir(self, broker):
+    def controller_inspects_a_log_dir(self, broker):
         """Inspection marks a log dir online: its replica ends at the first missing file, is fenced, then alive."""
         log_dir, state = log_dir_of(broker), self.state
         if state.replica(broker) is not None:

@@ -309,7 +309,7 @@ WRITERS = {"writer_writes", "writer_appends"}
 FOLLOWERS = {"follower_copies", "follower_commits"}
 MAINTENANCE = {"maintenance_writes", "maintenance_swaps"}
 SWITCHES = {"reassignment_begins", "controller_finishes_the_reassignment"}
-LOSSES = {"log_dir_loses_files", "controller_looks_at_a_log_dir"}
+LOSSES = {"log_dir_loses_files", "controller_inspects_a_log_dir"}
 
 MUTANTS = {
     an_append_ignores_the_leader_epoch: None,

@@ -107,7 +107,7 @@ def test_without_a_live_member_of_the_isr_the_partition_is_offline_and_the_isr_s
     after, truncation = fail_over(state, {30})
     assert (after.leader, after.leader_epoch, after.partition_epoch, truncation) == (None, 5, 8, None)
     assert after.replicas == state.replicas
-    assert fail_over(after, {30}) == (after, None), "a second look changes nothing"
+    assert fail_over(after, {30}) == (after, None), "the rule applied again changes nothing"
 
 
 def test_an_offline_partition_is_led_by_the_first_member_that_returns():
@@ -300,7 +300,7 @@ def test_an_end_within_the_rewritten_file_falls_to_where_it_begins(end, becomes)
         (partition((1, 4, False), leader=None, watermark=10), 6, {10}, 7),
         (partition((1, 10, True), (2, 6, False), min_insync_replicas=2), 6, {10}, 7),
     ],
-    ids=["ISR changed", "above HW", "not everywhere", "nobody in sync", "fewer copies than promised"],
+    ids=["ISR changed", "above HW", "not everywhere", "empty ISR", "fewer copies than promised"],
 )
 def test_rewrites_that_are_refused(state, end, log_dirs, epoch):
     assert rewrite(state, 4, end, log_dirs, epoch) is None

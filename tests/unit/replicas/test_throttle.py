@@ -1,4 +1,4 @@
-"""The token bucket: whoever waits as long as it says keeps to the rate."""
+"""The token bucket: a caller that waits as long as it says stays within the rate."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,11 +1,11 @@
 """A process that makes transfers in the bank (see `tests.support.bank`).
 
-    python -m tests.support.bank_teller CLUSTER NAME COUNT TIMEOUT_MS PAUSE_AT LIFE...
+    python -m tests.support.bank_client CLUSTER NAME COUNT TIMEOUT_MS PAUSE_AT LIFE...
 
 It continues after its last transfer until COUNT transfers are made, prints `done NAME-N` after each, and sometimes
 aborts a transfer, which must never be visible. In transfer PAUSE_AT (-1: none), with pending records, it prints
 `paused` and waits for a line. After an abortable error it prints `again ERROR` and repeats the transfer; a fenced
-teller tries every call, prints `fenced CALL ERROR` for each, and ends.
+client tries every call, prints `fenced CALL ERROR` for each, and ends.
 """
 
 import sys
@@ -26,7 +26,7 @@ _NUMBERS = TopicPartition(NUMBERS, 0)
 _ABORTED_MAX = 50
 
 
-class Teller:
+class Client:
     """Makes transfers with a producer that has called init_transactions."""
 
     def __init__(self, cluster: Cluster, producer: Producer, name: str, pause_at: int) -> None:
@@ -43,10 +43,10 @@ class Teller:
             assert aborted < _ABORTED_MAX, f"transfer {number} does not come about"
             try:
                 if number % 4 == 1:
-                    self._think_better_of(number)
+                    self._transfer_and_abort(number)
                 self._transfer(number)
             except ProducerFencedError:
-                self._go_home(number)
+                self._try_calls_of_fenced(number)
                 return
             except KafkaError as error:
                 say("again", type(error).__name__)
@@ -60,7 +60,7 @@ class Teller:
         for leg in legs:
             self.producer.send(leg.branch, value(transfer, leg), leg.account.encode())
 
-    def _think_better_of(self, number: int) -> None:
+    def _transfer_and_abort(self, number: int) -> None:
         transfer = f"{numbered(self._name, number)}-never"
         self.producer.begin_transaction()
         self._send(transfer, legs_of(transfer))
@@ -99,7 +99,7 @@ class Teller:
             else:
                 return
 
-    def _go_home(self, number: int) -> None:
+    def _try_calls_of_fenced(self, number: int) -> None:
         producer, (leg, *_) = self.producer, legs_of("zombie")
         calls: dict[str, Callable[[], object]] = {
             "commit": producer.commit_transaction,
@@ -117,19 +117,19 @@ class Teller:
 
 
 @contextmanager
-def at_work(cluster: Cluster, address: str, name: str, timeout_ms: int, pause_at: int = -1) -> Iterator[Teller]:
-    """A teller whose producer has not called init_transactions yet."""
+def at_work(cluster: Cluster, address: str, name: str, timeout_ms: int, pause_at: int = -1) -> Iterator[Client]:
+    """A client whose producer has not called init_transactions yet."""
     transactional_id = group_of(name)
     with Producer(cluster=address, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms) as producer:
-        yield Teller(cluster, producer, name, pause_at)
+        yield Client(cluster, producer, name, pause_at)
 
 
 def main(address: str, name: str, count: int, timeout_ms: int, pause_at: int, lives: list[str]) -> None:
     def work(under_way: Callable[[], None]) -> None:
-        with Cluster.open(address) as cluster, at_work(cluster, address, name, timeout_ms, pause_at) as teller:
-            teller.producer.init_transactions()
+        with Cluster.open(address) as cluster, at_work(cluster, address, name, timeout_ms, pause_at) as client:
+            client.producer.init_transactions()
             under_way()
-            teller.work(count)
+            client.work(count)
 
     live(lives, work)
 
