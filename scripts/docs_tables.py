@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from spark_log import errors as spark_log_errors
-from spark_log.admin.client import AdminSettings
+from spark_log.admin.admin_settings import AdminSettings
 from spark_log.client_settings import NO_EFFECT, REFUSED
 from spark_log.config import ClusterSettings, definitions
 from spark_log.consume.consumer_settings import ConsumerSettings

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,8 +13,9 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 from spark_log import clock
 from spark_log.admin import configs, groups, partitions, transactions
 from spark_log.admin import topics as on_topics
+from spark_log.admin.admin_settings import UNSUPPORTED, AdminSettings
 from spark_log.admin.kafka_python_2 import METHODS
-from spark_log.client_settings import check_number, check_text, parse_settings
+from spark_log.client_settings import check_number, parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import list_topics
 from spark_log.ids import TopicPartition
@@ -23,38 +23,6 @@ from spark_log.kafka_errors import kafka_errors
 
 if TYPE_CHECKING:
     from spark_log.maintenance.report import Report
-
-_NOT_HERE = {
-    **dict.fromkeys(("create_acls", "delete_acls", "describe_acls"), "the store and the storage grant access"),
-    **dict.fromkeys(
-        ("alter_user_scram_credentials", "describe_user_scram_credentials"), "users are the store's and the storage's"
-    ),
-    **dict.fromkeys(
-        ("api_versions", "describe_features", "update_features", "get_broker_version_data",
-         "describe_metadata_quorum", "send_request", "send_requests"),
-        "there is no broker protocol and no quorum",
-    ),
-    "describe_topic_partitions": "describe_topics returns every partition",
-    "alter_replica_log_dirs": "a replica goes to its broker's log dir with the fewest; alter_partition_reassignments"
-    " moves it to another broker and back",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class AdminSettings:
-    """The supported settings of kafka-python's admin client that are not in client_settings."""
-
-    client_id: str = "spark-log-admin"
-    """A name for people."""
-    request_timeout_ms: int = 30_000
-    """Default time-out of calls to the metadata store."""
-    metadata_max_age_ms: int = 300_000
-    """Accepted without effect: nothing is cached, and every call reads the store."""
-
-    def __post_init__(self) -> None:
-        check_text("client_id", self.client_id)
-        check_number("request_timeout_ms", self.request_timeout_ms, 1)
-        check_number("metadata_max_age_ms", self.metadata_max_age_ms, 0)
 
 
 class Admin:
@@ -416,11 +384,11 @@ class Admin:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in METHODS:
             return partial(METHODS[name], self)
-        if name not in _NOT_HERE:
+        if name not in UNSUPPORTED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def refuse(*_: Any, **__: Any) -> Any:
-            raise UnsupportedVersionError(f"{name}: spark-log does not have it: {_NOT_HERE[name]}")
+            raise UnsupportedVersionError(f"{name}: spark-log does not have it: {UNSUPPORTED[name]}")
 
         return refuse
 

@@ -15,12 +15,7 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.consumer.group import KafkaConsumer
 from kafka.errors import KafkaConfigurationError
 from kafka.future import Future
-from kafka.structs import (
-    ConsumerGroupMetadata,
-    MemberState,
-    OffsetAndMetadata,
-    TopicPartition,
-)
+from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
 from spark_log.client_settings import parse_settings
@@ -31,12 +26,11 @@ from spark_log.consume.consumer_queries import ConsumerQueries
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.poll_loop import Polling
 from spark_log.consume.python_records import Deserializers, python_records
-from spark_log.consume.subscription import checked_offsets, checked_partition
+from spark_log.consume.subscription import checked_offsets, checked_partition, checked_position
 from spark_log.errors import IllegalStateError
 from spark_log.groups.committed_offsets import Commit
 from spark_log.groups.transacted_offsets import GroupMetadata
 from spark_log.kafka_errors import kafka_errors
-from spark_log.partitions.lineage import UNKNOWN_EPOCH
 
 
 class Consumer(ConsumerQueries):
@@ -246,13 +240,9 @@ class Consumer(ConsumerQueries):
         The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client.
         """
         checked_partition(partition)
-        epoch = UNKNOWN_EPOCH
-        if isinstance(offset, OffsetAndMetadata | Commit):
-            offset, _, epoch = offset[:3]
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise ValueError(f"Offset must be int >= 0, got {offset!r}")
+        position = checked_position(offset)
         for found in self._subscription.assigned([partition]):
-            self._subscription.partitions[found].seek(offset, UNKNOWN_EPOCH if epoch is None else epoch)
+            self._subscription.partitions[found].seek(*position)
         self._moved()
 
     @alone
@@ -319,18 +309,7 @@ class Consumer(ConsumerQueries):
         empty member id may commit if the group has no members.
         """
         group = self._polling.group
-        if group is None:
-            return GroupMetadata(group_id=None)
-        state = MemberState.UNJOINED
-        if group.joined:
-            state = MemberState.STABLE if group.settled else MemberState.REBALANCING
-        return GroupMetadata(
-            self.settings.group_id,
-            group.member.generation if group.joined else -1,
-            group.joined_as if self._subscription.automatic else "",
-            self.settings.group_instance_id,
-            state,
-        ).of_topics(self._subscription.topic_ids())
+        return GroupMetadata(group_id=None) if group is None else group.metadata()
 
     # --- cluster and metrics ------------------------------------------------------------------------------------
 
@@ -338,22 +317,7 @@ class Consumer(ConsumerQueries):
         """Totals since the start, by group of metrics and name; None with metrics_enabled=False."""
         if not self.settings.metrics_enabled:
             return None
-        group, fetching = self._polling.group, self._polling.fetching
-        return {
-            "consumer-metrics": {"poll-total": self._polls},
-            "consumer-fetch-manager-metrics": {
-                "records-consumed-total": self._records,
-                "fetch-total": fetching.fetch_count,
-                "buffered-bytes": fetching.buffers.held_bytes,
-                "replicas-passed-over-total": fetching.fetcher.passed_over,
-                "replicas-repaired-total": fetching.fetcher.repaired,
-            },
-            "consumer-coordinator-metrics": {
-                "commit-total": self._polling.commits.count,
-                "rebalance-total": 0 if group is None else group.rebalances,
-                "assigned-partitions": len(self._subscription.partitions),
-            },
-        }
+        return {"consumer-metrics": {"poll-total": self._polls}, **self._polling.metrics(self._records)}
 
     def bootstrap_connected(self) -> bool:
         """Whether the cluster is open."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from kafka.errors import KafkaError
-from kafka.structs import TopicPartition
+from kafka.structs import MemberState, TopicPartition
 
 from spark_log import clock, ids
 from spark_log.cluster.cluster import Cluster
@@ -34,6 +34,7 @@ from spark_log.errors import (
     UnknownMemberIdError,
 )
 from spark_log.groups.membership import GroupMember, MemberSettings
+from spark_log.groups.transacted_offsets import GroupMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,19 @@ class GroupSide:
     def settled(self) -> bool:
         """Whether this is a member, and its assignment is complete and applied."""
         return self.joined and self._complete and not self._due
+
+    def metadata(self) -> GroupMetadata:
+        """The identity of this member for a transactional producer."""
+        state = MemberState.UNJOINED
+        if self.joined:
+            state = MemberState.STABLE if self.settled else MemberState.REBALANCING
+        return GroupMetadata(
+            self._settings.group_id,
+            self.member.generation if self.joined else -1,
+            self.joined_as if self._subscription.automatic else "",
+            self._settings.group_instance_id,
+            state,
+        ).of_topics(self._subscription.topic_ids())
 
     def poll(self, topics: Collection[str]) -> None:
         """Join or send a heartbeat if that is due, and apply the assignment of the response."""

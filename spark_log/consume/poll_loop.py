@@ -56,6 +56,23 @@ class Polling:
         self._fruitless = 0
         self._short_since_s: float | None = None
 
+    def metrics(self, record_count: int) -> dict[str, dict[str, float]]:
+        """Totals since the start, by kafka-python's group of metrics and name; `record_count` are consumed."""
+        return {
+            "consumer-fetch-manager-metrics": {
+                "records-consumed-total": record_count,
+                "fetch-total": self.fetching.fetch_count,
+                "buffered-bytes": self.fetching.buffers.held_bytes,
+                "replicas-passed-over-total": self.fetching.fetcher.passed_over,
+                "replicas-repaired-total": self.fetching.fetcher.repaired,
+            },
+            "consumer-coordinator-metrics": {
+                "commit-total": self.commits.count,
+                "rebalance-total": 0 if self.group is None else self.group.rebalances,
+                "assigned-partitions": len(self.subscription.partitions),
+            },
+        }
+
     def poll(self, timeout_s: float, rows_max: int | None) -> list[Fetched]:
         """Records at the positions; waits for them up to `timeout_s`. The caller moves the positions.
 

@@ -238,6 +238,14 @@ def checked_partition(given: object) -> TopicPartition:
     raise TypeError(f"partition must be a TopicPartition namedtuple, got {given!r}")
 
 
+def checked_position(given: object) -> tuple[int, int]:
+    """Offset and leader epoch (UNKNOWN_EPOCH without one) of a position to seek. ValueError for an invalid offset."""
+    offset, _, epoch = given[:3] if isinstance(given, OffsetAndMetadata | Commit) else (given, "", UNKNOWN_EPOCH)
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise ValueError(f"Offset must be int >= 0, got {offset!r}")
+    return offset, UNKNOWN_EPOCH if epoch is None else epoch
+
+
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
     """The valid offsets to commit. TypeError and IllegalArgumentError name an invalid one."""
     if not isinstance(offsets, Mapping):

@@ -10,7 +10,7 @@ import pytest
 
 import spark_log.kafka
 from spark_log import Cluster, client_settings
-from spark_log.admin.client import AdminSettings
+from spark_log.admin.admin_settings import AdminSettings
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from spark_log.kafka.errors import KafkaConfigurationError
