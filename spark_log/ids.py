@@ -1,24 +1,12 @@
-"""Types of offsets, ids and epochs, so that mypy tells them apart."""
+"""Types of ids, so that mypy tells them apart; partitions and ranges of offsets."""
 
 from typing import NamedTuple, NewType
-
-Offset = NewType("Offset", int)
-"""Position of a record in its partition: 0 <= offset < 2**63 - 1."""
 
 TopicId = NewType("TopicId", int)
 """Key of a topic in the metadata store. Never reused: a recreated topic gets another one."""
 
-Partition = NewType("Partition", int)
-"""Number of a partition in its topic: 0 <= partition < partition count."""
-
 BrokerId = NewType("BrokerId", int)
 LogDirId = NewType("LogDirId", int)
-
-Epoch = NewType("Epoch", int)
-"""Leader, controller or producer epoch. It only grows; a request with a lower one changes nothing."""
-
-ProducerId = NewType("ProducerId", int)
-Sequence = NewType("Sequence", int)
 
 WriteId = NewType("WriteId", str)
 """A writer's registered right to create files; it prefixes the name of every file that it writes."""

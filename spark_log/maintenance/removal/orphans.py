@@ -83,10 +83,7 @@ def may_go(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: 
 def delete_orphans(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic) -> Deleted:
     """Delete the orphans among the topic's files, in every log dir."""
     deleted = Deleted()
-    for log_dir_id in log_dirs.infos:
-        log_dir = log_dirs.open(log_dir_id)
-        if log_dir is None:
-            continue
+    for log_dir_id, log_dir in log_dirs.opened():
         try:
             deleted += _delete_in(cluster, log_dirs, log_dir_id, log_dir, topic)
         except UnsafePathError as error:  # the path contains a symbolic link
@@ -194,10 +191,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
     these was modified for a day.
     """
     deleted = Deleted()
-    for log_dir_id in log_dirs.infos:
-        log_dir = log_dirs.open(log_dir_id)
-        if log_dir is None:
-            continue
+    for log_dir_id, log_dir in log_dirs.opened():
         try:
             found = [entry.name for entry in log_dir.entries() if entry.folder and TOPIC_FOLDER.fullmatch(entry.name)]
             known = cluster.store.read(_known_folders)

@@ -87,6 +87,13 @@ class CleanableLogDirs:
             return None
         return log_dir
 
+    def opened(self) -> Iterator[tuple[LogDirId, LogDir]]:
+        """The log dirs that are not skipped, opened one after the other."""
+        for log_dir_id in self.infos:
+            log_dir = self.open(log_dir_id)
+            if log_dir is not None:
+                yield log_dir_id, log_dir
+
     def leave_alone(self, log_dir_id: LogDirId, error: Exception) -> None:
         self.failures[log_dir_id] = redact(str(error))
 

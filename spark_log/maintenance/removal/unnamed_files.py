@@ -32,10 +32,7 @@ def unnamed_files(cluster: Cluster) -> list[Unnamed]:
     """
     log_dirs = CleanableLogDirs.of(cluster)
     found: list[Unnamed] = []
-    for log_dir_id in log_dirs.infos:
-        log_dir = log_dirs.open(log_dir_id)
-        if log_dir is None:
-            continue
+    for log_dir_id, log_dir in log_dirs.opened():
         try:
             listed = {
                 entry.name: _segment_files(log_dir, entry.name)
