@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(given: AggregateArguments) -> int:
     """Exit code. Raises errors of spark-log and of Spark."""
-    from spark_log.jobs.stream_query import run_stream_job
+    from spark_log.jobs.queries.stream_query import run_stream_job
     from spark_log.streams.aggregation import running
 
     return run_stream_job(

@@ -218,6 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
     given = JOB.parse(arguments)
 
-    from spark_log.jobs.consume_query import run
+    from spark_log.jobs.queries.consume_query import run
 
     return guarded(JOB.name, lambda: run(given))

@@ -20,7 +20,7 @@ from spark_log.jobs.failures import guarded
 from spark_log.jobs.run_options import AvailableNow, Every, Json, parse_trigger
 
 if TYPE_CHECKING:
-    from spark_log.streams.mirror import MirrorSettings
+    from spark_log.mirror.mirror import MirrorSettings
 
 EXAMPLES = """\
 JOBS=$(spark-log path jobs)
@@ -106,7 +106,7 @@ class _CopyOptions:
 
 
 def _build(clusters: _ClusterOptions, topics: TopicChoice, given: _CopyOptions) -> MirrorArguments:
-    from spark_log.streams.mirror import MirrorSettings
+    from spark_log.mirror.mirror import MirrorSettings
 
     if given.replication_factor is not None and not given.create_topics:
         raise usage_error("--replication-factor", "only with --create-topics")
@@ -137,6 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
     given = JOB.parse(arguments)
 
-    from spark_log.jobs.mirror_steps import run
+    from spark_log.jobs.queries.mirror_steps import run
 
     return guarded(JOB.name, lambda: run(given))

@@ -198,6 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code."""
     given = JOB.parse(arguments)
 
-    from spark_log.jobs.produce_query import run
+    from spark_log.jobs.queries.produce_query import run
 
     return guarded(JOB.name, lambda: run(given))

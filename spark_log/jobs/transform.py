@@ -162,6 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The job; returns its exit code. An error of the function is raised with its traceback."""
     given = JOB.parse(arguments)
 
-    from spark_log.jobs.transform_loop import run_guarded
+    from spark_log.jobs.queries.transform_loop import run_guarded
 
     return run_guarded(given)

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(given: WindowArguments) -> int:
     """Exit code. Raises errors of spark-log and of Spark."""
-    from spark_log.jobs.stream_query import run_stream_job
+    from spark_log.jobs.queries.stream_query import run_stream_job
     from spark_log.streams.windows import START, windowed
 
     source = given.input

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from spark_log.streams.joins import join_static as join_static
     from spark_log.streams.joins import join_streams as join_streams
     from spark_log.streams.live_table import Table as Table
-    from spark_log.streams.local_mirror import mirror_topics as mirror_topics
     from spark_log.streams.outputs import ConsoleOutput as ConsoleOutput
     from spark_log.streams.outputs import DeltaOutput as DeltaOutput
     from spark_log.streams.outputs import TopicOutput as TopicOutput
@@ -67,7 +66,6 @@ _HOME = {
     "keep_first": "deduplication",
     "keep_last": "deduplication",
     "late_records": "windows",
-    "mirror_topics": "local_mirror",
     "read_table": "tables",
     "running": "aggregation",
     "table_changes": "tables",
@@ -102,7 +100,6 @@ __all__ = [
     "keep_first",
     "keep_last",
     "late_records",
-    "mirror_topics",
     "read_table",
     "running",
     "table_changes",

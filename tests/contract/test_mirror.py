@@ -24,8 +24,8 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.streams.mirror import Mirror, MirrorSettings
-from spark_log.streams.mirror_groups import copy_groups
+from spark_log.mirror.mirror import Mirror, MirrorSettings
+from spark_log.mirror.mirror_groups import copy_groups
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
@@ -258,7 +258,7 @@ def regrow(source, *values, first=2):
 def test_records_truncated_in_the_source_after_they_were_copied_are_data_loss(
     source, target, mirrors, copied, restarted, values, monkeypatch
 ):
-    monkeypatch.setattr("spark_log.streams.mirror._COMPARED_OFFSETS", 1)  # the last record is the same in both lineages
+    monkeypatch.setattr("spark_log.mirror.mirror._COMPARED_OFFSETS", 1)  # the last record is the same in both lineages
     regrow(source, *values)
     mirror = mirrors(source, target) if restarted else copied
     with pytest.raises(

@@ -13,7 +13,7 @@ from spark_log.controller.topic_operations import delete_topic
 from spark_log.datasource.options.topic_choice import SubscribeTopics
 from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.streams.mirror import Mirror, MirrorSettings
+from spark_log.mirror.mirror import Mirror, MirrorSettings
 from spark_log.streams.table_version import read_version
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 from tests.support.mirroring import everything, without_spark

@@ -8,11 +8,11 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 
 from spark_log.errors import InvalidOptionError
 from spark_log.jobs.consume import ConsumeArguments, Files
-from spark_log.jobs.consume_columns import shaped
 from spark_log.jobs.failures import one_line
-from spark_log.jobs.measurement import Measured
 from spark_log.jobs.produce import Columns
-from spark_log.jobs.produce_query import shape
+from spark_log.jobs.queries.consume_columns import shaped
+from spark_log.jobs.queries.measurement import Measured
+from spark_log.jobs.queries.produce_query import shape
 from spark_log.jobs.run_options import Batch, Shared
 
 pytestmark = pytest.mark.slow

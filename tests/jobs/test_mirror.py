@@ -5,7 +5,7 @@ import pytest
 from spark_log.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.jobs.mirror import JOB, MirrorArguments
 from spark_log.jobs.run_options import AvailableNow, Every
-from spark_log.streams.mirror import MirrorSettings
+from spark_log.mirror.mirror import MirrorSettings
 
 BASE = ["--cluster", "a", "--to-cluster", "b"]
 

@@ -21,8 +21,8 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
+from spark_log.mirror.mirror import Mirror, MirrorSettings, Step
 from spark_log.records.schema import read_schema
-from spark_log.streams.mirror import Mirror, MirrorSettings, Step
 from tests.support.records import NOON_MS, ranges_of, table
 
 PARTITIONS = 4

@@ -19,6 +19,7 @@ from spark_log.metadata.tables.delta_tables import (
 )
 from spark_log.metadata.tables.groups_tables import consumer_group, group_member, group_offset, group_partition
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
+from spark_log.metadata.tables.mirror_tables import mirror_position
 from spark_log.metadata.tables.partitions_tables import (
     compaction,
     partition,
@@ -29,7 +30,6 @@ from spark_log.metadata.tables.partitions_tables import (
     truncation,
 )
 from spark_log.metadata.tables.segments_tables import blob, segment
-from spark_log.metadata.tables.streams_tables import mirror_position
 from spark_log.metadata.tables.transactions_tables import transaction, transaction_segment
 
 __all__ = [

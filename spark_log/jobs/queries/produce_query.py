@@ -24,9 +24,9 @@ from spark_log.datasource.write.topic_write import write_topic
 from spark_log.errors import InvalidOptionError
 from spark_log.ids import OffsetRange
 from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
-from spark_log.jobs.measurement import Measured, bytes_of, measured
 from spark_log.jobs.produce import Columns, ProduceArguments
-from spark_log.jobs.query_runner import run_to_end, triggered
+from spark_log.jobs.queries.measurement import Measured, bytes_of, measured
+from spark_log.jobs.queries.query_runner import run_to_end, triggered
 from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines

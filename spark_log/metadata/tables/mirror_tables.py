@@ -1,10 +1,10 @@
-"""Tables of stream jobs: positions of mirrors."""
+"""Tables of mirrors: their positions."""
 
 from sqlalchemy import BigInteger, String
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
-_table = tables_of("streams")
+_table = tables_of("mirror")
 
 mirror_position = _table(
     "mirror_position",

@@ -5,9 +5,9 @@ import pytest
 from spark_log.errors import DataLossError, OffsetOutOfRangeError
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.mirror.mirror_groups import advanced
+from spark_log.mirror.mirror_positions import next_range
 from spark_log.segments.slices import Positions
-from spark_log.streams.mirror_groups import advanced
-from spark_log.streams.mirror_positions import next_range
 
 SOURCE = Positions(100, 200)
 

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.jobs.measurement import NAME, Measured
+from spark_log.jobs.queries.measurement import NAME, Measured
 from spark_log.jobs.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.jobs.summary import BatchProgress
 from spark_log.log.log import Log

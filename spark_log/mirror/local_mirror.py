@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.topic_choice import SubscribeTopics
-from spark_log.streams.mirror import Mirror, MirrorSettings
+from spark_log.mirror.mirror import Mirror, MirrorSettings
 
 
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:

@@ -16,9 +16,9 @@ from spark_log.datasource.write.topic_write import write_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.jobs.checks import check_new_folder, find_or_create
 from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
-from spark_log.jobs.consume_columns import shaped, show_first
-from spark_log.jobs.measurement import Measured
-from spark_log.jobs.query_runner import offsets_around, run_to_end, triggered
+from spark_log.jobs.queries.consume_columns import shaped, show_first
+from spark_log.jobs.queries.measurement import Measured
+from spark_log.jobs.queries.query_runner import offsets_around, run_to_end, triggered
 from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines

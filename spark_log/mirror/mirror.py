@@ -39,13 +39,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
-from spark_log.partitions.lineage import diverging_offset
-from spark_log.partitions.partition_rows import Key
-from spark_log.partitions.truncations import read_truncations
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
-from spark_log.segments import plan as planner
-from spark_log.segments.slices import Positions, Slice
-from spark_log.streams.mirror_positions import (
+from spark_log.mirror.mirror_positions import (
     IDENTICAL,
     MirrorPosition,
     SourcePartition,
@@ -56,6 +50,12 @@ from spark_log.streams.mirror_positions import (
     save_positions_hook,
     write_positions,
 )
+from spark_log.partitions.lineage import diverging_offset
+from spark_log.partitions.partition_rows import Key
+from spark_log.partitions.truncations import read_truncations
+from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.segments import plan as planner
+from spark_log.segments.slices import Positions, Slice
 
 logger = logging.getLogger(__name__)
 

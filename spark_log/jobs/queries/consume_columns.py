@@ -7,7 +7,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
 from spark_log.jobs.consume import Console, ConsumeArguments, OtherTopic
-from spark_log.jobs.measurement import Measured, bytes_of, measured
+from spark_log.jobs.queries.measurement import Measured, bytes_of, measured
 
 MALFORMED = "_malformed"
 """Column with --value-schema: the text of a value that is not JSON of that schema; else null."""

@@ -9,12 +9,12 @@ from spark_log.append.transfer import Transfer, Transferred, transfer
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.jobs.mirror import MirrorArguments
-from spark_log.jobs.query_runner import stop_on_signals
+from spark_log.jobs.queries.query_runner import stop_on_signals
 from spark_log.jobs.run_options import AvailableNow, Every
 from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
-from spark_log.streams.mirror import Mirror, Step
-from spark_log.streams.mirror_groups import copy_groups
+from spark_log.mirror.mirror import Mirror, Step
+from spark_log.mirror.mirror_groups import copy_groups
 
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1

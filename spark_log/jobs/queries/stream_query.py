@@ -14,8 +14,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.jobs.checks import find_or_create
-from spark_log.jobs.measurement import bytes_of, measured
-from spark_log.jobs.query_runner import offsets_around, run_to_end
+from spark_log.jobs.queries.measurement import bytes_of, measured
+from spark_log.jobs.queries.query_runner import offsets_around, run_to_end
 from spark_log.jobs.run_options import AvailableNow
 from spark_log.jobs.session import end_session, start_session
 from spark_log.jobs.stream_options import Input, StreamArguments
