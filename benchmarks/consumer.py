@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ from kafka.structs import TopicPartition
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, seconds_of
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
@@ -90,7 +89,7 @@ def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> l
     ]
     rows = []
     for what, read, bar in rates:
-        best = min(_seconds(partial(read, address, counted)) for _ in range(arguments.rounds))
+        best = min(seconds_of(partial(read, address, counted)) for _ in range(arguments.rounds))
         rows.append((what, f"{counted / best / 1000:,.0f} k records/s", bar))
     milliseconds = sorted(_latencies(address, arguments.messages))
     p50, p99 = statistics.median(milliseconds), milliseconds[int(len(milliseconds) * 0.99)]
@@ -160,12 +159,6 @@ def _latencies(address: str, messages: int) -> list[float]:
                 now_ns = time.time_ns()
                 found += [(now_ns - int(record.value)) / 1e6 for record in records]
     return found[_WARM_UP:]
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

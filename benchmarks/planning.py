@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, seconds_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic
@@ -72,7 +72,7 @@ def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> l
 
     def median(action: Callable[[], object]) -> float:
         action()
-        return statistics.median(_seconds(action) for _ in range(arguments.rounds))
+        return statistics.median(seconds_of(action) for _ in range(arguments.rounds))
 
     return [
         ("create the wide topic", created, "seconds"),
@@ -117,12 +117,6 @@ def _insert_segments(cluster: Cluster, topic: Topic, segments: int) -> None:
         connection.execute(t.replica.update().where(t.replica.c.topic_id == topic.topic_id).values(log_end_offset=end))
 
     cluster.store.transact(insert)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

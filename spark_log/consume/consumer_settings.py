@@ -7,27 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.errors import KafkaConfigurationError
 from kafka.protocol.consumer import IsolationLevel
 
 from spark_log.client_settings import check_number, check_text
 from spark_log.config.values import can_be_stored
+from spark_log.groups.assignment import ASSIGNORS
 
 logger = logging.getLogger(__name__)
 
-_ASSIGNORS = {
-    kind.name: kind
-    for kind in (
-        RangePartitionAssignor,
-        RoundRobinPartitionAssignor,
-        StickyPartitionAssignor,
-        CooperativeStickyAssignor,
-    )
-}
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _OLD_RESETS = {"smallest": "earliest", "largest": "latest"}
@@ -207,7 +197,7 @@ def _assignors(given: Any) -> tuple[Any, ...]:
     name = "partition_assignment_strategy"
     listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
     _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")
-    found = [_ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
+    found = [ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
     for item in found:
         if isinstance(item, str):
             valid = _CLASS_PATH.fullmatch(item) is not None
@@ -215,5 +205,5 @@ def _assignors(given: Any) -> tuple[Any, ...]:
             valid = isinstance(item, AbstractPartitionAssignor) or (
                 isinstance(item, type) and issubclass(item, AbstractPartitionAssignor)
             )
-        _check(name, given, valid, f"assignors, class paths or some of {', '.join(_ASSIGNORS)}")
+        _check(name, given, valid, f"assignors, class paths or some of {', '.join(ASSIGNORS)}")
     return tuple(found)

@@ -25,7 +25,7 @@ Assignor: TypeAlias = AbstractPartitionAssignor
 AssignorSpec: TypeAlias = type[AbstractPartitionAssignor] | AbstractPartitionAssignor | str
 """A class, an instance, kafka-python's name of one, or a class path `package.module.Class`."""
 
-_KNOWN: dict[str, type[Assignor]] = {
+ASSIGNORS: dict[str, type[Assignor]] = {
     kind.name: kind
     for kind in (
         RangePartitionAssignor,
@@ -34,6 +34,7 @@ _KNOWN: dict[str, type[Assignor]] = {
         CooperativeStickyAssignor,
     )
 }
+"""kafka-python's assignors by name."""
 
 _COOPERATIVE_ROUNDS_MAX = 10
 
@@ -52,7 +53,7 @@ class Candidate:
 
 def known_assignors() -> dict[str, Assignor]:
     """kafka-python's own assignors by name, which every process can run."""
-    return {name: kind() for name, kind in _KNOWN.items()}
+    return {name: kind() for name, kind in ASSIGNORS.items()}
 
 
 def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
@@ -76,14 +77,15 @@ def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
 
 
 def _import(path: str) -> Any:
-    if path in _KNOWN:
-        return _KNOWN[path]
+    if path in ASSIGNORS:
+        return ASSIGNORS[path]
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfigurationError(
-            f"assignors: {path!r} is neither one of {', '.join(_KNOWN)} nor a class path that can be imported: {error}"
+            f"assignors: {path!r} is neither one of {', '.join(ASSIGNORS)} nor a class path that can be imported:"
+            f" {error}"
         ) from error
 
 
@@ -104,7 +106,7 @@ def choose_assignor(preferences: Iterable[Sequence[str]]) -> str:
 
 def user_data(assignor: Assignor, topics: Collection[str]) -> bytes:
     """Data of this member that a custom assignor needs for the assignment; empty for kafka-python's own."""
-    if type(assignor) in _KNOWN.values():
+    if type(assignor) in ASSIGNORS.values():
         return b""
     data = assignor.metadata(set(topics)).user_data
     return bytes(data.encode() if hasattr(data, "encode") else data or b"")

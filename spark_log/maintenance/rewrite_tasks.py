@@ -90,7 +90,7 @@ def _unpublished(connection: sa.Connection) -> dict[TopicId, int]:
 def merge_segments(
     context: MaintenanceContext, write: Write | None = None, threads: int = _THREADS
 ) -> Iterator[Report]:
-    """Merge small segments, each partition in one thread. `write` writes the files elsewhere (see `on_spark`)."""
+    """Merge small segments, each partition in one thread. `write` writes the files elsewhere (see `spark_merge`)."""
     yield from rewrite_partitions(
         context,
         "merge",

@@ -42,7 +42,7 @@ def merge_on_spark(
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:
-    """`rewrite.segment_rewrite.write` as a Spark job of one task; each retry of the task writes under another name."""
+    """`segment_rewrite.write` as a Spark job of one task; each retry of the task writes under another name."""
 
     def write_in_a_task(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written:
         from py4j.protocol import Py4JError

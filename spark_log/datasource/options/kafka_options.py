@@ -20,7 +20,7 @@ Side: TypeAlias = Literal["read", "write"]
 
 @dataclass(frozen=True)
 class Honoured:
-    """`options.py` reads it: `meaning` explains its effect."""
+    """`source_options.py` reads it: `meaning` explains its effect."""
 
     meaning: str
 

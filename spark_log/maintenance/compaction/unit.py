@@ -57,7 +57,7 @@ def compact_unit(
     """Write the unit's file under the unused name `name` if a record of the unit is dropped.
 
     `last_offsets`: ascending, the offsets of its records that are the last of their keys. Errors: see
-    `rewrite.segment_rewrite.write`.
+    `segment_rewrite.write`.
     """
     if len(last_offsets) == unit.record_count and not unit.tombstones_expired:
         return Compacted(None, _tombstones(unit, log_dirs) if unit.dirty else 0)

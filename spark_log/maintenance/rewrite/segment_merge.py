@@ -45,7 +45,7 @@ FILES_MAX = 1_000
 """Maximum number of inputs of one merge, so that its transaction, which appends wait for, takes only milliseconds."""
 
 Write = Callable[[Rewriting, str, LogDirs], Written]
-"""`rewrite.segment_rewrite.write`, in this process or in a Spark task."""
+"""`segment_rewrite.write`, in this process or in a Spark task."""
 
 
 def runs(
