@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 from spark_log.config import ClusterSettings
 from spark_log.records.key_set import KeySet
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
