@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.jobs.measurement import bytes_of, measured
-from spark_log.jobs.query_runner import run_to_end
+from spark_log.jobs.queries.measurement import bytes_of, measured
+from spark_log.jobs.queries.query_runner import run_to_end
 from spark_log.log.log import Log
 from tests.support.topics import append, make, read_stream
 
