@@ -36,7 +36,7 @@ _VALUE_BYTES = 1_000
 
 
 def records(megabytes: int, seed: int) -> pa.Table:
-    """Records that make a segment of about so many MB, whatever compresses it."""
+    """Incompressible records, for a segment of about `megabytes` MB."""
     rows = megabytes * 1_000_000 // _VALUE_BYTES
     values = np.random.default_rng(seed).bytes(rows * _VALUE_BYTES)
     offsets = np.arange(rows + 1, dtype=np.int32) * _VALUE_BYTES

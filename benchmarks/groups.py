@@ -33,7 +33,7 @@ TURNS = 3
 
 
 def fill(cluster: Cluster, group_id: str, members: int) -> None:
-    """A group of so many members that have joined at once, as if each had done it by itself."""
+    """Insert a group whose members have all joined, in one transaction."""
     said = rows.Subscription(frozenset({"t"}), (("range", b""),))
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
@@ -59,7 +59,7 @@ def member(cluster: Cluster, group_id: str, member_id: str = "") -> GroupMember:
 
 
 def settle(members: list[GroupMember], owned: dict[str, frozenset[TopicPartition]]) -> int:
-    """Heartbeats in turn until everybody has everything; how many they were."""
+    """Send heartbeats of all members in turn until each has its whole assignment; returns their number."""
     beats, waiting = 0, list(members)
     while waiting:
         again = []

@@ -98,7 +98,7 @@ def failover(cluster: Cluster) -> tuple[float, float]:
 
 
 def full_load(cluster: Cluster) -> float:
-    """Seconds from a free controller lease to all of the metadata read and looked at once by a new controller."""
+    """Seconds in which a new controller takes the lease and checks all metadata once."""
     settings = ClusterSettings()
     began = time.perf_counter()
     lease = Lease(cluster.store, LEASE, settings.controller_lease_ms)

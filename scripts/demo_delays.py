@@ -216,10 +216,10 @@ def _records(frame: pd.DataFrame, key: str, time: pd.Series | None) -> pa.Table:
 
 
 def _close(address: str, *topics: str) -> None:
-    """One record beyond the year: event time goes on, and what waits for it is written.
+    """Send one record after the year to each topic: the watermark advances, and the last windows and joins are written.
 
-    Its origin is no airport's, and another one in each topic, so that the closing records do not join. (A null one
-    would not be seen: a join leaves null keys out before their time is looked at.)
+    Each record has an origin of its own, which no airport has, so that these records do not join. (An origin of null
+    would not advance the watermark: a join drops null keys first.)
     """
     with Producer(cluster=address) as producer:
         for topic in topics:
@@ -238,7 +238,7 @@ def run_queries(
     speed_up: float | None = None,
     batches: int = BATCHES,
 ) -> None:
-    """Both, through all that is in the topics. The second one is started twice, and goes on where it was."""
+    """Run both queries over all records of the topics. The second one is restarted once, and continues."""
     checkpoints = work / "checkpoints"
     shutil.rmtree(checkpoints, ignore_errors=True)  # of topics that are gone
 

@@ -11,8 +11,8 @@ from spark_log.config import definitions
 TARGET = Path(__file__).resolve().parents[1] / "conf" / "topic.properties"
 
 _HEAD = """\
-# Every setting of a topic, with its default. Names and units are Kafka's; settings that Kafka does not have begin with
-# "Ours".
+# Every setting of a topic, with its default. Names and units are Kafka's; settings of spark-log alone begin
+# with "Not in Kafka".
 # Set them with `spark-log topic create NAME --config name=value` or `spark-log topic alter`; all take effect at once.
 # Written by scripts/settings_reference.py from spark_log/config/topic_configs.py.
 """

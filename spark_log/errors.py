@@ -339,8 +339,8 @@ class InvalidTxnStateError(FatalError):
 
 
 class TransactionAbortableError(FatalError):
-    """The transaction cannot be committed: a send failed, its time was over, an operator aborted it, or a topic was
-    deleted (KIP-1050).
+    """The transaction cannot be committed: a send failed, its time-out has passed, an operator aborted it, or a topic
+    was deleted (KIP-1050).
 
     Remedy: call abort_transaction and do the work again in a new transaction.
     """

@@ -233,7 +233,7 @@ def _check_sequence(sequence: ProducerSequence, record_count: int, producer: Pro
             return known
     if not current and sequence.first != 0:
         raise UnknownProducerIdError(
-            f"{who}: its state has expired; sequence {sequence.first} cannot be told from a gap"
+            f"{who}: its state has expired, so records before sequence {sequence.first} may be missing"
         )
     expected = current[-1].last_sequence + 1 if current else 0
     if sequence.first != expected:

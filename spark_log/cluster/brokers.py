@@ -88,7 +88,10 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
 
 
 def remove_broker(cluster: Cluster, broker_id: int) -> None:
-    """Forget a broker and its log dirs; what is in them stays. Refused while it has replicas or its process runs."""
+    """Remove a broker and its log dirs from the metadata; the files stay.
+
+    Refused while it has replicas or its process runs.
+    """
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
         row = _lock(connection, broker_id)

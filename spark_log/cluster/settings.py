@@ -1,4 +1,4 @@
-"""Cluster settings as they are stored: read and altered. `Store.settings` is what clients obey."""
+"""Cluster settings as they are stored: read and altered. Clients apply `Store.settings`."""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ def read_settings(cluster: Cluster) -> dict[str, str]:
 def alter_settings(
     cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False
 ) -> dict[str, str]:
-    """Set cluster settings, by dotted name, or with None put them back to their defaults; returns what is set then.
+    """Set cluster settings by dotted name; None resets one to its default. Returns the settings that are stored then.
 
-    Every client obeys after some seconds at the most, this process at once. InvalidConfigurationError names a setting
-    that there is not, or a value that is not valid; then nothing is changed. With `validate_only` nothing is either.
+    This process applies them at once, other clients within seconds. InvalidConfigurationError names an unknown setting
+    or an invalid value, and nothing is changed. With `validate_only` nothing is changed either.
     """
     known = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}

@@ -74,8 +74,8 @@ class ClusterSettings:
 
     group_min_session_timeout_ms: int = 100
     """Smallest session.timeout.ms of a member. Kafka's is 6 s, to limit the load of its brokers; here each member reads
-    the store itself, and writes once in a third of the time-out. Below some seconds, members on a busy host lose their
-    sessions without need.
+    the store itself, and writes once in a third of the time-out. Below a few seconds, live members on a busy host lose
+    their sessions.
     """
 
     group_max_session_timeout_ms: int = 30 * 60 * 1000
@@ -110,8 +110,8 @@ class ClusterSettings:
     """
 
     log_cleaner_local_bytes_max: int = GIB
-    """Ours. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave its compaction to
-    jobs/compact.py, with a note.
+    """Not in Kafka. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave its
+    compaction to jobs/compact.py, with a note.
     """
 
     log_flush_scheduler_interval_ms: int = 1_000
@@ -120,16 +120,16 @@ class ClusterSettings:
     """
 
     log_seal_interval_ms: int = 5_000
-    """Ours. Interval at which the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or left
-    over by a failure), and for Delta tables that are behind. Lower it if some delta.max.lag.ms is smaller.
+    """Not in Kafka. Interval at which the coordinator checks for inline tails to seal (delta.max.lag.ms, segment.ms, or
+    left over by a failure), and for Delta tables that are behind. Lower it if some delta.max.lag.ms is smaller.
     """
 
     log_merge_interval_ms: int = 60_000
-    """Ours. Interval at which the coordinator merges small segments."""
+    """Not in Kafka. Interval at which the coordinator merges small segments."""
 
     delta_maintenance_interval_ms: int = 600_000
-    """Ours. Interval at which the coordinator compares Delta tables with the log, writes checkpoints, deletes old log
-    files.
+    """Not in Kafka. Interval at which the coordinator compares Delta tables with the log, writes checkpoints, deletes
+    old log files.
     """
 
     offsets_retention_check_interval_ms: int = 600_000

@@ -219,25 +219,26 @@ class TopicConfig:
         "inline.max.bytes",
         64 * KIB,
         Integer(0, 16 * MIB, "int"),
-        "Ours. An append below it goes into the metadata store, in the transaction that assigns its offsets: one "
-        "durable commit and no small file. 0 = never. At most 16 MiB, since the store is no place for large values.",
+        "Not in Kafka. An append below it goes into the metadata store, in the transaction that assigns its "
+        "offsets: one durable commit and no small file. 0 = never. At most 16 MiB, since the store is no place for "
+        "large values.",
         "bytes",
     )
     inline_tail_bytes: int = _config(
         "inline.tail.bytes",
         MIB,
         Integer(1, 256 * MIB, "int"),
-        "Ours. The inline tail of a partition is sealed into a Parquet segment when it reaches this size. Larger means "
-        "fewer files, and more bytes that travel inside Spark's plans.",
+        "Not in Kafka. The inline tail of a partition is sealed into a Parquet segment when it reaches this size. "
+        "Larger means fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
     delta_max_lag_ms: int = _config(
         "delta.max.lag.ms",
         60_000,
         Integer(-1),
-        "Ours. How long a record may be in the log before the topic's Delta table lists it: the inline tail is sealed "
-        "at this age. A coordinator does so; without one the clients that append do, and when they close. -1 = no "
-        "limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
+        "Not in Kafka. How long a record may be in the log before the topic's Delta table lists it: the inline tail is "
+        "sealed at this age. A coordinator does so; without one the clients that append do, and when they close. -1 = "
+        "no limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
         "ms",
     )
     file_delete_delay_ms: int = _config(

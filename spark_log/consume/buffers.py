@@ -153,7 +153,7 @@ class Buffers:
         return moved
 
     def take(self, partitions: Collection[TopicPartition], rows_max: int | None) -> list[Fetched]:
-        """Records of these partitions, in the order of their turns; each partition's records in offset order.
+        """Records of these partitions, in round-robin order; each partition's records in offset order.
 
         An error of reading is raised at once if there are no records to return, otherwise by the next call. Its stream
         is dropped, so that the partition is planned again.

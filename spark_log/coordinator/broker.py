@@ -76,7 +76,7 @@ class Broker:
         return self._loops.request_stop()
 
     def close(self) -> None:
-        """Give the lease back, so that other brokers lead at once. Copies that are running are abandoned."""
+        """Release the lease, so that other brokers lead at once. Copies that are running are abandoned."""
         self._loops.request_stop()
         self._loops.join()
         self._followers.close(timeout_s=5)

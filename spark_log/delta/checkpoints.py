@@ -37,8 +37,7 @@ class LogFiles:
 
 
 def publish_behind(cluster: Cluster, topic: Topic) -> bool:
-    """Publish the topic to the tables that are behind the metadata, for whatever reason. Returns whether there was a
-    change.
+    """Publish the topic to the tables that are behind the metadata. Returns whether there was a change.
 
     Raises as `publish` does.
     """

@@ -88,7 +88,7 @@ def erase(
     try:
         publish(cluster, found)
     except (SparkLogError, OSError) as error:
-        notes.append(f"not all Delta tables were updated, the next publication does it: {redact(str(error))}")
+        notes.append(f"not all Delta tables were updated; the next publication updates them: {redact(str(error))}")
     failpoint("erase.published")
     purged = None
     if purge:

@@ -40,7 +40,7 @@ def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Top
         .order_by(PRODUCER.transactional_id)
     )
     return [
-        f"transaction {name!r} is open; not looked at: its {count_of(count, 'batch', 'batches')} ({inline} in the"
+        f"transaction {name!r} is open; not checked: its {count_of(count, 'batch', 'batches')} ({inline} in the"
         f" metadata store at {cluster.store.address}, {count - inline} in log dirs). When it has ended"
         " (`spark-log transaction abort` ends it), erase again"
         for name, count, inline in connection.execute(query)

@@ -101,7 +101,7 @@ def _leave_failures_to_the_job(session: SparkSession) -> None:
 
 
 def _logging_is_sparks() -> bool:
-    """Whether no file configures log4j, so that Spark logs 150 lines of INFO for each job."""
+    """Whether log4j has Spark's default configuration, with which a job logs 150 lines of INFO."""
     jvm: Any = SparkContext._jvm
     in_use = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getConfigurationSource()
     return in_use.getLocation() is None or _SPARKS_LOGGING in in_use.getLocation()

@@ -89,13 +89,13 @@ def _expired(offsets: int, producers: int, ids: int) -> Iterator[Report]:
 def _abort_transactions(context: MaintenanceContext) -> Iterator[Report]:
     if context.topic_names is None:
         for transactional_id in abort_timed_out(context.cluster, context.fence):
-            yield Report("transactions", notes=(f"aborted {transactional_id}: its time was over",))
+            yield Report("transactions", notes=(f"aborted {transactional_id}: its transaction.timeout.ms has passed",))
 
 
 def _plan_transactions(context: MaintenanceContext) -> Iterator[Report]:
     if context.topic_names is None:
         for _, transactional_id in timed_out(context.cluster.store):
-            yield Report("transactions", notes=(f"aborts {transactional_id}: its time is over",))
+            yield Report("transactions", notes=(f"aborts {transactional_id}: its transaction.timeout.ms has passed",))
 
 
 TASKS: tuple[Task, ...] = (

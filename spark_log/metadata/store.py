@@ -43,7 +43,7 @@ READ_TIMEOUT_MS = 10_000
 _CLOCK_INTERVAL_MS = 5_000
 
 SETTINGS_AGE_S_MAX = 5.0
-"""How old the cluster's settings may be in a client that is open."""
+"""Maximum age of the cluster's settings in an open client."""
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 """Driver errors as SQLAlchemy raises them, and an exhausted connection pool."""

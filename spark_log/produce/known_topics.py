@@ -91,7 +91,7 @@ class KnownTopics:
             left = deadline - clock.monotonic_s()
             if left <= 0:
                 if failure is not None:
-                    raise KafkaTimeoutError(f"topic {name!r}: not looked up within max_block_ms: {failure}")
+                    raise KafkaTimeoutError(f"topic {name!r}: could not be read within max_block_ms: {failure}")
                 raise MissingTopicError(f"topic {name!r}: unknown topic or partition, waited for max_block_ms")
             clock.sleep_s(min(left, _RETRY_S))
 

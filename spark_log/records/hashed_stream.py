@@ -14,7 +14,7 @@ class Sink(Protocol):
 
 
 class HashedStream:
-    """File-like object that passes bytes on, counts and hashes them; what comes after `hold` waits for `release`."""
+    """File-like object that passes bytes on, counts and hashes them. It keeps those after `hold` until `release`."""
 
     def __init__(self, sink: Sink) -> None:
         self.bytes_written = 0

@@ -42,9 +42,9 @@ class SegmentFacts:
 
 
 class SegmentWriter:
-    """Writes one segment file to `sink`, which stays open and is the caller's to sync and name.
+    """Writes one segment file to `sink`. The caller syncs, closes and names the file.
 
-    Rows wait in memory until they fill a row group: at most ROW_GROUP_BYTES, or one record, plus what one call brings.
+    Rows wait in memory until they fill a row group: at most ROW_GROUP_BYTES, or one record, plus the rows of one call.
     """
 
     def __init__(self, sink: Sink, codec: str = "zstd", level: int | None = None) -> None:

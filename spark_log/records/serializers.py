@@ -40,7 +40,7 @@ class AvroSerializer(Serializer):  # type: ignore[misc]  # kafka-python ships no
 
 
 class AvroDeserializer(Deserializer):  # type: ignore[misc]
-    """Bytes to what an Avro schema describes. `reader_schema`: another version of it, if the caller wants that one."""
+    """Decodes bytes of an Avro schema. `reader_schema`: the version of the schema for the result, if it differs."""
 
     def __init__(self, schema: Any, reader_schema: Any = None) -> None:
         self._avro = _library("fastavro", "avro")

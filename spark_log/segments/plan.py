@@ -182,7 +182,7 @@ def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list
 class TimeLookup(NamedTuple):
     """Where a partition's first record with timestamp >= `timestamp_ms` may be: in one of the slices, in order.
 
-    The first is nearly always the one; the second is needed if the log start offset cuts that record off.
+    It is nearly always in the first. The second is needed if the log start offset is after that record.
     """
 
     timestamp_ms: int

@@ -118,7 +118,7 @@ def test_transaction_of_a_killed_process_is_aborted(events: Path) -> None:
     assert hanging["overdue"] is True and len(hanging["pending"]) == 1
 
     [row] = rows_of(ok("maintenance", "transactions", cluster=events))
-    assert (row[0], row[-1]) == ("transactions", "aborted killed: its time was over")
+    assert (row[0], row[-1]) == ("transactions", "aborted killed: its transaction.timeout.ms has passed")
     assert ok("maintenance", "transactions", cluster=events) == "Nothing to do.\n"
     assert ok("transaction", "find-hanging", cluster=events) == "There is no hanging transaction.\n"
     [listed] = json.loads(ok("transaction", "list", "--state", "CompleteAbort", "--json", cluster=events))

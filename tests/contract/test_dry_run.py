@@ -113,7 +113,7 @@ def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, p
     )
     assert notes["retention", "bounded"].startswith("retention.bytes=1 (1 B): newest record of the segments 2")
     assert notes["expire", None] == "expired: 1 committed offset, 1 producer, 1 transactional id"
-    assert notes["transactions", None] == "aborts slow: its time is over"
+    assert notes["transactions", None] == "aborts slow: its transaction.timeout.ms has passed"
     assert notes["compact", "compacted"].startswith("2 records since the last pass, ")
     assert notes["merge", "small"].startswith("11 files become 1 file; deletes nothing")
     assert notes["seal", "tail"].endswith("bytes of inline tails become files; deletes nothing")

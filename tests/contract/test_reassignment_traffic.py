@@ -107,7 +107,7 @@ class Traffic:
 def everything_arrived_once_and_in_order(traffic):
     assert traffic.failures == []
     assert sorted(traffic.acked) == list(range(len(traffic.acked))), "every record was acknowledged"
-    assert dict(traffic.read) == traffic.acked, "each was read at the offset that was told"
+    assert dict(traffic.read) == traffic.acked, "each was read at its acknowledged offset"
     assert len(traffic.read) == len(traffic.acked), "none twice"
     of_key, offsets = defaultdict(list), defaultdict(list)
     for number, (partition, offset) in traffic.read:

@@ -389,7 +389,7 @@ def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
 
 
 def test_an_unavailable_log_dir_is_tried_again_later(local, folders, monkeypatch):
-    """At first it is tried after all others, so that its absence costs little; after a pause in the usual order."""
+    """At first it is tried after all others, which costs little time; after a pause it is tried in the usual order."""
     plan = local.log.plan(ranges_of(local.log, local.topic))
     fetcher = Fetcher(plan.log_dirs)
     slices = [piece._replace(log_dir_ids=(1, 2, 3)) for piece in plan.slices]

@@ -1,4 +1,4 @@
-"""The demo's comparison finds what it is for: lost, doubled, altered and misplaced records."""
+"""The demo's comparison finds lost, doubled, altered and misplaced records."""
 
 import importlib.util
 from pathlib import Path

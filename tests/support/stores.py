@@ -1,4 +1,4 @@
-"""The stores of a test that need not run on both."""
+"""Parameters for tests that run most cases on SQLite only."""
 
 from collections.abc import Sequence
 from typing import Any

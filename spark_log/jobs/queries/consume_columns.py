@@ -25,8 +25,8 @@ def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observati
 def show_first(frame: DataFrame, arguments: ConsumeArguments, limit: int) -> Measured:
     """Print the first rows of a batch read, and return their counts.
 
-    Spark reads partitions one after the other until it has `limit` rows, unless the rows are observed: an observation
-    needs every partition. So the rows are counted by a second read of the same few partitions.
+    Spark reads one partition after the other until it has `limit` rows. With an observation it would read all of them,
+    so a second read of the same few partitions counts the rows.
     """
     rows = _rows(frame, arguments)
     malformed = sf.col(MALFORMED).isNotNull() if MALFORMED in rows.columns else sf.lit(False)

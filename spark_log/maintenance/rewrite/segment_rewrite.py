@@ -228,7 +228,7 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
 def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:
     """Replace the inputs with the file. False if the swap is refused: then the file is deleted.
 
-    Refused if the inputs are not the log any more, the ISR has changed, too few of the ISR have the file, or the write
+    Refused if the inputs are no longer in the log, the ISR has changed, too few of the ISR have the file, or the write
     id has expired (see `replication.rewrite`).
     """
     for broker_id in written.failed:

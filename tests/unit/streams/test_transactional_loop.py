@@ -21,11 +21,11 @@ def failed_because_of(cause: Exception) -> Exception:
     ("error", "expected"),
     [
         (ours.CommitFailedError("the partitions have gone to others"), True),
-        (ours.TransactionAbortableError("its time was over"), True),
+        (ours.TransactionAbortableError("its time-out has passed"), True),
         (ours.MetadataStoreUnavailableError("away"), True),
         (ours.NotEnoughReplicasError("one of two"), True),
         (theirs.KafkaTimeoutError("no room in the buffer"), True),
-        (failed_because_of(ours.TransactionAbortableError("its time was over")), True),
+        (failed_because_of(ours.TransactionAbortableError("its time-out has passed")), True),
         (failed_because_of(ours.StorageUnavailableError("disk full")), True),
         (failed_because_of(ours.InvalidRecordError("no key")), False),
         (failed_because_of(OSError("a bug")), False),
