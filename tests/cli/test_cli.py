@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
 from spark_log.config import definitions
+from tests.support.python_process import PythonProcess, run_process
 
 
 def run(*arguments: str, stdin: str | bytes | None = None, cluster: Path | None = None) -> Result:
@@ -259,14 +260,14 @@ def test_the_installed_program_runs(events: Path) -> None:
     bad = subprocess.run([*program, "consume", "nope"], capture_output=True, text=True, env=environment)
     assert (bad.returncode, bad.stdout) == (1, "")
     assert bad.stderr == "spark-log: topic 'nope': unknown topic or partition\n"
-    assert subprocess.run([*program, "consume"], capture_output=True, env=environment).returncode == 2
-    writer = subprocess.Popen([*program, "produce", "events", "-p", "0"], stdin=subprocess.PIPE, env=environment)
+    produce = ["-m", "spark_log", "produce", "events", "-p", "0", "--cluster", events]
+    writer = PythonProcess(*produce, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert writer.stdin is not None
     writer.stdin.write(b"first\n")
     writer.stdin.flush()
-    tail = [*program, "consume", "events", "-p", "0", "--follow", "-n", "1", "--values"]
-    seen = subprocess.run(tail, capture_output=True, env=environment, timeout=30)
-    assert seen.stdout == b"first\n", "a line is there before the writer has ended"
+    tail = ["-m", "spark_log", "consume", "events", "-p", "0", "--follow", "-n", "1", "--values", "--cluster", events]
+    seen = run_process(*tail)
+    assert seen.stdout == "first\n", "a line is there before the writer has ended"
     writer.communicate(b"x\n" * 50_000)
     assert writer.returncode == 0
     head = f"{sys.executable} -m spark_log consume events | head -1"

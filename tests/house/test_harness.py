@@ -56,7 +56,7 @@ def test_cluster_address_is_fresh(cluster_address: str) -> None:
     address = cluster_address if "://" in cluster_address else f"sqlite:///{cluster_address}/{SQLITE_FILE}"
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:
-        assert store_schema.is_empty(connection)
+        assert store_schema.is_empty(connection, store_schema.revision_of(connection))
     engine.dispose()
 
 
