@@ -1,5 +1,6 @@
 """Fixtures that every test may use; the servers behind them are in tests/support."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found
         ):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

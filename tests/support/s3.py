@@ -1,12 +1,14 @@
 """Object storage for the tests: moto's S3 on loopback, reached by a pyarrow.fs URI, as from any log dir."""
 
 import logging
+import threading
 from typing import Any
 from urllib.parse import quote
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -23,20 +25,25 @@ class S3Server:
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-        self._server: Any = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        # moto's own server looks through all services of AWS at each request
+        self._server = make_server(
+            "127.0.0.1", 0, create_backend_app("s3"), threaded=True, request_handler=MotoRequestHandler
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
     def host(self) -> str:
         """`127.0.0.1:port`"""
-        address, port = self._server.get_host_and_port()
-        return f"{address}:{port}"
+        return f"127.0.0.1:{self._server.server_port}"
 
     def start(self) -> None:
-        self._server.start()
+        self._thread.start()
         self.client().create_bucket(Bucket=self.bucket)
 
     def stop(self) -> None:
-        self._server.stop()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
     def client(self) -> Any:
         """A boto3 client, for changes by a test without notice to the log."""
