@@ -190,7 +190,9 @@ def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
     check(world, log, producers, consumer)
 
 
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
+    """Only the storage fails here, so one store is enough; test_failover has it on both."""
     world.start()
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")
@@ -207,8 +209,11 @@ def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
     check(world, log, producers, consumer)
 
 
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_the_processes_carry_out_a_reassignment(world, log):
-    """The requesting process may end: brokers copy, and the controller switches."""
+    """The requesting process may end: brokers copy, and the controller switches. test_reassignment_traffic has a
+    reassignment by processes on both stores.
+    """
     world.start()
     producers = {"a": world.produce("a")}
     consumer = world.consume("g")

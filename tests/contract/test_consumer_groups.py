@@ -15,8 +15,7 @@ from spark_log import Consumer
 from spark_log.controller.topic_operations import delete_topic
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata.tables import group_member
-from tests.support.python_process import PythonProcess
-from tests.support.subprocess_python import run_python
+from tests.support.python_process import PythonProcess, output_of
 from tests.support.topics import append, fill, make
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
@@ -382,8 +381,8 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
 def test_the_remaining_member_takes_over_from_a_killed_one(cluster, log, cluster_address, consume):
     make(cluster, "t", 2)
     stays = consume("t")
+    settle(stays, share=[2])
     with numbered_consumer(cluster_address, 1) as process:
-        settle(stays, share=[2])
         settle(stays, share=[1])
         process.kill()
     settle(stays, share=[2])
@@ -449,7 +448,7 @@ consumer.poll(100)
 consumer.close()
 print("fine")
 """
-    assert run_python(program, str(tmp_path / "cluster"), timeout_s=60) == "fine\n"
+    assert output_of(program, tmp_path / "cluster") == "fine\n"
 
 
 def test_a_backlog_of_commits_does_not_end_the_session(cluster, log, consume, monkeypatch):

@@ -5,13 +5,13 @@ the blocks after it in the README send outside of a transaction, which its produ
 """
 
 import re
-import subprocess
-import sys
 import textwrap
 from importlib.metadata import metadata
 
+import pytest
+
 from spark_log.controller.topic_operations import create_topic
-from tests.support.subprocess_python import REPOSITORY
+from tests.support.python_process import output_of
 from tests.support.topics import append, stored
 
 
@@ -31,17 +31,13 @@ def run(program, address, *, ours):
     """`ours`: the import of our class under the name of kafka-python's."""
     program = re.sub(r"from kafka import (Kafka\w+)(?:, (\w+))?", rf"{ours}\nfrom kafka import \2", program)
     program = program.replace("from kafka import \n", "\n").replace("'localhost:1234'", repr(address))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env={"SPARK_LOG_CLUSTER": address, "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(program)
+
+
+@pytest.fixture(autouse=True)
+def default_cluster(cluster_address, monkeypatch):
+    """The cluster of the clients that name none."""
+    monkeypatch.setenv("SPARK_LOG_CLUSTER", cluster_address)
 
 
 def test_producers(cluster, cluster_address):

@@ -6,6 +6,7 @@ import random
 import pytest
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
@@ -16,10 +17,21 @@ from tests.support.records import NOON_MS, read_all, table
 SEGMENTS = 20_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def cluster(request, tmp_path_factory):
+    """One cluster of this module on each store."""
+    folder = tmp_path_factory.mktemp("planning")
+    address = str(folder / "cluster")
+    if request.param == "postgres":
+        address = request.getfixturevalue("postgres_server").create_prepared_database()
+    with Cluster.init(address, log_dir=str(folder / "log-dir")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
 def long_topic(cluster):
     """A topic with 20,000 segments of 10 records in each of two partitions: rows without files."""
-    topic = create_topic(cluster, "t", 2)
+    topic = create_topic(cluster, "long", 2)
 
     def insert(connection, _attempt):
         common = {
@@ -36,8 +48,8 @@ def long_topic(cluster):
             ]  # fmt: skip
             connection.execute(t.segment.insert(), rows)
         end = {"log_end_offset": 10 * SEGMENTS}
-        connection.execute(t.partition.update().values(high_watermark=10 * SEGMENTS, **end))
-        connection.execute(t.replica.update().values(**end))
+        for rows_of, values in ((t.partition, {"high_watermark": 10 * SEGMENTS, **end}), (t.replica, end)):
+            connection.execute(rows_of.update().where(rows_of.c.topic_id == topic.topic_id).values(values))
 
     cluster.store.transact(insert)
     if not cluster.store.sqlite:
@@ -46,25 +58,25 @@ def long_topic(cluster):
     return topic
 
 
-def explain(cluster, ranges):
+def explain(cluster, topic, ranges):
     statement = str(planner._OVERLAPPING["sqlite" if cluster.store.sqlite else "postgresql"])
     prefix = "EXPLAIN QUERY PLAN " if cluster.store.sqlite else "EXPLAIN (ANALYZE, FORMAT TEXT) "
-    parameters = {"topic_id": 1, "ranges": json.dumps(ranges)}
+    parameters = {"topic_id": topic.topic_id, "ranges": json.dumps(ranges)}
     with cluster.store.snapshot() as connection:
         return "\n".join(str(row) for row in connection.execute(sa.text(prefix + statement), parameters))
 
 
 def test_a_plan_reads_ten_of_many_thousand_segments(cluster, long_topic, log):
-    plan = log.plan({TopicPartition("t", 0): OffsetRange(123_455, 123_545)})
+    plan = log.plan({TopicPartition("long", 0): OffsetRange(123_455, 123_545)})
     assert [(piece.base_offset, piece.start, piece.end) for piece in plan.slices] == [
         (base, max(base, 123_455), min(base + 10, 123_545)) for base in range(123_450, 123_550, 10)
     ]
-    everything = log.plan({TopicPartition("t", n): OffsetRange(0, 10 * SEGMENTS) for n in (0, 1)})
+    everything = log.plan({TopicPartition("long", n): OffsetRange(0, 10 * SEGMENTS) for n in (0, 1)})
     assert len(everything.slices) == 2 * SEGMENTS
 
 
 def test_segments_are_found_by_the_primary_key(cluster, long_topic):
-    found = explain(cluster, [[0, 123_455, 123_545], [1, 7, 8]])
+    found = explain(cluster, long_topic, [[0, 123_455, 123_545], [1, 7, 8]])
     if cluster.store.sqlite:
         assert "SCAN segment" not in found
         assert found.count("SEARCH segment USING") == 2
@@ -78,7 +90,7 @@ def test_segments_are_found_by_the_primary_key(cluster, long_topic):
 
 def test_plans_of_the_first_segment_the_last_segment_and_no_segment(cluster, long_topic, log):
     def bases(start, end):
-        return [piece.base_offset for piece in log.plan({TopicPartition("t", 1): OffsetRange(start, end)}).slices]
+        return [piece.base_offset for piece in log.plan({TopicPartition("long", 1): OffsetRange(start, end)}).slices]
 
     end = 10 * SEGMENTS
     assert bases(0, 1) == [0]
@@ -90,8 +102,8 @@ def test_plans_of_the_first_segment_the_last_segment_and_no_segment(cluster, lon
 def test_a_timestamp_is_found_by_an_index(cluster, long_topic):
     with cluster.store.snapshot() as connection:
         found = planner.plan_time_lookups(connection, long_topic, {0: NOON_MS + 777, 1: NOON_MS + SEGMENTS})
-    assert [piece.base_offset for piece in found[TopicPartition("t", 0)].slices] == [7770, 7780]
-    assert found[TopicPartition("t", 1)].slices == []
+    assert [piece.base_offset for piece in found[TopicPartition("long", 0)].slices] == [7770, 7780]
+    assert found[TopicPartition("long", 1)].slices == []
 
 
 def test_any_range_of_a_log_of_blobs_files_and_sealed_runs(cluster):

@@ -104,6 +104,9 @@ def cluster_address(request, tmp_path):
 
 
 on_both_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres"], indirect=True)
+stored_on_both_stores = pytest.mark.parametrize(
+    ("cluster_address", "stored"), [("sqlite", "local"), ("postgres", "local"), ("sqlite", "s3")], indirect=True
+)
 
 
 @pytest.fixture
@@ -117,6 +120,13 @@ def local(cluster_address, folders):
     made = Replicated(cluster_address, {broker_id: str(folder) for broker_id, folder in folders.items()})
     yield made
     made.close()
+
+
+KINDS_BY_STORAGE = [
+    *(("local", kind) for kind in DAMAGES),
+    *(("s3", kind) for kind in ("missing", "truncated", "zeroed")),
+]
+"""In object storage: no object, a short one, and wrong bytes, which are checked alike wherever they are from."""
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -138,7 +148,7 @@ def contents(replicas):
 # Damage
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize(("stored", "kind"), KINDS_BY_STORAGE, indirect=["stored"])
 def test_two_damaged_replicas_are_skipped_and_repaired(stored, kind):
     replicas = stored.replicas()
     whole = contents(replicas)
@@ -152,7 +162,7 @@ def test_two_damaged_replicas_are_skipped_and_repaired(stored, kind):
         assert contents(replicas) == whole
 
 
-@on_both_stores
+@stored_on_both_stores
 @pytest.mark.parametrize("kind", ["missing", "zeroed", "bit in the footer"])
 def test_a_search_by_timestamp_skips_and_repairs_damaged_replicas(stored, kind):
     replicas = stored.replicas()
@@ -190,7 +200,7 @@ def test_a_replica_is_damaged_in_the_middle_of_a_read(cluster_address, folders):
     stored.close()
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize(("stored", "kind"), KINDS_BY_STORAGE, indirect=["stored"])
 def test_a_segment_without_a_good_replica_is_an_error_that_names_it(stored, kind):
     files = stored.replicas()[1]
     for file in files:
@@ -240,7 +250,7 @@ def test_bad_replicas_and_repairs_are_logged_and_counted(stored, caplog):
     consumer.close()
 
 
-@on_both_stores
+@stored_on_both_stores
 def test_good_replicas_are_each_read_once(stored, monkeypatch):
     opened = []
     original = fetcher_module.segment_file.open_segment
@@ -256,7 +266,7 @@ def test_good_replicas_are_each_read_once(stored, monkeypatch):
     assert (fetcher.passed_over, fetcher.repaired) == (0, 0)
 
 
-@on_both_stores
+@stored_on_both_stores
 def test_many_readers_repair_at_once(stored):
     replicas = stored.replicas()
     whole = contents(replicas)
@@ -370,7 +380,7 @@ def test_swapped_log_dirs_of_an_open_reader_are_not_written_to(local, folders):
     assert fetcher.repaired == 0
 
 
-@on_both_stores
+@stored_on_both_stores
 def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
     """The location shows another id after the reader has checked it: missing files are not repaired there."""
     plan = stored.log.plan(ranges_of(stored.log, stored.topic))
@@ -533,7 +543,7 @@ def untouched(files):
     return [file.read() for file in files] == [None] * len(files)
 
 
-@on_both_stores
+@stored_on_both_stores
 @pytest.mark.parametrize("broker_id", RACKS)
 def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
     rack = RACKS[broker_id]

@@ -57,9 +57,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
 from spark_log.metadata.store import Store, create_store, open_store
 from spark_log.metadata.store_schema import revision_of
-from tests.support.python_process import PythonProcess
+from tests.support.python_process import PythonProcess, output_of
 from tests.support.records import read_all, table
-from tests.support.subprocess_python import run_python
 
 SMALL_BLOBS = {"inline.max.bytes": "2000"}
 LARGE = random.Random(0).randbytes(10_000).hex()
@@ -841,7 +840,7 @@ print(*[use(number) for number in range(6)])
 
 def test_closed_objects_leave_no_file_open(cluster_address, tmp_path):
     """A program may open any number of clusters, producers and consumers, one after the other."""
-    counts = run_python(OPEN_AND_CLOSE, cluster_address, str(tmp_path)).split()
+    counts = output_of(OPEN_AND_CLOSE, cluster_address, tmp_path).split()
     assert len(set(counts[2:])) == 1, "what libraries open once, they have opened by then"
 
 

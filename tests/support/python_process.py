@@ -122,6 +122,13 @@ def run_process(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def output_of(program: str, *arguments: object, timeout_s: float = 120.0) -> str:
+    """Run the text of a program to its end; its stdout, or an error with all it printed."""
+    done = run_process("-c", program, *arguments, timeout_s=timeout_s)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
 def killed_at(failpoint: str, *arguments: object) -> str:
     """Run until the failpoint kills the process, which must happen; returns its output."""
     done = run_process(*arguments, failpoint=failpoint)
