@@ -12,6 +12,15 @@ from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
 
 
+@pytest.fixture(autouse=True)
+def delta_tables_only_where_marked(request, monkeypatch):
+    """Publishes no Delta tables, which takes most of the time of an append of files, unless the test has the mark
+    `delta`. The processes that a test starts publish them in any case.
+    """
+    if request.node.get_closest_marker("delta") is None:
+        monkeypatch.setattr("spark_log.delta.publication._publish_log_dir", lambda *_: None)
+
+
 @pytest.fixture
 def on_s3(request):
     """Whether the log dirs of this test are in object storage (`also_on_s3`)."""

@@ -37,6 +37,8 @@ from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
 
+pytestmark = pytest.mark.delta
+
 CONFIGS = {"inline.max.bytes": "1500"}
 """Values of `large` are written to files, short values into the tail."""
 

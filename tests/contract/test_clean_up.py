@@ -5,6 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
@@ -29,6 +30,8 @@ from spark_log.segments.fetcher import Fetcher
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
+
+pytestmark = pytest.mark.delta
 
 DAY_MS = 24 * 60 * 60 * 1000
 FILES = {"inline.max.bytes": "0"}

@@ -91,6 +91,7 @@ def local_log(local):
     log.close()
 
 
+@pytest.mark.delta
 @also_on_s3
 def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     topic = make(cluster, "t", 2, cleanup_policy="compact", delete_retention_ms="0", **FILES)
@@ -134,6 +135,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     every_replica_is_whole(cluster)
 
 
+@pytest.mark.delta
 def test_a_follower_copies_the_compacted_files(three_brokers):
     """It was offline, and still has the files from before the pass."""
     cluster = three_brokers
@@ -200,6 +202,7 @@ def test_a_pass_ends_when_the_isr_changes(three_brokers, monkeypatch):
     log.close()
 
 
+@pytest.mark.delta
 @pytest.mark.parametrize("point", ["compact.file-written", "compact.swapped:2", "compact.before-noted"])
 def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster_address, log, point):
     """No record is lost, no removed record returns, and the killed pass is not recorded; the next pass continues."""
@@ -316,6 +319,7 @@ def test_records_below_the_log_start_are_removed_and_replace_no_other(local, loc
     assert (file.base_offset, file.end_offset, file.record_count) == (0, 6, 4)
 
 
+@pytest.mark.delta
 def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
     """A stream of the Delta table would see such a file as old and new data at once."""
     topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 
+import pytest
 import sqlalchemy as sa
 
 from spark_log.append.rules import Appended, ProducerSequence
@@ -17,6 +18,8 @@ from spark_log.metadata import tables as t
 from tests.support.numbered_writer import value
 from tests.support.python_process import forkserver
 from tests.support.records import read_all, table
+
+pytestmark = pytest.mark.delta
 
 WRITERS = 8
 FLUSHES = 20

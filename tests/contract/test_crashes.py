@@ -20,6 +20,8 @@ from tests.support.numbered_writer import SMALL_TAILS, value
 from tests.support.python_process import killed_at, run_process
 from tests.support.records import read_all, table
 
+pytestmark = pytest.mark.delta
+
 RECORDS = 12
 
 

@@ -20,6 +20,8 @@ from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all
 from tests.support.topics import append, make
 
+pytestmark = pytest.mark.delta
+
 
 class Calls:
     """Each takes a cluster with one topic "t", and checks its result through `seen`, whose connections are not cut."""

@@ -20,6 +20,8 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import forkserver
 from tests.support.records import NOON_MS, read_all, table
 
+pytestmark = pytest.mark.delta
+
 FILES = {"inline.max.bytes": "0"}
 
 

@@ -11,6 +11,8 @@ from spark_log.delta import publication_intent
 from spark_log.errors import StorageUnavailableError
 from tests.contract.test_delta import Topic
 
+pytestmark = pytest.mark.delta
+
 
 def three_segments(folder):
     topic = Topic(folder)

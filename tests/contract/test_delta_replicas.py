@@ -27,6 +27,8 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.records import table
 from tests.support.replicas import add_brokers
 
+pytestmark = pytest.mark.delta
+
 
 class Tables:
     """A topic of files only on brokers 1 (the leader), 2 and 3; 2 and 3 catch up when the test calls `catch_up`."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
@@ -99,6 +100,7 @@ def due_work(cluster, log, produce):
     cluster.store.transact(age)
 
 
+@pytest.mark.delta
 def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, produce):
     due_work(cluster, log, produce)
     before = everything(cluster)

@@ -38,6 +38,8 @@ from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process
 from tests.support.s3 import also_on_s3
 
+pytestmark = pytest.mark.delta
+
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}
 GONE, ALSO_GONE, STAYS = b"key-of-somebody-7f3a", b"key-of-nobody-91c2", b"key-that-stays"

@@ -31,6 +31,8 @@ from tests.support.keyed_log import append_keyed, keyed, rows_of
 from tests.support.records import NOON_MS
 from tests.support.replicas import assigned, folder_of, take_away
 
+pytestmark = pytest.mark.delta
+
 GONE, STAYS, CANARY = b"key-of-somebody-7f3a", b"key-that-stays", b"private-value-5b1d"
 CONFIGS = {
     "compression.type": "none", "inline.max.bytes": "4000", "cleanup.policy": "compact,delete",

@@ -20,15 +20,15 @@ from spark_log.errors import SparkLogError
 from spark_log.log.log import Log, Records
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.fork_rig import CLIENTS, RECORDS, STATES
+from tests.support.python_process import output_of
 from tests.support.records import table
-from tests.support.subprocess_python import run_python
 
 RIG = "import sys; from tests.support.fork_rig import main; main(sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    lines = run_python(RIG, str(tmp_path_factory.mktemp("forks")), timeout_s=120).splitlines()
+    lines = output_of(RIG, tmp_path_factory.mktemp("forks")).splitlines()
     found = [json.loads(line) for line in lines]
     return {(case["client"], case["state"]): case for case in found}
 
@@ -107,6 +107,7 @@ def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"once"
 
 
+@pytest.mark.delta
 def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_address, log):
     """deltalake does not work in a child of a process that has used it: other processes publish the child's records."""
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})

@@ -23,6 +23,8 @@ from tests.support.s3 import also_on_s3
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
+pytestmark = pytest.mark.delta
+
 SOON = {"delta_max_lag_ms": "100", "retention_ms": "-1"}  # the test records are of a fixed day
 
 

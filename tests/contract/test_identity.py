@@ -24,6 +24,8 @@ from spark_log.metadata import tables as t
 from spark_log.partitions.retired_replicas import delete_retired_replicas
 from tests.support.records import read_all, table
 
+pytestmark = pytest.mark.delta
+
 FILES = {"inline.max.bytes": "0"}
 
 

@@ -22,6 +22,8 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
 
+pytestmark = pytest.mark.delta
+
 PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster

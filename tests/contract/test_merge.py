@@ -26,12 +26,13 @@ from spark_log.metadata.columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replicas.catch_up import catch_up
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
-from tests.support.python_process import killed_at
+from tests.support.python_process import killed_at, output_of
 from tests.support.records import table
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
-from tests.support.subprocess_python import run_python
 from tests.support.topics import append, make
+
+pytestmark = pytest.mark.delta
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
 
@@ -139,7 +140,7 @@ def test_a_stream_sees_each_record_once_when_a_merge_follows_a_publication_that_
 ):
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, 0)
-    run_python(APPEND, cluster_address, "publish.committed", "publish.before-commit", "append.committed")
+    output_of(APPEND, cluster_address, "publish.committed", "publish.before-commit", "append.committed")
     run(cluster, "merge")
     run(cluster, "delta")
     assert_delta_is_the_log(cluster)

@@ -1,5 +1,7 @@
 """A mirror's target has the records of its source at the same offsets, after any failure."""
 
+import shutil
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -34,10 +36,19 @@ from tests.support.replicas import every_replica_is_whole
 from tests.support.truncation import truncate
 
 
-@pytest.fixture
-def source(tmp_path):
-    with Cluster.init(str(tmp_path / "source")) as source:
+@pytest.fixture(scope="module")
+def source_template(tmp_path_factory):
+    """The folder of a source, to be copied."""
+    folder = tmp_path_factory.mktemp("template") / "source"
+    with Cluster.init(str(folder)) as source:
         make_source(source)
+    return folder
+
+
+@pytest.fixture
+def source(source_template, tmp_path):
+    shutil.copytree(source_template, tmp_path / "source")
+    with Cluster.open(str(tmp_path / "source")) as source:
         yield source
 
 
@@ -77,6 +88,7 @@ def ends(cluster, topic="t"):
     return [tuple(positions) for positions in log.positions(log.find_topic(topic)).values()]
 
 
+@pytest.mark.delta
 def test_the_target_has_every_record_at_its_offset_and_continues(source, target, mirrors):
     mirror = mirrors(source, target, replication_factor=2)
     steps = mirror_all(mirror)
@@ -338,11 +350,11 @@ def test_group_offsets_of_recreated_topics_are_not_copied(source, target, mirror
     assert committed_offsets(target.store, "g") == {}
 
 
+@pytest.mark.delta
 @pytest.mark.parametrize("point", ["mirror.files-written:2", "append.committed:2"])
-def test_a_killed_mirror_continues_without_duplicates(point, tmp_path, mirrors):
+def test_a_killed_mirror_continues_without_duplicates(point, source, tmp_path, mirrors):
     """On SQLite only: a SIGKILL affects both stores in the same way here (see test_crashes)."""
-    with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
-        make_source(source)
+    with Cluster.init(str(tmp_path / "target")) as target:
         arguments = [str(tmp_path / "source"), str(tmp_path / "target"), "60"]
         killed_at(point, "-m", "tests.support.mirroring", *arguments)
         expected = everything(source)

@@ -24,6 +24,8 @@ from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.s3_proxy import S3Proxy
 
+pytestmark = pytest.mark.delta
+
 FILES = {"inline.max.bytes": "0"}
 
 

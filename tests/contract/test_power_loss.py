@@ -15,6 +15,8 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_loss import Recorder
 from tests.support.records import read_all, table
 
+pytestmark = pytest.mark.delta
+
 TOPICS = {
     "forced": {"inline.max.bytes": "1500"},
     "unforced": {"inline.max.bytes": "0", "flush.messages": "1000"},

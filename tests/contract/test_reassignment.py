@@ -262,6 +262,7 @@ def test_files_are_kept_for_readers_and_deleted_later(brokers, moved, tmp_path):
     assert delete_retired_replicas(brokers, unfenced) == 0
 
 
+@pytest.mark.delta
 def test_the_delta_table_drops_a_replica_that_left(brokers, log):
     topic = topic_on(brokers, "t", [[3], [3]], **FILES)
     for partition in (0, 1):

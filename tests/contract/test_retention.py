@@ -77,6 +77,7 @@ def incremental(monkeypatch):
     return begin
 
 
+@pytest.mark.delta
 @also_on_s3
 def test_old_segments_are_dropped_up_to_the_first_young_one(cluster, log, incremental):
     now_ms = clock.wall_ms()
@@ -108,6 +109,7 @@ def test_old_segments_are_dropped_up_to_the_first_young_one(cluster, log, increm
     assert values(log, other) == []
 
 
+@pytest.mark.delta
 @also_on_s3
 def test_an_expired_tail_is_dropped_and_appends_continue(cluster, log):
     topic = create_topic(cluster, "t")
@@ -131,6 +133,7 @@ def test_an_expired_tail_is_dropped_and_appends_continue(cluster, log):
     everything_fits(cluster)
 
 
+@pytest.mark.delta
 def test_retention_by_size_keeps_at_least_retention_bytes(cluster, log, incremental):
     topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
     for number in range(6):
@@ -178,6 +181,7 @@ def test_a_config_applies_as_soon_as_it_is_altered(cluster, log):
     assert values(log, topic) == ["a"]
 
 
+@pytest.mark.delta
 def test_a_segment_emptied_by_compaction_expires_by_its_append_time(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     for number in range(3):
@@ -240,6 +244,7 @@ def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log)
     assert (dropped.partitions, list(dropped.failed)) == (frozenset(), [1])
 
 
+@pytest.mark.delta
 @also_on_s3
 def test_delete_records_drops_whole_segments_and_keeps_the_one_that_contains_the_offset(cluster, log, incremental):
     topic = create_topic(cluster, "t", 2, configs={**FILES, "retention.ms": "-1"})
@@ -265,6 +270,7 @@ def test_delete_records_drops_whole_segments_and_keeps_the_one_that_contains_the
         delete_records(cluster, {TopicPartition("compacted", 0): 0})
 
 
+@pytest.mark.delta
 def test_segments_of_older_versions_below_the_log_start_are_dropped(cluster, log):
     topic = create_topic(cluster, "t", 2, configs={**FILES, "cleanup.policy": "compact"})
     for number in range(4):
@@ -275,6 +281,7 @@ def test_segments_of_older_versions_below_the_log_start_are_dropped(cluster, log
     everything_fits(cluster)
 
 
+@pytest.mark.delta
 def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, incremental):
     cluster = three_brokers
     log = Log(cluster)
@@ -297,6 +304,7 @@ def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, increm
     log.close()
 
 
+@pytest.mark.delta
 def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_brokers):
     """It leads by unclean election without these records, and offsets are not used twice."""
     cluster = three_brokers
@@ -325,6 +333,7 @@ def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_bro
     log.close()
 
 
+@pytest.mark.delta
 def test_appends_and_reads_during_retention(cluster, log):
     """Two writers, a reader and retention by size: offsets are dense, and the reader gets the written records."""
     topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "4000"})

@@ -17,6 +17,8 @@ from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
 
+pytestmark = pytest.mark.delta
+
 
 class Case:
     """A topic of three files in three replicas, and the rewriting of them into one file."""

@@ -20,9 +20,11 @@ from spark_log.maintenance.rewrite.client_sealer import Sealer
 from spark_log.metadata import tables as t
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
-from tests.support.subprocess_python import run_python
+from tests.support.python_process import output_of
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
+
+pytestmark = pytest.mark.delta
 
 sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 
@@ -159,7 +161,7 @@ producer.flush()
 
 def test_a_program_that_ends_without_closing_its_producer_leaves_a_complete_delta_table(tmp_path):
     address = str(tmp_path / "cluster")
-    assert run_python(LEFT_OPEN, address) == ""
+    assert output_of(LEFT_OPEN, address) == ""
     with Cluster.open(address) as cluster:
         assert cluster.store.read(delta_lags) == {}
         assert tail(cluster) == 0
@@ -191,4 +193,4 @@ began.wait()
 
 
 def test_exit_of_the_program_waits_for_a_running_seal(tmp_path):
-    assert run_python(CLOSING, str(tmp_path / "cluster")) == "published\n"
+    assert output_of(CLOSING, tmp_path / "cluster") == "published\n"

@@ -59,6 +59,7 @@ def segment_files(folder):
 # Both kinds
 
 
+@pytest.mark.delta
 def test_append_seal_read_and_publish(stored):
     import deltalake
 
@@ -228,6 +229,7 @@ def test_a_location_that_is_no_folder_is_refused_as_a_log_dir(location, tmp_path
         Cluster.init(str(tmp_path / "cluster"), log_dir=place)
 
 
+@pytest.mark.delta
 @pytest.mark.parametrize("name", ["with space", "pünktchen", "a#b?c", "plus+&"])
 def test_folders_with_odd_names(name, tmp_path):
     import deltalake
@@ -248,6 +250,7 @@ def test_folders_with_odd_names(name, tmp_path):
         log.close()
 
 
+@pytest.mark.delta
 def test_a_folder_that_deltalake_cannot_name_is_refused(tmp_path):
     with pytest.raises(InvalidConfigurationError, match="%"):
         Cluster.init(str(tmp_path / "per%20cent"))
@@ -419,6 +422,7 @@ def test_the_kernel_refuses_a_commit(local):
     log.close()
 
 
+@pytest.mark.delta
 @needs_root
 def test_the_disk_of_a_log_dir_is_full(tmp_path):
     (tmp_path / "small").mkdir()
@@ -534,6 +538,7 @@ def test_a_file_is_forced_to_disk_before_its_name_and_its_name_before_the_append
     log.close()
 
 
+@pytest.mark.delta
 def test_a_delta_commit_is_forced_to_disk_too(local, monkeypatch):
     cluster, folder = local
     synced = []

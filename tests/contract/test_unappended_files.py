@@ -124,6 +124,7 @@ def _refuse_to_delete_write_ids(cluster):
         connection.exec_driver_sql(statement)
 
 
+@pytest.mark.delta
 def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypatch):
     """The append commits, and a later step fails: the metadata name the file, so it stays."""
     topic = create_topic(cluster, "t", configs=FILES)
