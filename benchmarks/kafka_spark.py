@@ -99,7 +99,7 @@ class Bench:
         self._write_ours(source, "read")
         self._write_kafka(source, "read")
         parquet = str(self.folder / "read")
-        self._seven(source).write.option("compression", "zstd").parquet(parquet)
+        self._topic_columns(source).write.option("compression", "zstd").parquet(parquet)
         frames: dict[str, Callable[[], DataFrame]] = {
             OURS: partial(self._ours, "read"),
             KAFKA: partial(self._kafka, "read"),
@@ -209,7 +209,7 @@ class Bench:
         }
         return self.spark.readStream.format("kafka").options(**options).load()
 
-    def _seven(self, source: DataFrame) -> DataFrame:
+    def _topic_columns(self, source: DataFrame) -> DataFrame:
         """The columns of a topic, as Parquet has them."""
         return source.select(
             "key",

@@ -44,7 +44,7 @@ MANY_PARTITIONS = 10_000
 LEASE_MS = 2_000
 
 
-def turns(rounds: int, one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+def alternate(rounds: int, one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
     """Medians of both; they take turns, after one that does not count."""
     one(), other()
     found = [(one(), other()) for _ in range(rounds)]
@@ -134,14 +134,14 @@ def measure(cluster: Cluster, address: str, store: str, rounds: int) -> Iterator
     ).cast(pa.binary())
     for kind, column in (("text", text), ("incompressible", noise)):
         table = pa.table({"value": column})
-        one, three = turns(
+        one, three = alternate(
             rounds,
             lambda table=table: bulk(address, "bulk-1", table),  # type: ignore[misc]
             lambda table=table: bulk(address, "bulk-3", table),  # type: ignore[misc]
         )
         what = f"bulk write of {BULK_RECORDS:,} values of 100 bytes, {kind}, acks=all, factor 3"
         yield Row(what, store, f"{three / one:.2f} of factor 1 ({three:,.0f}/s, {one:,.0f}/s)", ">= 0.4")
-    one, three = turns(rounds, lambda: get_ms(address, "get-1"), lambda: get_ms(address, "get-3"))
+    one, three = alternate(rounds, lambda: get_ms(address, "get-1"), lambda: get_ms(address, "get-3"))
     what = "send().get() of one small record, acks=all, factor 3, p50"
     yield Row(what, store, f"{three / one:.2f} x factor 1 ({three:.2f} ms, {one:.2f} ms)", "<= 1.5 x")
     os.sync()  # the next fsync shall not wait for what the bulk writes left to the kernel

@@ -105,7 +105,7 @@ class Bench:
             source.write.option("compression", "zstd").parquet(str(target))
             self._remove(target)
 
-        mine, theirs = self._duel(ours, peer)
+        mine, theirs = self._compare(ours, peer)
         return [self._ratio("batch write, keyed, durable / df.write.parquet, zstd", mine, theirs, 1.0)]
 
     def _read(self) -> list[Result]:
@@ -114,14 +114,14 @@ class Bench:
         source.write.format("spark_log").option("cluster", self.address).option("topic", TOPIC).mode("append").save()
         results = []
         for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
-            mine, theirs = self._duel(lambda q=query: q(self._ours()), lambda q=query: q(self._parquet(topic)))
+            mine, theirs = self._compare(lambda q=query: q(self._ours()), lambda q=query: q(self._parquet(topic)))
             results.append(self._ratio(f"read, 7 columns, {query_name} / spark.read.parquet", mine, theirs, 0.5))
-        mine, theirs = self._duel(
+        mine, theirs = self._compare(
             lambda: _aggregate(self._ours(columns="value,offset")), lambda: _aggregate(self._parquet(topic))
         )
         results.append(self._ratio("read, columns=value,offset, aggregate / spark.read.parquet", mine, theirs, 0.6))
         for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
-            mine, theirs = self._duel(
+            mine, theirs = self._compare(
                 lambda q=query: q(read_topic(self.spark, self.address, TOPIC)),
                 lambda q=query: q(self._parquet(topic)),
             )
@@ -200,7 +200,7 @@ class Bench:
             F.lit(0).alias("timestampType"),
         )
 
-    def _duel(self, ours: Callable[[], None], peer: Callable[[], None]) -> tuple[float, float]:
+    def _compare(self, ours: Callable[[], None], peer: Callable[[], None]) -> tuple[float, float]:
         """Median seconds of both, taking turns, after two warm-ups each: the JVM compiles what it has seen often."""
         for _ in range(2):
             ours()

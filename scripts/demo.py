@@ -110,7 +110,7 @@ def main() -> int:
         f"[bold green]All {FLIGHTS:,} records came back as they were sent[/bold green], keys, event times and values;"
         f" the means and the delays of every hour equal pandas'. {time.monotonic() - started:.0f} s in all.\n"
     )
-    _where_next(address, topic, cluster_folder, parquet, job.log, pictures)
+    _print_next_steps(address, topic, cluster_folder, parquet, job.log, pictures)
     return 0
 
 
@@ -343,7 +343,7 @@ def _show(by_carrier: pd.DataFrame, names: pd.Series) -> None:
     console.print(table)
 
 
-def _where_next(address: str, topic: Topic, log_dirs: list[str], parquet: Path, log: Path, page: Path) -> None:
+def _print_next_steps(address: str, topic: Topic, log_dirs: list[str], parquet: Path, log: Path, page: Path) -> None:
     shown = redact(address)
     console.print("[bold]Where to look next[/bold]")
     for what, where in {

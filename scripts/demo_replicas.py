@@ -47,7 +47,7 @@ def main() -> int:
                 "retention.ms": "-1",  # the coordinator would drop what is of 2013
             }
             create_topic(cluster, arguments.topic, partitions, replication_factor=3, configs=configs)
-            failure = _play(cluster, address, arguments.topic, source, folder)
+            failure = _run(cluster, address, arguments.topic, source, folder)
     except SparkLogError as error:
         failure = redact(str(error))
     if failure:
@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def _play(cluster: Cluster, address: str, topic: str, source: pa.Table, folder: Path) -> str:
+def _run(cluster: Cluster, address: str, topic: str, source: pa.Table, folder: Path) -> str:
     """The story; a reason why it went wrong, or ''."""
     third = source.num_rows // 3
     with Producer(cluster=address, acks="all") as producer:

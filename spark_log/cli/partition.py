@@ -221,7 +221,7 @@ def reassign(
                 wanted = reassignments.make_plan(opened, chosen, brokers, replication_factor)
             reassignments.execute(opened, wanted, rate, dry_run, as_json)
         else:
-            reassignments.go_on(opened, chosen, as_json)
+            reassignments.continue_reassignments(opened, chosen, as_json)
 
 
 def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:

@@ -78,7 +78,7 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
     _carry_out(cluster, list(plan), as_json)
 
 
-def go_on(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
+def continue_reassignments(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
     under_way = [tp for tp in list_reassignments(cluster.store) if tp in set(partitions)]
     if not under_way:
         print_json([]) if as_json else say("No reassignment is in progress.")

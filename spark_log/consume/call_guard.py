@@ -31,7 +31,7 @@ def translated(method: Callable[P, R]) -> Callable[P, R]:
     return kafka_errors()(method)
 
 
-def alone(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """As `translated`. Also raises IllegalStateError while another thread runs such a method, and after `close`."""
 
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:

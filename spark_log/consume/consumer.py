@@ -21,7 +21,7 @@ from spark_log import clock
 from spark_log.client_settings import parse_settings
 from spark_log.cluster.cluster import Cluster
 from spark_log.consume.background import Background
-from spark_log.consume.call_guard import alone, record_count, timeout_s, translated
+from spark_log.consume.call_guard import exclusive, record_count, timeout_s, translated
 from spark_log.consume.consumer_queries import ConsumerQueries
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.poll_loop import Polling
@@ -86,7 +86,7 @@ class Consumer(ConsumerQueries):
 
     # --- subscription -------------------------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def subscribe(self, topics: Sequence[str] = (), pattern: str | None = None, listener: Any = None) -> None:
         """Read the topics of these names, or those whose names a regular expression matches from the beginning.
 
@@ -98,7 +98,7 @@ class Consumer(ConsumerQueries):
         self._polling.topics.forget()
         self._iterator = None
 
-    @alone
+    @exclusive
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read exactly these partitions, without group management. Replaces the earlier assignment; partitions in both
         keep their positions. An empty list unsubscribes. IllegalStateError after `subscribe`.
@@ -114,7 +114,7 @@ class Consumer(ConsumerQueries):
         self._polling.positions_changed()
         self._iterator = None
 
-    @alone
+    @exclusive
     def unsubscribe(self) -> None:
         """Commit if commits are automatic, drop all partitions and leave the group."""
         self._polling.commits.auto_now(self._polling.to_commit())
@@ -145,7 +145,7 @@ class Consumer(ConsumerQueries):
 
     # --- records ------------------------------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
@@ -176,7 +176,7 @@ class Consumer(ConsumerQueries):
         self._records += sum(map(len, polled.values()))
         return polled
 
-    @alone
+    @exclusive
     def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, pa.Table]:
         """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
         offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
@@ -233,7 +233,7 @@ class Consumer(ConsumerQueries):
 
     # --- positions ----------------------------------------------------------------------------------------------
 
-    @alone
+    @exclusive
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
         """Continue reading at `offset`. ValueError for a partition that is not assigned, or an offset below 0.
 
@@ -245,21 +245,21 @@ class Consumer(ConsumerQueries):
             self._subscription.partitions[found].seek(*position)
         self._moved()
 
-    @alone
+    @exclusive
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Continue reading at the log start offset of these partitions, or of all assigned ones."""
         for partition in self._subscription.assigned(partitions):
             self._subscription.partitions[partition].ask_reset("earliest")
         self._moved()
 
-    @alone
+    @exclusive
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Continue reading at the high watermark of these partitions, or of all assigned ones."""
         for partition in self._subscription.assigned(partitions):
             self._subscription.partitions[partition].ask_reset("latest")
         self._moved()
 
-    @alone
+    @exclusive
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
         """Offset of the next record to be returned. IllegalStateError if the partition is not assigned."""
         state = self._subscription.state(partition)

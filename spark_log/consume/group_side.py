@@ -104,7 +104,7 @@ class GroupSide:
         self._polled_s = clock.monotonic_s()
         if self._overdue or (self.joined and self.member.member_id != self.joined_as):
             self._overdue = False  # or a commit since the last poll has found that the session is lost
-            self.lose()
+            self.lose_session()
         if not self._is_due(frozenset(topics)):
             return
         self._topics = frozenset(topics)
@@ -119,18 +119,18 @@ class GroupSide:
                 self._due = True
                 if not self.joined:
                     raise
-                self.lose()
+                self.lose_session()
                 continue
             except FencedInstanceIdError:
                 self._due = True
-                self.lose()
+                self.lose_session()
                 raise
             except BaseException:
                 self._due = True
                 raise
             self._alive_s = self._asked_s
             if self.joined and self.member.member_id != self.joined_as:
-                self.lose()
+                self.lose_session()
                 self._due = False
             first = not self.joined
             self.joined_as = self.member.member_id
@@ -198,7 +198,7 @@ class GroupSide:
             self._due = True  # the heartbeat of the next poll handles the error
             raise
 
-    def lose(self) -> None:
+    def lose_session(self) -> None:
         """Drop all partitions, without a commit, because the session is lost."""
         self.joined = False
         self._due = True

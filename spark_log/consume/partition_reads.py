@@ -52,7 +52,7 @@ class Fetching:
         self._release(subscription.partitions)
         return self.buffers.take(subscription.fetchable(), rows_max)
 
-    def wants(self, subscription: Subscription) -> bool:
+    def may_fetch(self, subscription: Subscription) -> bool:
         """Whether `fetch` may find records even if the store has not changed since the last call."""
         for partition, state in subscription.partitions.items():
             if partition in self.buffers or partition in self.unknown:

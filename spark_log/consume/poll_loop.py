@@ -81,7 +81,7 @@ class Polling:
         deadline_s = clock.monotonic_s() + timeout_s
         while not self.closed.is_set():
             try:
-                self._duties()
+                self._run_due_work()
                 taken = self._take(rows_max)
                 if taken:
                     return taken
@@ -142,7 +142,7 @@ class Polling:
         self.subscription.apply(Move(frozenset(self.subscription.partitions), frozenset()))
         self.fetching.buffers.keep_only(())
 
-    def _duties(self) -> None:
+    def _run_due_work(self) -> None:
         self.commits.call_back()
         if self.subscription.kind != "assigned" or not self.topics.counts:
             self.refresh_topics()
@@ -168,7 +168,7 @@ class Polling:
             return True
         if self._short_since_s is not None and now_s >= self._short_due_s():
             return True
-        if self._short_since_s is None and self.fetching.wants(self.subscription):
+        if self._short_since_s is None and self.fetching.may_fetch(self.subscription):
             return True
         return self.cluster.store.changes.current() != self._seen
 
@@ -201,7 +201,7 @@ class Polling:
         if self._short_since_s is not None:
             bounds.append(self._short_due_s() - now_s)
         if self.subscription.automatic:
-            bounds.append(self.topics.time_to_look_s())
+            bounds.append(self.topics.time_to_read_s())
             if self.group is not None:
                 bounds.append(self.group.time_to_ask_s())
         changes = self.cluster.store.changes

@@ -56,7 +56,7 @@ class TopicWatch:
         self._known |= self.counts.keys()
         return True
 
-    def time_to_look_s(self) -> float:
+    def time_to_read_s(self) -> float:
         """Maximum time that a caller may wait until the next read."""
         now_s = clock.monotonic_s()
         if self._seen is None or self._cluster.store.changes.current() != self._seen:

@@ -48,11 +48,11 @@ def elect(
             outcomes[tp] = None
         else:
             _, state, alive = before[tp]
-            outcomes[tp] = _why_not(tp, state, alive, unclean)
+            outcomes[tp] = _refusal(tp, state, alive, unclean)
     return outcomes
 
 
-def _why_not(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bool) -> SparkLogError:
+def _refusal(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bool) -> SparkLogError:
     if unclean:
         if state.leader is not None:
             return ElectionNotNeededError(f"partition {tp}: broker {state.leader} leads it")

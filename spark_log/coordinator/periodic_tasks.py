@@ -13,7 +13,7 @@ from spark_log.controller.log_dir_inspection import inspect_log_dirs, suspected_
 from spark_log.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.errors import NotCoordinatorError, SparkLogError
 from spark_log.groups.assignment import known_assignors
-from spark_log.groups.target_assignment import groups_in_need, groups_with_members, reconcile_group
+from spark_log.groups.target_assignment import groups_with_members, reconcile_group, stale_groups
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
 from spark_log.maintenance.task_list import TASKS, Task
@@ -44,7 +44,7 @@ def _reconcile(context: PeriodicTaskContext, group_ids: Sequence[str]) -> None:
 
 
 def _reconcile_groups(context: PeriodicTaskContext) -> None:
-    _reconcile(context, groups_in_need(context.cluster.store))
+    _reconcile(context, stale_groups(context.cluster.store))
 
 
 def _follow_topic_changes(context: PeriodicTaskContext) -> None:

@@ -52,7 +52,7 @@ def _recorded(connection: sa.Connection, topic: Topic) -> list[tuple[int, int]]:
     return [(log_dir_id, version) for log_dir_id, version in connection.execute(query)]
 
 
-def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
+def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
     """Checkpoint and clean up the log of each table in an online log dir with COMMITS_MAX commits since its
     checkpoint.
     """
@@ -70,7 +70,7 @@ def tidy_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
 
 
 def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
-    """The versions of the tables that `tidy_logs` would checkpoint now, and whose logs it would clean up."""
+    """The versions of the tables that `maintain_logs` would checkpoint now, and whose logs it would clean up."""
     versions: list[int] = []
     for info in _tables(cluster, topic):
         with _delta_errors(topic, info):

@@ -80,7 +80,7 @@ def erase(
     writer = Writer(cluster.store, "erase", team.lease_ms(settings))
     try:
         run = _Run(cluster, found, limits, team, writer, FallbackController(cluster, settings))
-        run.to_the_end()
+        run.erase_all()
     finally:
         writer.close()
     notes = _notes(above)
@@ -157,7 +157,7 @@ class _Run:
     after: Amount = field(default_factory=Amount)
     error: SparkLogError | None = None
 
-    def to_the_end(self) -> None:
+    def erase_all(self) -> None:
         fruitless = 0
         while True:
             self.error = None

@@ -61,7 +61,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
     refresh_targets(store, group_id, assignors, fence)
 
 
-def groups_in_need(store: Store) -> list[str]:
+def stale_groups(store: Store) -> list[str]:
     """Groups with stale targets or dead members."""
 
     def read(connection: sa.Connection) -> list[str]:

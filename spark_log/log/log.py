@@ -139,7 +139,7 @@ class Log(LogReader):
 
     def stop_sealing(self) -> None:
         """Make a running or later `close` in another thread start no further sealing."""
-        self._sealer.begin_nothing_more()
+        self._sealer.stop_after_current_tail()
 
     def append(
         self, topic: Topic, records: Sequence[Records], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS

@@ -9,7 +9,7 @@ from spark_log.append import write_ids
 from spark_log.append.append_transaction import force
 from spark_log.append.flush import partitions_to_flush
 from spark_log.cluster.topics import Topic
-from spark_log.delta.checkpoints import due_for_checkpoint, publish_behind, tidy_logs
+from spark_log.delta.checkpoints import due_for_checkpoint, maintain_logs, publish_behind
 from spark_log.failpoints import failpoint
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
@@ -95,7 +95,7 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
             with failure.attempt(notes):
                 if publish_behind(context.cluster, topic):
                     notes.append("updated the Delta table")
-                for done in tidy_logs(context.cluster, topic):
+                for done in maintain_logs(context.cluster, topic):
                     notes.append(f"checkpoint at version {done.version}")
                     before += Amount(done.files_before, done.bytes_before)
                     after += Amount(done.files_after, done.bytes_after)

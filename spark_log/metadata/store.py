@@ -187,7 +187,7 @@ class Store:
                             transaction.rollback()
                         raise
                     if self._wal is not None:
-                        self._wal.keep_short(_driver_connection(connection))
+                        self._wal.truncate_if_long(_driver_connection(connection))
                 if announce:
                     self.changes.announce()
                 return result

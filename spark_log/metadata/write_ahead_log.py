@@ -26,7 +26,7 @@ class WriteAheadLog:
         self._busy_timeout_ms = busy_timeout_ms
         self._not_before_s = 0.0
 
-    def keep_short(self, connection: sqlite3.Connection) -> None:
+    def truncate_if_long(self, connection: sqlite3.Connection) -> None:
         """After a commit, in the writer's turn: truncate the log if it is long. With a slow reader, try again later."""
         try:
             size = os.stat(self._path).st_size

@@ -60,7 +60,7 @@ class WriterQueue:
                 return
             except BlockingIOError:
                 self._waiting = _Waiting(self._descriptor)
-        if not self._waiting.has_it(timeout_s):
+        if not self._waiting.is_acquired(timeout_s):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         self._waiting = None
 
@@ -116,12 +116,12 @@ class _Waiting:
             os.close(self._descriptor)
 
     def is_over(self) -> bool:
-        """Whether it no longer waits. If it does, the caller is about to call `has_it`, and the lock is kept for it."""
+        """Whether it no longer waits. Otherwise the caller is about to call `is_acquired`, and the lock is kept."""
         with self._changed:
             self._wanted = not self._over
             return self._over
 
-    def has_it(self, timeout_s: float) -> bool:
+    def is_acquired(self, timeout_s: float) -> bool:
         """Whether the lock arrived within `timeout_s`; the caller then holds it, and else waits no longer."""
         with self._changed:
             try:

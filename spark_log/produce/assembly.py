@@ -13,7 +13,7 @@ from spark_log.append.encoding import Encoding
 from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
-from spark_log.produce.faults import faults, harmless
+from spark_log.produce.faults import faults, has_no_faults
 from spark_log.produce.producer_batch import Headers, TopicBatch
 from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
@@ -64,7 +64,7 @@ def assemble(
     bad: dict[int, SparkLogError] = {}
     if explicit is not None:
         bad |= _missing(explicit, topic)
-    if not harmless(encoding.limits, topic_batch.bytes, times, keys.null_count, now_ms):
+    if not has_no_faults(encoding.limits, topic_batch.bytes, times, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
     good = np.arange(0)
     if bad:

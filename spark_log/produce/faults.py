@@ -9,7 +9,7 @@ from spark_log.records.check import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, RecordLi
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 
-def harmless(
+def has_no_faults(
     limits: RecordLimits, bytes_total: int, times_ms: npt.NDArray[np.int64], null_keys: int, now_ms: int
 ) -> bool:
     """Whether the batch's totals and extremes prove that no record violates the limits. Cheap; most batches pass.

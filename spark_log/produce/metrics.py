@@ -16,7 +16,7 @@ class Metrics:
     append_s: float = 0.0
     append_s_max: float = 0.0
 
-    def append_took(self, seconds: float, batches: int) -> None:
+    def record_append(self, seconds: float, batches: int) -> None:
         self.appends += 1
         self.batches += batches
         self.append_s += seconds

@@ -156,7 +156,7 @@ class Producer:
             self._transaction.check("send")
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise TypeError(f"table: expected a pyarrow Table or RecordBatch, got {type(table)}")
-        with self._transaction.erring() if self._transaction is not None else nullcontext():
+        with self._transaction.fail_on_error() if self._transaction is not None else nullcontext():
             known = self._topics.find(topic)
             now_ms = self._cluster.store.now().wall_ms
             records, explicit = checked(table, known.topic, now_ms, self._settings.max_request_size)

@@ -146,7 +146,7 @@ class ProducerTransaction:
         with self._lock:
             self.check("begin_transaction")
             ref = TransactionRef(self._ref.producer_id, self._ref.epoch, self._ref.number + 1)
-            with self.erring():
+            with self.fail_on_error():
                 self._check_in_store(ref)
             self._ref, self._state = ref, State.IN_TRANSACTION
 
@@ -154,7 +154,7 @@ class ProducerTransaction:
         """Add offsets to commit with the transaction. Raises now if they could not be committed now."""
         with self._lock:
             self.check("send_offsets_to_transaction")
-            with self.erring():
+            with self.fail_on_error():
                 store = self._cluster.store
                 found = self._check_in_store(
                     self._ref, lambda connection: check_offsets(store, connection, who, commits)
@@ -252,7 +252,7 @@ class ProducerTransaction:
                     self.fail(kafka_error(error))
                 raise
             for each, base_offset in zip(sent, offsets, strict=True):
-                each.landed(base_offset)
+                each.set_base_offset(base_offset)
             self._state = State.READY
             self._forget()
         return sorted(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
@@ -328,7 +328,7 @@ class ProducerTransaction:
         return store.read(read)
 
     @contextmanager
-    def erring(self) -> Iterator[None]:
+    def fail_on_error(self) -> Iterator[None]:
         """An error inside the block fails the transaction."""
         try:
             yield
@@ -352,7 +352,7 @@ class _Sent:
     batch: Batch
     producer_batches: Sequence[ProducerBatch]
 
-    def landed(self, base_offset: int) -> None:
+    def set_base_offset(self, base_offset: int) -> None:
         """Set the offsets of the producer batches from the batch's base offset; -1 if it is unknown."""
         for producer_batch in self.producer_batches:
             producer_batch.base_offset = base_offset

@@ -216,7 +216,7 @@ class Sender(threading.Thread):
             self._failed(batches, error)
             return
         self.warn_of_expired()
-        self.metrics.append_took(clock.monotonic_s() - now_s, len(batches))
+        self.metrics.record_append(clock.monotonic_s() - now_s, len(batches))
         for batch, outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 if self._settings.enable_idempotence:
@@ -238,7 +238,7 @@ class Sender(threading.Thread):
         except Exception as error:
             self._failed(batches, error)
             return
-        self.metrics.append_took(clock.monotonic_s() - began_s, len(batches))
+        self.metrics.record_append(clock.monotonic_s() - began_s, len(batches))
         for batch in batches:
             self._finish(batch, -1, None)
 

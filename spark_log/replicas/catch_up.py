@@ -210,7 +210,7 @@ class ReplicaCopy:
             for piece in pieces:
                 if self._stop.is_set():
                     raise _StoppedError
-                if _is_there(target, piece.file):
+                if _has_file(target, piece.file):
                     # by a writer that may have been killed before it forced the folders to disk
                     target.sync(piece.file.path, ancestors=True)
                     copied.verified += 1
@@ -284,7 +284,7 @@ class ReplicaCopy:
             self.progress(size)
 
 
-def _is_there(target: LogDir, file: SegmentFile) -> bool:
+def _has_file(target: LogDir, file: SegmentFile) -> bool:
     """Whether the log dir has the file whole. One that cannot be read (a bad sector) is replaced like any damage."""
     with contextlib.suppress(SparkLogError):
         return is_whole(target, file)

@@ -105,7 +105,7 @@ class History:
 
     def take_a_log_dir_away_or_bring_it_back(self):
         if self.away is not None:
-            return self.bring_it_back()
+            return self.bring_log_dir_back()
         self.away = self.random.choice([1, 2, 3])
         if self.random.random() < 0.5:
             take_away(self.cluster, self.away)
@@ -114,7 +114,7 @@ class History:
             folder.rename(folder.with_name(f"{folder.name}-away"))
         return None
 
-    def bring_it_back(self):
+    def bring_log_dir_back(self):
         folder = folder_of(self.cluster, self.away)
         folder.with_name(f"{folder.name}-away").rename(folder)
         self.away = None
@@ -166,13 +166,13 @@ class History:
             notes = erase(self.cluster, "t", [GONE], purge=True).notes
         except SparkLogError:  # the partition has no leader without the offline log dir: no guarantee applies
             assert self.away is not None
-            self.bring_it_back()
+            self.bring_log_dir_back()
             notes = erase(self.cluster, "t", [GONE], purge=True).notes
         return notes, places_with(self.cluster, self.root, GONE, CANARY, away=[self.away] if self.away else [])
 
     def follow_the_advice(self):
         if self.away is not None:
-            self.bring_it_back()
+            self.bring_log_dir_back()
         self.end_the_transaction()
         self.end_the_reader()
         self.log.close()

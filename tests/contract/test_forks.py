@@ -66,7 +66,7 @@ def in_child(work):
 def test_a_child_forked_inside_a_transaction_cannot_end_it(cluster):
     change = "UPDATE cluster SET created_ms = 4711"
 
-    def meddle(connection):
+    def change_store(connection):
         for statement in (change, "COMMIT", "ROLLBACK"):
             with contextlib.suppress(SparkLogError, sa.exc.SQLAlchemyError):
                 connection.exec_driver_sql(statement)
@@ -75,7 +75,7 @@ def test_a_child_forked_inside_a_transaction_cannot_end_it(cluster):
 
     def body(connection, _attempt):
         connection.exec_driver_sql(change)
-        assert in_child(lambda: meddle(connection)) == 0
+        assert in_child(lambda: change_store(connection)) == 0
         return connection.exec_driver_sql("SELECT created_ms FROM cluster").scalar_one()
 
     assert cluster.store.transact(body) == 4711

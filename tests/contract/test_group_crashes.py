@@ -215,11 +215,11 @@ def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, sta
     until(killed, cluster.store)
     assert third.child.returncode == -signal.SIGKILL
 
-    def rid_of_it():
+    def is_removed():
         settle_once(a, b)
         return len(describe_groups(cluster.store, ["g"])[0].members) == 2
 
-    until(rid_of_it, cluster.store)
+    until(is_removed, cluster.store)
     settle(a, b)
     assert sorted(a.numbers + b.numbers) == list(range(PARTITIONS))
 

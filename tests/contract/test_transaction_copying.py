@@ -75,7 +75,7 @@ def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluste
     lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
     fill(30)
     copier = copiers("one", *lives, instance="static")
-    copier.say_no_more()
+    copier.close_input()
     copier.finish()
     assert copier.count("lived") == len(lives) - 1
     check_copy(cluster, log, 30)
@@ -104,7 +104,7 @@ def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(
     fill(5)
     until(lambda: committed_offsets(cluster.store, GROUP) == all_at(15), cluster.store)
     for copier in (one, two):
-        copier.say_no_more()
+        copier.close_input()
         copier.finish()
     check_copy(cluster, log, 15)
 

@@ -28,7 +28,7 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
         log = Log(source)
         before_append = []
 
-        def told_of_the_record_that_comes_while_it_runs(printed):
+        def shows_the_record_sent_while_it_runs(printed):
             seen = [json.loads(line) for line in printed.splitlines()]
             if before_append:
                 return len(seen) > len(before_append)
@@ -39,7 +39,7 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
 
         arguments += ["--trigger", "100 milliseconds", "--json"]
         printed = run_job(
-            spark, tmp_path / "source", "mirror", *arguments, until=told_of_the_record_that_comes_while_it_runs
+            spark, tmp_path / "source", "mirror", *arguments, until=shows_the_record_sent_while_it_runs
         ).out
         *events, summary = map(json.loads, printed.splitlines())
         assert len(events) > 2

@@ -41,7 +41,7 @@ class Child:
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 
-    def say_no_more(self) -> None:
+    def close_input(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
 

@@ -16,7 +16,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
-from spark_log.maintenance.removal.retention import next_to_leave
+from spark_log.maintenance.removal.retention import next_to_delete
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
 from spark_log.maintenance.rewrite.segment_rewrite import Segment
 from spark_log.metadata.columns import SEGMENT
@@ -98,7 +98,7 @@ def _leaves(connection: sa.Connection, topic: Topic, number: int, end_offset: in
     state = read_partition(connection, (topic.topic_id, number))
     if state is None:
         return True
-    leaving = next_to_leave(connection, topic, number, state.log_start_offset, state.log_end_offset, now_ms, page=100)
+    leaving = next_to_delete(connection, topic, number, state.log_start_offset, state.log_end_offset, now_ms, page=100)
     return any(segment.end_offset >= end_offset for segment, _ in leaving)
 
 

@@ -66,7 +66,7 @@ def is_copy(name: str) -> bool:
     return _COPYING.fullmatch(name) is not None
 
 
-def may_go(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
+def is_orphan(partition: int, name: str, modified_ms: int, needed: Needed, now_ms: int) -> bool:
     """Whether a file in the folder of this partition is an orphan."""
     if _SEGMENT.fullmatch(name):
         return (partition, name) not in needed.names and write_id_of(name) not in needed.write_ids
@@ -131,7 +131,7 @@ def _segment_files(log_dir: LogDir, folder: str) -> Iterator[list[tuple[int, Ent
 
 def _orphans(found: Sequence[tuple[int, Entry]], needed: Needed) -> list[str]:
     now_ms = clock.wall_ms()
-    return [file.path for number, file in found if may_go(number, file.name, file.modified_ms, needed, now_ms)]
+    return [file.path for number, file in found if is_orphan(number, file.name, file.modified_ms, needed, now_ms)]
 
 
 def _needed(

@@ -84,8 +84,8 @@ def _newest(times: Sequence[tuple[str, int]]) -> dict[str, int]:
     return newest
 
 
-def _why(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, int]:
-    return _newest([(reason.told(topic.config), time_of(segment)) for segment, reason in gone])
+def _reasons(topic: Topic, gone: Sequence[tuple[Segment, Reason]]) -> dict[str, int]:
+    return _newest([(reason.describe(topic.config), time_of(segment)) for segment, reason in gone])
 
 
 def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
@@ -96,8 +96,8 @@ def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
         if state is None:
             return Dropped()
         now_ms = cluster.store.clock(connection).wall_ms
-        gone = list(next_to_leave(connection, topic, number, state.log_start_offset, state.high_watermark, now_ms))
-        return replace(_of(number, [segment for segment, _ in gone]), why=_why(topic, gone)) if gone else Dropped()
+        gone = list(next_to_delete(connection, topic, number, state.log_start_offset, state.high_watermark, now_ms))
+        return replace(_of(number, [segment for segment, _ in gone]), why=_reasons(topic, gone)) if gone else Dropped()
 
     dropped = Dropped()
     for number in cluster.store.read(lambda connection: _due(connection, topic, cluster.store.clock(connection))):
@@ -105,7 +105,7 @@ def plan_retention(cluster: Cluster, topic: Topic) -> Dropped:
     return dropped
 
 
-def next_to_leave(
+def next_to_delete(
     connection: sa.Connection,
     topic: Topic,
     number: int,
@@ -178,11 +178,11 @@ def _drop_some(
     why: list[tuple[str, int]] = []
     for key, state in before.items():
         start, end = state.log_start_offset, state.high_watermark
-        found = next_to_leave(connection, known, key[1], start, end, now.wall_ms, segments_max)
+        found = next_to_delete(connection, known, key[1], start, end, now.wall_ms, segments_max)
         first = list(islice(found, segments_max))
         gone[key] = [segment for segment, _ in first]
         low[key] = max([start, *(segment.end_offset for segment in gone[key])])
-        why += _why(known, first).items()
+        why += _reasons(known, first).items()
         if len(first) == segments_max:
             unfinished.append(key[1])
     dropped = replace(_move_log_start(connection, known, before, low, gone, now), why=_newest(why))

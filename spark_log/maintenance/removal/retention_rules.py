@@ -15,7 +15,7 @@ class Reason(Enum):
     TIME = "retention.ms"
     SIZE = "retention.bytes"
 
-    def told(self, config: TopicConfig) -> str:
+    def describe(self, config: TopicConfig) -> str:
         """The reason with the value of its config."""
         match self:
             case Reason.BELOW:

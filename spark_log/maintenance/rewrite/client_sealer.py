@@ -113,8 +113,8 @@ class Sealer:
 
         With `more_to_come` only tails that are due are sealed, or those of a topic that got no new files for a while:
         the first micro-batch after a pause is sealed, since it may be the only one, and many consecutive micro-batches
-        share a file. Starts no work after `timeout_s`, or after `begin_nothing_more`: the next client that appends, or
-        the coordinator, does the rest.
+        share a file. Starts no work after `timeout_s`, or after `stop_after_current_tail`: the next client that
+        appends, or the coordinator, does the rest.
         """
         with self._changed:
             until_s = self._until_s = min(self._until_s, clock.monotonic_s() + timeout_s)
@@ -140,7 +140,7 @@ class Sealer:
         stopped = self._stopped or not self._time_is_left()
         return not self._busy and (stopped or not any(each.full for each in self._watched.values()))
 
-    def begin_nothing_more(self) -> None:
+    def stop_after_current_tail(self) -> None:
         """End a `close` in another thread, running or future, as soon as its current tail is sealed and published."""
         with self._changed:
             self._until_s = -math.inf

@@ -43,10 +43,10 @@ def test_a_thread_sends_while_another_one_commits(log, topic, begin):
     thread.join()
     producer.commit_transaction()
     values = stored(log, name)
-    landed = [(future.get().partition, future.get().offset, value) for value, future in sent if not future.exception]
-    assert landed and all(offset >= 0 for _, offset, _ in landed)
+    committed = [(future.get().partition, future.get().offset, value) for value, future in sent if not future.exception]
+    assert committed and all(offset >= 0 for _, offset, _ in committed)
     assert {partition: list(found) for partition, found in values.items()} == {
-        partition: [value for _, value in sorted((o, v) for p, o, v in landed if p == partition)]
+        partition: [value for _, value in sorted((o, v) for p, o, v in committed if p == partition)]
         for partition in values
     }
     assert all(isinstance(future.exception, IllegalStateError | None) for _, future in sent)

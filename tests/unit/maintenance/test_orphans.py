@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.maintenance.removal.orphans import GRACE_MS, Needed, may_go, write_id_of
+from spark_log.maintenance.removal.orphans import GRACE_MS, Needed, is_orphan, write_id_of
 
 ID = "0123456789abcdef" * 2
 NAME = f"{ID}-7.parquet"
@@ -28,7 +28,7 @@ REGISTERED = Needed(write_ids={ID})
     ],
 )
 def test_orphan_is_not_needed_and_has_no_registered_write_id(name, modified_ms, needed, expected):
-    assert may_go(3, name, modified_ms, needed, NOW_MS) is expected
+    assert is_orphan(3, name, modified_ms, needed, NOW_MS) is expected
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_orphan_is_not_needed_and_has_no_registered_write_id(name, modified_ms, 
 )  # fmt: skip
 def test_files_with_foreign_names_stay(name):
     assert write_id_of(name) is None
-    assert not may_go(3, name, 0, NOT_NEEDED, NOW_MS)
+    assert not is_orphan(3, name, 0, NOT_NEEDED, NOW_MS)
 
 
 @pytest.mark.parametrize("name", [f"{ID}-0.parquet", f"{ID}-12-3-4.parquet", f".{ID}-0.parquet.tmp"])

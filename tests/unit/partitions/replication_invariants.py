@@ -35,7 +35,7 @@ class Invariants(RuleBasedStateMachine):
             assert leader.log_end_offset == state.log_end_offset
 
     @invariant()
-    def what_a_reader_has_seen_stays(self):
+    def records_that_were_read_stay(self):
         start, watermark = self.state.log_start_offset, self.state.high_watermark
         readable = self.world.records(start, watermark)
         assert len(readable) == watermark - start

@@ -55,7 +55,7 @@ TRACES: dict[str, list[Step]] = {
         step("create", unclean=False, min_isr=1, first=[]),
         step("brokers_die", brokers={1}, noticed=True),
     ],
-    "anybody_may_lead": [
+    "any_replica_may_lead": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("controller_takes_laggards_out", brokers={1, 2}, late=False),
         step("brokers_die", brokers={1, 3}, noticed=True),
@@ -69,7 +69,7 @@ TRACES: dict[str, list[Step]] = {
         step("reassignment_begins", at_once=True, cleaned=False, count=2, order=[2, 1, 3, 4]),
         step("controller_elects_the_preferred_leader", late=False),
     ],
-    "the_dead_may_lead": [
+    "a_dead_replica_may_lead": [
         step("create", unclean=False, min_isr=1, first=[]),
         step("brokers_die", brokers={1}, noticed=True),
     ],
@@ -118,31 +118,31 @@ TRACES: dict[str, list[Step]] = {
         step("controller_takes_laggards_out", brokers={1, 2, 3}, late=False),
         step("follower_copies", at_once=True, most=1, which=0),
     ],
-    "the_dead_join_the_isr": [
+    "a_dead_replica_joins_the_isr": [
         step("create", unclean=False, min_isr=1, first=[]),
         step("brokers_die", brokers={1}, noticed=False),
         step("controller_elects", late=False, unclean=False),
         step("follower_copies", at_once=False, most=1, which=0),
         step("follower_commits", which=0),
     ],
-    "members_leave_while_nobody_leads": [
+    "the_isr_shrinks_without_a_leader": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("log_dir_loses_files", broker=1, noticed=False, which=None),
         step("controller_inspects_a_log_dir", broker=1),
         step("controller_takes_laggards_out", brokers={1, 2, 3}, late=False),
     ],
-    "who_lost_files_stays_in_the_isr": [
+    "a_replica_that_lost_files_stays_in_the_isr": [
         step("create", unclean=False, min_isr=1, first=[]),
         step("writer_writes", acks=0, at_once=False, count=1, failing=None, idempotent=False, inline=True),
         step("maintenance_writes", also=set(), at_once=True, count=1, first=0),
         step("reassignment_begins", at_once=False, cleaned=False, count=1, order=[1, 2, 3, 4]),
         step("log_dir_loses_files", broker=1, noticed=True, which=None),
     ],
-    "who_lost_files_keeps_its_end": [
+    "a_replica_that_lost_files_keeps_its_end": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("log_dir_loses_files", broker=1, noticed=True, which=None),
     ],
-    "who_lost_files_leads_on": [
+    "a_replica_that_lost_files_stays_leader": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, False)]),
         step("log_dir_loses_files", broker=1, noticed=True, which=None),
     ],
@@ -166,7 +166,7 @@ TRACES: dict[str, list[Step]] = {
         step("controller_inspects_a_log_dir", broker=1),
         step("maintenance_swaps", which=0),
     ],
-    "a_rewrite_needs_nobody_in_sync": [
+    "a_rewrite_ignores_the_isr": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, True)]),
         step("maintenance_writes", also=set(), at_once=False, count=1, first=0),
         step("maintenance_swaps", which=0),
@@ -180,7 +180,7 @@ TRACES: dict[str, list[Step]] = {
         step("writer_writes", acks=0, at_once=True, count=1, failing=None, idempotent=False, inline=False),
         step("maintenance_writes", also=set(), at_once=True, count=1, first=0),
     ],
-    "a_rewrite_forgets_who_did_not_get_it": [
+    "a_rewrite_ignores_replicas_without_the_file": [
         step("create", unclean=False, min_isr=1, first=[(1, 1, True), (1, 1, False)]),
         step("controller_takes_laggards_out", brokers={1, 2}, late=False),
         step("controller_inspects_a_log_dir", broker=1),
@@ -204,7 +204,7 @@ TRACES: dict[str, list[Step]] = {
         step("writer_appends", which=0),
         step("controller_finishes_the_reassignment", cleaned=False, late=False),
     ],
-    "a_cancelled_reassignment_forgets_who_leads": [
+    "a_cancelled_reassignment_ignores_the_leader": [
         step("create", unclean=True, min_isr=1, first=[]),
         step("reassignment_begins", at_once=False, cleaned=False, count=1, order=[4, 2, 3, 1]),
         step("brokers_die", brokers={1, 2, 3}, noticed=True),

@@ -81,12 +81,12 @@ def a_truncation_forgets_the_dedupe_rows(patch):
 def a_truncation_forgets_the_other_replicas(patch):
     led_by = replication_rules._led_by
 
-    def forgetful(state, leader, *, unclean):
+    def mutant(state, leader, *, unclean):
         after, truncation = led_by(state, leader, unclean=unclean)
         others = {r.broker_id for r in state.replicas} - {leader.broker_id}
         return with_ends_of(after, state, others), truncation
 
-    patch(replication_rules, "_led_by", forgetful)
+    patch(replication_rules, "_led_by", mutant)
 
 
 def a_leader_that_lacks_what_was_deleted_stays_behind_its_log(patch):
@@ -107,32 +107,32 @@ def an_election_does_not_begin_an_epoch(patch):
     patch(replication_rules, "fail_over", timeless)
 
 
-def anybody_may_lead(patch):
+def any_replica_may_lead(patch):
     patch(replication_rules, "fail_over", lambda state, alive, *, unclean=False: fail_over(state, alive, unclean=True))
 
 
 def an_offline_partition_forgets_its_isr(patch):
-    def forgetful(state, alive, *, unclean=False):
+    def mutant(state, alive, *, unclean=False):
         after, truncation = fail_over(state, alive, unclean=unclean)
         return (with_isr(after, ()) if after.leader is None else after), truncation
 
-    patch(replication_rules, "fail_over", forgetful)
+    patch(replication_rules, "fail_over", mutant)
 
 
 def the_preferred_leader_may_lack_records(patch):
-    def hasty(state, alive):
+    def mutant(state, alive):
         if state.leader is None or not state.replicas[0].in_sync or state.leader == state.replicas[0].broker_id:
             return state
         return replication_rules._led_by(state, state.replicas[0], unclean=False)[0]
 
-    patch(replication_rules, "elect_preferred", hasty)
+    patch(replication_rules, "elect_preferred", mutant)
 
 
-def the_dead_may_lead(patch):
-    def blind(state, alive, *, unclean=False):
+def a_dead_replica_may_lead(patch):
+    def mutant(state, alive, *, unclean=False):
         return fail_over(state, {r.log_dir_id for r in state.replicas}, unclean=unclean)
 
-    patch(replication_rules, "fail_over", blind)
+    patch(replication_rules, "fail_over", mutant)
 
 
 def a_stale_controller_may_act(patch):
@@ -150,37 +150,37 @@ def a_copy_ignores_the_leader_epoch(patch):
 
 
 def a_copy_ignores_that_segments_were_replaced(patch):
-    def blind(state, progress, names_now, end, *, alive):
+    def mutant(state, progress, names_now, end, *, alive):
         return advance_follower(state, progress, progress.names, end, alive=alive)
 
-    patch(replication_rules, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", mutant)
 
 
 def a_copy_ignores_where_its_replica_ends_now(patch):
-    def blind(state, progress, names_now, end, *, alive):
+    def mutant(state, progress, names_now, end, *, alive):
         replica = state.replica(progress.broker_id)
         start = replica.log_end_offset if replica else progress.start
         return advance_follower(state, replace(progress, start=start), names_now, end, alive=alive)
 
-    patch(replication_rules, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", mutant)
 
 
 def an_empty_replica_joins_the_isr(patch):
-    def welcoming(state, progress, names_now, end, *, alive):
+    def mutant(state, progress, names_now, end, *, alive):
         after = advance_follower(state, progress, names_now, end, alive=alive)
         return with_isr(after, after.isr | {progress.broker_id}) if alive else after
 
-    patch(replication_rules, "advance_follower", welcoming)
+    patch(replication_rules, "advance_follower", mutant)
 
 
-def the_dead_join_the_isr(patch):
-    def blind(state, progress, names_now, end, *, alive):
+def a_dead_replica_joins_the_isr(patch):
+    def mutant(state, progress, names_now, end, *, alive):
         return advance_follower(state, progress, names_now, end, alive=True)
 
-    patch(replication_rules, "advance_follower", blind)
+    patch(replication_rules, "advance_follower", mutant)
 
 
-def members_leave_while_nobody_leads(patch):
+def the_isr_shrinks_without_a_leader(patch):
     shrink_isr = replication_rules.shrink_isr
 
     def strict(state, brokers):
@@ -190,18 +190,18 @@ def members_leave_while_nobody_leads(patch):
     patch(replication_rules, "shrink_isr", strict)
 
 
-def who_lost_files_stays_in_the_isr(patch):
+def a_replica_that_lost_files_stays_in_the_isr(patch):
     def lenient(state, broker_id, first_missing):
         return with_isr(lose_files(state, broker_id, first_missing), state.isr)
 
     patch(replication_rules, "lose_files", lenient)
 
 
-def who_lost_files_keeps_its_end(patch):
+def a_replica_that_lost_files_keeps_its_end(patch):
     patch(replication_rules, "lose_files", lambda state, broker_id, first_missing: state)
 
 
-def who_lost_files_leads_on(patch):
+def a_replica_that_lost_files_stays_leader(patch):
     def lenient(state, broker_id, first_missing):
         return replace(lose_files(state, broker_id, first_missing), leader=state.leader)
 
@@ -216,11 +216,11 @@ def a_log_dir_that_comes_back_is_not_fenced(patch):
 
 
 def a_rewrite_reaches_above_the_watermark(patch):
-    def bold(state, start, end, log_dirs, epoch):
+    def mutant(state, start, end, log_dirs, epoch):
         after = rewrite(replace(state, high_watermark=state.log_end_offset), start, end, log_dirs, epoch)
         return after and replace(after, high_watermark=state.high_watermark)
 
-    patch(replication_rules, "rewrite", bold)
+    patch(replication_rules, "rewrite", mutant)
 
 
 def a_rewrite_ignores_the_partition_epoch(patch):
@@ -230,57 +230,57 @@ def a_rewrite_ignores_the_partition_epoch(patch):
     patch(replication_rules, "rewrite", timeless)
 
 
-def a_rewrite_needs_nobody_in_sync(patch):
-    def careless(state, start, end, log_dirs, epoch):
+def a_rewrite_ignores_the_isr(patch):
+    def mutant(state, start, end, log_dirs, epoch):
         here = epoch == state.partition_epoch and end <= state.high_watermark and not state.isr
         return state if here else rewrite(state, start, end, log_dirs, epoch)
 
-    patch(replication_rules, "rewrite", careless)
+    patch(replication_rules, "rewrite", mutant)
 
 
 def a_rewrite_leaves_fewer_copies_than_were_promised(patch):
-    def thrifty(state, start, end, log_dirs, epoch):
+    def mutant(state, start, end, log_dirs, epoch):
         after = rewrite(replace(state, min_insync_replicas=1), start, end, log_dirs, epoch)
         return after and replace(after, min_insync_replicas=state.min_insync_replicas)
 
-    patch(replication_rules, "rewrite", thrifty)
+    patch(replication_rules, "rewrite", mutant)
 
 
-def a_rewrite_forgets_who_did_not_get_it(patch):
-    def forgetful(state, start, end, log_dirs, epoch):
+def a_rewrite_ignores_replicas_without_the_file(patch):
+    def mutant(state, start, end, log_dirs, epoch):
         after = rewrite(state, start, end, log_dirs, epoch)
         return after and with_ends_of(after, state, {1, 2, 3, 4})
 
-    patch(replication_rules, "rewrite", forgetful)
+    patch(replication_rules, "rewrite", mutant)
 
 
 # Reassignment
 
 
 def a_reassignment_finishes_before_the_target_is_in_sync(patch):
-    def hasty(state, under_way, alive):
+    def mutant(state, under_way, alive):
         found = [state.replica(broker) for broker in under_way.target]
         ready = [r for r in found if r.in_sync] or found
         return reassignment_rules._assigned(
             state, found, reassignment_rules._leader_among(state, ready) or ready[0].broker_id
         )
 
-    patch(reassignment_rules, "finish", hasty)
+    patch(reassignment_rules, "finish", mutant)
 
 
 def a_reassignment_makes_a_leader_that_lacks_records(patch):
-    def hasty(state, ready):
+    def mutant(state, ready):
         here = [r.broker_id for r in ready]
         return state.leader if state.leader in here else next(iter(here), None)
 
-    patch(reassignment_rules, "_leader_among", hasty)
+    patch(reassignment_rules, "_leader_among", mutant)
 
 
-def a_cancelled_reassignment_forgets_who_leads(patch):
-    def careless(state, under_way, alive):
+def a_cancelled_reassignment_ignores_the_leader(patch):
+    def mutant(state, under_way, alive):
         return reassignment_rules._assigned(state, [state.replica(b) for b in under_way.original], state.leader)
 
-    patch(reassignment_rules, "cancel", careless)
+    patch(reassignment_rules, "cancel", mutant)
 
 
 def a_replica_leaves_within_its_leader_epoch(patch):
@@ -294,7 +294,7 @@ def a_replica_leaves_within_its_leader_epoch(patch):
 
 
 def a_new_replica_counts_as_whole(patch):
-    def trusting(state, target, log_dirs, under_way=None):
+    def mutant(state, target, log_dirs, under_way=None):
         after, started = begin(state, target, log_dirs, under_way)
         added = {r.broker_id for r in after.replicas} - {r.broker_id for r in state.replicas}
         ends = dict.fromkeys(added, state.log_end_offset)
@@ -302,7 +302,7 @@ def a_new_replica_counts_as_whole(patch):
         return replace(after, replicas=replicas), started
 
     begin = reassignment_rules.begin
-    patch(reassignment_rules, "begin", trusting)
+    patch(reassignment_rules, "begin", mutant)
 
 
 WRITERS = {"writer_writes", "writer_appends"}
@@ -321,29 +321,29 @@ MUTANTS = {
     a_truncation_forgets_the_other_replicas: None,
     a_leader_that_lacks_what_was_deleted_stays_behind_its_log: None,
     an_election_does_not_begin_an_epoch: None,
-    anybody_may_lead: None,
+    any_replica_may_lead: None,
     an_offline_partition_forgets_its_isr: None,
     the_preferred_leader_may_lack_records: WRITERS | SWITCHES | {"controller_elects_the_preferred_leader"},
-    the_dead_may_lead: None,
+    a_dead_replica_may_lead: None,
     a_stale_controller_may_act: None,
     a_copy_ignores_the_leader_epoch: WRITERS | FOLLOWERS | LOSSES | SWITCHES,
     a_copy_ignores_that_segments_were_replaced: WRITERS | FOLLOWERS | MAINTENANCE | {"brokers_die"},
     a_copy_ignores_where_its_replica_ends_now: WRITERS | FOLLOWERS | SWITCHES,
     an_empty_replica_joins_the_isr: None,
-    the_dead_join_the_isr: None,
-    members_leave_while_nobody_leads: WRITERS | LOSSES | {"controller_takes_laggards_out"},
-    who_lost_files_stays_in_the_isr: None,
-    who_lost_files_keeps_its_end: None,
-    who_lost_files_leads_on: None,
+    a_dead_replica_joins_the_isr: None,
+    the_isr_shrinks_without_a_leader: WRITERS | LOSSES | {"controller_takes_laggards_out"},
+    a_replica_that_lost_files_stays_in_the_isr: None,
+    a_replica_that_lost_files_keeps_its_end: None,
+    a_replica_that_lost_files_stays_leader: None,
     a_log_dir_that_comes_back_is_not_fenced: WRITERS | LOSSES,
     a_rewrite_reaches_above_the_watermark: WRITERS | MAINTENANCE,
     a_rewrite_ignores_the_partition_epoch: WRITERS | MAINTENANCE | LOSSES,
-    a_rewrite_needs_nobody_in_sync: WRITERS | MAINTENANCE | LOSSES | {"brokers_die"},
+    a_rewrite_ignores_the_isr: WRITERS | MAINTENANCE | LOSSES | {"brokers_die"},
     a_rewrite_leaves_fewer_copies_than_were_promised: None,
-    a_rewrite_forgets_who_did_not_get_it: None,
+    a_rewrite_ignores_replicas_without_the_file: None,
     a_reassignment_finishes_before_the_target_is_in_sync: None,
     a_reassignment_makes_a_leader_that_lacks_records: WRITERS | FOLLOWERS | SWITCHES,
-    a_cancelled_reassignment_forgets_who_leads: WRITERS
+    a_cancelled_reassignment_ignores_the_leader: WRITERS
     | FOLLOWERS
     | SWITCHES
     | {"brokers_die", "reassignment_is_cancelled"},

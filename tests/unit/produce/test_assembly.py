@@ -12,7 +12,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.ids import TopicId
 from spark_log.produce import assembly
-from spark_log.produce.faults import faults, harmless
+from spark_log.produce.faults import faults, has_no_faults
 from spark_log.produce.producer_batch import TopicBatch
 from spark_log.records.check import RecordLimits, check
 from spark_log.records.schema import RECORD_SCHEMA
@@ -133,7 +133,7 @@ def test_faults_equal_the_errors_of_check(rows, limits):
                 check(one, limits, NOON_MS)
         else:
             check(one, limits, NOON_MS)
-    if harmless(
+    if has_no_faults(
         limits,
         topic_batch.bytes,
         np.frombuffer(topic_batch.timestamps, np.int64),
