@@ -1,9 +1,11 @@
 """Slices of segments, with everything that a reader needs and without the address of the metadata store."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.ids import LogDirId, TopicPartition
+
+if TYPE_CHECKING:
+    from spark_log.cluster.log_dir import LogDirInfo  # not at run time: it imports pyarrow
 
 
 class Slice(NamedTuple):
@@ -44,5 +46,5 @@ class TimestampBounds(NamedTuple):
     max_ms: int | None = None
 
 
-LogDirs = dict[LogDirId, LogDirInfo]
+LogDirs = dict[LogDirId, "LogDirInfo"]
 """Log dirs by id, as far as a plan's slices need them."""

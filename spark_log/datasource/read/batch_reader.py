@@ -1,15 +1,17 @@
 """The batch reader."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.filters import Pruning, prune
 from spark_log.datasource.read.read_task import read_task
 from spark_log.datasource.worker_errors import message_only
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @message_only
@@ -44,7 +46,7 @@ class BatchReader(DataSourceReader):
         finally:
             planner.close()
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         yield from read_task(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:

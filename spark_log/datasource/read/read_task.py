@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -22,7 +25,7 @@ class ReadTask(InputPartition):
         return f"ReadTask({len(self.slices)} slices of {len(partitions)} topic-partitions)"
 
 
-def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator["pa.RecordBatch"]:
     """The records of a task as Arrow batches of the columns."""
     from spark_log.records.schema import read_schema
     from spark_log.segments.fetcher import Fetcher
@@ -33,6 +36,6 @@ def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator[pa.Rec
     return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), columns)
 
 
-def _in_order(batches: Iterator[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def _in_order(batches: Iterator["pa.RecordBatch"], columns: tuple[str, ...]) -> Iterator["pa.RecordBatch"]:
     for batch in batches:
         yield batch if tuple(batch.schema.names) == columns else batch.select(columns)

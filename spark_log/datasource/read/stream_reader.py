@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -21,6 +20,8 @@ from spark_log.datasource.worker_errors import message_only
 from spark_log.ids import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from spark_log.datasource.read.read_planner import Available, ReadPlanner
 
 
@@ -185,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.close()
             self._planner = None
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         yield from read_task(partition, self._columns)
 
     def _driver(self) -> "ReadPlanner":

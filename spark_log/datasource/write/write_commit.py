@@ -24,7 +24,6 @@ from spark_log.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook
 from spark_log.ids import WriteId
 from spark_log.log.log import Log
 from spark_log.transactions.transaction_rows import PendingBatch
@@ -91,6 +90,8 @@ def commit_write(
             batches = not_appended(last, batch, written)
             hooks.append(append_once_hook(batch, _topic_ids(cluster, batch, batches)))
         if ends is not None:
+            from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
+
             offsets = {Committer(ends.group_id): ends.commits(cluster)}
             hooks.append(commit_offsets_hook(cluster.store, offsets))
         request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
