@@ -1,5 +1,5 @@
-"""`make bench`, and bench-clients, -replication, -maintenance, -streams, -transactions and -kafka: on a PostgreSQL of
-their own too where it is installed.
+"""`make bench`, and bench-first, -clients, -replication, -maintenance, -streams, -transactions and -kafka: on a
+PostgreSQL of their own too where it is installed.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETS = {
+    "first": ("benchmarks.first",),
     "log": ("benchmarks.throughput", "benchmarks.planning"),
     "replication": ("benchmarks.replication", "benchmarks.catch_up"),
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
