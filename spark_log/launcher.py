@@ -66,4 +66,7 @@ def main() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # instead of this script's folder, as `python -m` has it
     del sys.argv[:2]
+    from spark_log.fork_server import take_over
+
+    sys.argv[:] = take_over(sys.argv) or sys.argv
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
