@@ -24,7 +24,7 @@ from typing import Any
 
 from spark_log import Cluster, Consumer, Producer, create_topic
 from spark_log.kafka import TopicPartition
-from spark_log.mirror import mirror_topics
+from spark_log.streams import mirror_topics
 
 TOPIC = "measurements"
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_log.mirror.local_mirror import mirror_topics as mirror_topics
     from spark_log.streams.aggregation import running as running
     from spark_log.streams.bad_records import dead_letters as dead_letters
     from spark_log.streams.bad_records import valid as valid
@@ -66,6 +67,7 @@ _HOME = {
     "keep_first": "deduplication",
     "keep_last": "deduplication",
     "late_records": "windows",
+    "mirror_topics": ".mirror.local_mirror",
     "read_table": "tables",
     "running": "aggregation",
     "table_changes": "tables",
@@ -100,6 +102,7 @@ __all__ = [
     "keep_first",
     "keep_last",
     "late_records",
+    "mirror_topics",
     "read_table",
     "running",
     "table_changes",
@@ -113,4 +116,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
