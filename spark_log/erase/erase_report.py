@@ -27,7 +27,7 @@ class Erased:
     purged: Purged | None
     """None without `purge`."""
     notes: tuple[str, ...]
-    """For people: data that was not reached, and how to erase it."""
+    """Lines for the user: the data that was not erased, and how to erase it."""
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON values."""

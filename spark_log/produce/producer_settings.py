@@ -50,8 +50,8 @@ class ProducerSettings:
     """Pause before a retry of an append."""
 
     batch_size: int = 16_384
-    """Bytes: a topic's records are sent before linger_ms is over when there are this many for each of its partitions.
-    Not an upper limit: all records that wait at the end of an append are appended together."""
+    """Bytes per partition. When the waiting records of a topic reach this size for each of its partitions, they are
+    sent before linger_ms is over. Not an upper limit: the next append takes all waiting records."""
 
     linger_ms: float = 0
     """Maximum time that a record waits for others to share its append. With a transactional_id the default is 5, as in

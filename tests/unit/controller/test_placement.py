@@ -22,7 +22,7 @@ def broker_ids(placement):
     return [[broker for broker, _ in ar] for ar in placement]
 
 
-def test_leaders_go_round_and_followers_shift_each_time_round_as_in_kafka():
+def test_leaders_are_round_robin_and_followers_shift_each_round_as_in_kafka():
     assert broker_ids(place_replicas(brokers(None, None, None), 7, 2)) == [
         [1, 2], [2, 3], [3, 1],
         [1, 3], [2, 1], [3, 2],

@@ -19,7 +19,7 @@ def test_members_of_the_isr_come_first_and_the_others_leave_room_for_them():
     assert numbers(choose(behind, {(1, 0, 1): False, (1, 1, 1): False}, set(), {})) == [5, 6]
 
 
-def test_everybody_has_a_turn():
+def test_each_replica_has_its_turn():
     behind, turns, seen = [one(n) for n in range(10)], {}, []
     for _ in range(5):
         chosen = choose(behind, {}, set(), turns)

@@ -9,7 +9,7 @@ blocks = st.lists(st.tuples(st.integers(0, 3_000), st.floats(0, 5)), min_size=1,
 
 
 @given(st.integers(1, 1_000), blocks)
-def test_in_no_stretch_of_time_more_goes_out_than_the_rate_and_a_second_saved_up(rate, wanted):
+def test_no_interval_exceeds_the_rate_and_one_second_of_saved_bytes(rate, wanted):
     bucket, now_s, sent = Bucket(rate, rate, 0.0), 0.0, []
     for size, idle_s in wanted:
         now_s += idle_s
