@@ -31,6 +31,113 @@ REPLICA_LIMIT = sa.case(
 _CHUNK = 5_000
 
 
+# The statements are built once: a publication runs a dozen of them, after each append that writes files.
+
+_TOPIC: sa.BindParameter[int] = sa.bindparam("in_topic")
+_LOG_DIR: sa.BindParameter[int] = sa.bindparam("in_log_dir")
+
+_REPLICAS = t.partition.join(
+    t.replica,
+    (REPLICA.topic_id == PARTITION.topic_id)
+    & (REPLICA.partition == PARTITION.partition)
+    & (REPLICA.log_dir_id == _LOG_DIR),
+).outerjoin(
+    t.publication_cursor,
+    (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
+    & (PUBLICATION_CURSOR.partition == PARTITION.partition)
+    & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR),
+)
+"""FROM partition, its replica in the log dir, and its cursor; to be limited to the topic."""
+
+_STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
+"""Partitions of the topic that have changed since they were published."""
+
+_SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
+
+_FILE_COLUMNS = (
+    SEGMENT.partition, SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.bytes, SEGMENT.record_count, SEGMENT.change,
+    SEGMENT.rewritten, SEGMENT.name
+)  # fmt: skip
+
+_LOG_DIRS_WITH_REPLICAS = (
+    sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == _TOPIC).order_by(REPLICA.log_dir_id)
+)
+_ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
+_LOG_DIRS_WITH_TABLES = sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == _TOPIC)
+_RECORDED = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
+    PUBLICATION.topic_id == _TOPIC, PUBLICATION.log_dir_id == _LOG_DIR
+)
+_STALE_PARTITIONS = (
+    sa.select(
+        PARTITION.partition,
+        PARTITION.change,
+        REPLICA_LIMIT,
+        PUBLICATION_CURSOR.high_watermark,
+        PUBLICATION_CURSOR.seen_offset,
+    )
+    .select_from(_REPLICAS)
+    .where(_STALE)
+)
+_ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, REPLICA.log_dir_id == _LOG_DIR).limit(1)
+_FIRST_BLOBS = (
+    sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
+    .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
+    .where(_STALE)
+    .group_by(PARTITION.partition)
+)
+_CURSORS_HERE = (PUBLICATION_CURSOR.topic_id == _TOPIC) & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
+_CURSORS = sa.select(
+    PUBLICATION_CURSOR.partition,
+    PUBLICATION_CURSOR.change,
+    PUBLICATION_CURSOR.high_watermark,
+    PUBLICATION_CURSOR.seen_offset,
+).where(_CURSORS_HERE)
+_LOST = (
+    sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
+    .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
+    .where(
+        ~sa.exists().where(
+            (REPLICA.topic_id == PUBLICATION_CURSOR.topic_id)
+            & (REPLICA.partition == PUBLICATION_CURSOR.partition)
+            & (REPLICA.log_dir_id == PUBLICATION_CURSOR.log_dir_id)
+        )
+    )
+)
+_ALL_SEGMENTS = (
+    sa.select(*_FILE_COLUMNS)
+    .select_from(_REPLICAS.join(t.segment, _SEGMENTS))
+    .where(PARTITION.topic_id == _TOPIC, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+    .order_by(SEGMENT.partition, SEGMENT.base_offset)
+)
+_CHANGED_SEGMENTS = sa.union(  # two index scans are faster than one OR
+    *(
+        sa.select(*_FILE_COLUMNS)
+        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
+        .where(_STALE, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+        for condition in (
+            SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
+            SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
+        )
+    )
+)
+_RETIRED_PATHS = (
+    sa.select(RETIRED_FILE.path)
+    .select_from(
+        _REPLICAS.join(
+            t.retired_file,
+            (RETIRED_FILE.topic_id == PARTITION.topic_id)
+            & (RETIRED_FILE.partition == PARTITION.partition)
+            & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+        )
+    )
+    .where(_STALE)
+)
+
+
+def _parameters(topic: Topic, info: LogDirInfo) -> dict[str, int]:
+    return {_TOPIC.key: topic.topic_id, _LOG_DIR.key: info.log_dir_id}
+
+
 @dataclass(frozen=True)
 class PublishedFile:
     """A file that the Delta table should list. `path` is relative to the table."""
@@ -80,84 +187,43 @@ class Due:
 
 
 def log_dirs_with_replicas(connection: sa.Connection, topic: Topic) -> list[LogDirId]:
-    query = (
-        sa.select(REPLICA.log_dir_id).distinct().where(REPLICA.topic_id == topic.topic_id).order_by(REPLICA.log_dir_id)
-    )
-    return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
+    found = connection.execute(_LOG_DIRS_WITH_REPLICAS, {_TOPIC.key: topic.topic_id}).scalars()
+    return [LogDirId(log_dir_id) for log_dir_id in found]
 
 
 def log_dirs_to_publish(connection: sa.Connection, topic: Topic) -> dict[LogDirId, bool]:
     """Online log dirs with a replica of the topic (True), or with a table that may list files of earlier replicas."""
-    online = set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
-    known = connection.execute(
-        sa.select(PUBLICATION.log_dir_id).where(PUBLICATION.topic_id == topic.topic_id)
-    ).scalars()
+    online = set(connection.execute(_ONLINE_LOG_DIRS).scalars())
+    known = connection.execute(_LOG_DIRS_WITH_TABLES, {_TOPIC.key: topic.topic_id}).scalars()
     found = {**dict.fromkeys(known, False), **dict.fromkeys(log_dirs_with_replicas(connection, topic), True)}
     return {LogDirId(log_dir_id): found[log_dir_id] for log_dir_id in sorted(found) if log_dir_id in online}
 
 
 def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple[int, int] | None:
     """(our transaction version, Delta version) of the last recorded publication; None before the first."""
-    query = sa.select(PUBLICATION.transaction_version, PUBLICATION.delta_version).where(
-        PUBLICATION.topic_id == topic.topic_id, PUBLICATION.log_dir_id == info.log_dir_id
-    )
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_RECORDED, _parameters(topic, info)).one_or_none()
     return (row.transaction_version, row.delta_version) if row else None
 
 
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     """The partitions of the topic that have changed in this log dir since its publication."""
-    source, stale = _stale(topic, info)
-    blobs_from = _first_blobs(connection, topic, info)
+    here = _parameters(topic, info)
+    blobs_from = {number: base for number, base in connection.execute(_FIRST_BLOBS, here)}  # noqa: C416
     cursors: dict[int, Cursor] = {}
     fallen = False
-    query = sa.select(
-        PARTITION.partition,
-        PARTITION.change,
-        REPLICA_LIMIT,
-        PUBLICATION_CURSOR.high_watermark,
-        PUBLICATION_CURSOR.seen_offset,
-    )
-    for partition, change, limit, limit_before, seen_before in connection.execute(
-        query.select_from(source).where(stale)
-    ):
+    for partition, change, limit, limit_before, seen_before in connection.execute(_STALE_PARTITIONS, here):
         seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
         cursors[partition] = Cursor(change, limit, seen)
         fallen = fallen or limit < (limit_before or 0)
-    here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == info.log_dir_id)
-    has_replicas = connection.execute(sa.select(REPLICA.partition).where(here).limit(1)).first() is not None
-    lost = _lost(connection, topic, info)
+    has_replicas = connection.execute(_ANY_REPLICA, here).first() is not None
+    # partitions that were published but have no replica in this log dir any more
+    lost = {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(_LOST, here)}
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
-
-
-def _lost(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
-    """Partitions that were published but have no replica in this log dir any more."""
-    replica = (
-        (REPLICA.topic_id == PUBLICATION_CURSOR.topic_id)
-        & (REPLICA.partition == PUBLICATION_CURSOR.partition)
-        & (REPLICA.log_dir_id == PUBLICATION_CURSOR.log_dir_id)
-    )
-    query = (
-        sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
-        .where(
-            PUBLICATION_CURSOR.topic_id == topic.topic_id,
-            PUBLICATION_CURSOR.log_dir_id == info.log_dir_id,
-            PUBLICATION_CURSOR.high_watermark > 0,
-        )
-        .where(~sa.exists().where(replica))
-    )
-    return {partition: Cursor(change, 0, seen) for partition, change, seen in connection.execute(query)}
 
 
 def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
     """The cursors of all published partitions, as the last publication noted them."""
-    query = sa.select(
-        PUBLICATION_CURSOR.partition,
-        PUBLICATION_CURSOR.change,
-        PUBLICATION_CURSOR.high_watermark,
-        PUBLICATION_CURSOR.seen_offset,
-    ).where(PUBLICATION_CURSOR.topic_id == topic.topic_id, PUBLICATION_CURSOR.log_dir_id == info.log_dir_id)
-    return {partition: Cursor(*facts) for partition, *facts in connection.execute(query)}
+    return {partition: Cursor(*facts) for partition, *facts in connection.execute(_CURSORS, _parameters(topic, info))}
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
@@ -172,41 +238,14 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
     return list(connection.execute(sa.union(known, noted)).scalars())
 
 
-_FILE_COLUMNS = (
-    SEGMENT.partition, SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.bytes, SEGMENT.record_count, SEGMENT.change,
-    SEGMENT.rewritten, SEGMENT.name
-)  # fmt: skip
-
-
 def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
     """All files that the table is to list."""
-    source, here = _replicas(topic, info)
-    source = source.join(
-        t.segment, (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
-    )
-    query = (
-        sa.select(*_FILE_COLUMNS).select_from(source).where(here, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
-    )
-    return _files(connection.execute(query.order_by(SEGMENT.partition, SEGMENT.base_offset)))
+    return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
 
 
 def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """Segments that were added since the cursors, or lay above their limit then. Two index scans are faster than one
-    OR.
-    """
-    source, stale = _stale(topic, info)
-    same = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
-    newer = same & (SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
-    above = same & (SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0))
-    found = sa.union(
-        *(
-            sa.select(*_FILE_COLUMNS)
-            .select_from(source.join(t.segment, condition))
-            .where(stale, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
-            for condition in (newer, above)
-        )
-    )
-    return _files(sorted(connection.execute(found).all()))
+    """Segments that were added since the cursors, or lay above their limit then."""
+    return _files(sorted(connection.execute(_CHANGED_SEGMENTS, _parameters(topic, info)).all()))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
@@ -221,14 +260,8 @@ def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
 
 def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[str]:
     """Files, relative to the topic's table, that the metadata has ceased to name since the cursors."""
-    source, stale = _stale(topic, info)
-    gone = (
-        (RETIRED_FILE.topic_id == PARTITION.topic_id)
-        & (RETIRED_FILE.partition == PARTITION.partition)
-        & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
-    )
-    query = sa.select(RETIRED_FILE.path).select_from(source.join(t.retired_file, gone)).where(stale)
-    return [path[len(topic.folder) + 1 :] for path in connection.execute(query).scalars()]
+    found = connection.execute(_RETIRED_PATHS, _parameters(topic, info)).scalars()
+    return [path[len(topic.folder) + 1 :] for path in found]
 
 
 def record(
@@ -283,36 +316,6 @@ def replace(
 def values(cursor: Cursor) -> dict[str, int]:
     """The columns of a cursor."""
     return {"change": cursor.change, "high_watermark": cursor.limit, "seen_offset": cursor.seen_offset}
-
-
-def _replicas(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
-    """FROM partition, its replica in this log dir, and its cursor; and the condition that selects the topic."""
-    source = t.partition.join(
-        t.replica,
-        (REPLICA.topic_id == PARTITION.topic_id)
-        & (REPLICA.partition == PARTITION.partition)
-        & (REPLICA.log_dir_id == info.log_dir_id),
-    ).outerjoin(
-        t.publication_cursor,
-        (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
-        & (PUBLICATION_CURSOR.partition == PARTITION.partition)
-        & (PUBLICATION_CURSOR.log_dir_id == info.log_dir_id),
-    )
-    return source, PARTITION.topic_id == topic.topic_id
-
-
-def _stale(topic: Topic, info: LogDirInfo) -> tuple[Any, Any]:
-    """As `_replicas`, for the partitions that have changed since they were published."""
-    source, here = _replicas(topic, info)
-    return source, here & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
-
-
-def _first_blobs(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, int]:
-    """Base offset of the first blob of each partition that has changed and has one."""
-    source, stale = _stale(topic, info)
-    inline = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition) & SEGMENT.inline
-    query = sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset)).select_from(source.join(t.segment, inline))
-    return {number: base for number, base in connection.execute(query.where(stale).group_by(PARTITION.partition))}  # noqa: C416
 
 
 def _files(rows: Iterable[Any]) -> list[PublishedFile]:

@@ -83,6 +83,7 @@ def _postgresql_engine(address: Address) -> sa.Engine:
     engine = sa.create_engine(
         address.url,
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
+        use_native_hstore=False,  # a type of PostgreSQL that no table has: saves a round trip when an engine connects
         connect_args={"application_name": "spark-log", "connect_timeout": 10, "options": _POSTGRESQL_OPTIONS},
         execution_options=_EXECUTION_OPTIONS,
     )
