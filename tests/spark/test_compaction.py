@@ -122,7 +122,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
     assert as_found(read_topic(spark, cluster, "t")) == rows
     assert as_found(read(spark, cluster, subscribe="t", minPartitions=7, maxRecordsPerPartition=300)) == rows
     query = (
-        read_stream(spark, cluster, subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger=700)
+        read_stream(spark, cluster, subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger=2500)
         .writeStream.format("memory")
         .queryName("compacted")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))

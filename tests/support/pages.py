@@ -52,7 +52,7 @@ class PageRunner:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.page_process", str(folder / "forks")],
             cwd=self._home,
-            env={**self._environment, "PYTHONPATH": str(REPOSITORY)},
+            env=_of_programs(self._environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -188,6 +188,13 @@ def _commands(folder: Path) -> Path:
     command.write_text(f"#!{sys.executable} -IS\n{(_SUPPORT / 'forked_command.py').read_text()}")
     command.chmod(0o755)
     return folder
+
+
+def _of_programs(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings come from the file: a JVM with a folder of settings on its class path cannot use the archive."""
+    programs = {**environment, "PYTHONPATH": str(REPOSITORY)}
+    defaults = Path(programs.pop("SPARK_CONF_DIR")) / "spark-defaults.conf"
+    return {**programs, "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell"}
 
 
 def _spark_conf(folder: Path) -> Path:
