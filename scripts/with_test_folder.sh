@@ -4,7 +4,7 @@
 set -euo pipefail
 
 memory=/dev/shm
-needed_kib=$((8 * 1024 * 1024))
+needed_kib=$((10 * 1024 * 1024))
 
 has_room() {
   [ -d "$memory" ] && [ -w "$memory" ] &&
