@@ -56,6 +56,14 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
     return session
 
 
+def jvm_start_ms(session: SparkSession) -> int | None:
+    """When the JVM of a session that `start_session` started did start, in ms since 1970; None for other sessions."""
+    if session is not _started or is_remote():
+        return None
+    jvm: Any = SparkContext._jvm
+    return int(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getStartTime())
+
+
 def end_session(session: SparkSession) -> None:
     """Stop the Spark that `start_session` has started. The Spark of the calling program continues."""
     global _started

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.expired_records import Expired
@@ -26,6 +26,23 @@ class BatchProgress:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """Seconds of the parts of a job. For a stream they are sums over its batches, without the waits between them."""
+
+    start: float = 0.0
+    """Of Spark, until its session is there; 0 in a session that the job did not start."""
+    planning: float = 0.0
+    """Until the first task: schema inference, offsets, query plan."""
+    writing: float = 0.0
+    """Until the last task has ended: reading, transforming and writing."""
+    commit: float = 0.0
+    """After the last task: the commit of the write, and what the summary needs."""
+
+    def plus(self, other: "Stages") -> "Stages":
+        return Stages(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
 class Summary:
     """Result of a job.
 
@@ -37,6 +54,7 @@ class Summary:
     bytes: int
     """Of keys and values."""
     seconds: float
+    """Without the start of Spark."""
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     malformed: int = 0
@@ -45,6 +63,7 @@ class Summary:
     """Rows dropped after the watermark."""
     expired: Expired | None = None
     """Written records that retention.ms does not keep."""
+    stages: Stages | None = None
 
 
 def progress_line(progress: BatchProgress, as_json: bool) -> str:
@@ -67,13 +86,16 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
             "late": summary.late,
             "expired": summary.expired and asdict(summary.expired),
             "seconds": round(summary.seconds, 3),
+            "stages": summary.stages and {name: round(taken, 3) for name, taken in asdict(summary.stages).items()},
             "before": _nested(summary.before),
             "after": _nested(summary.after),
         }
         return [json.dumps(facts)]
-    rate = rate_of(summary.records, summary.seconds)
+    rate = rate_of(summary.records, summary.seconds) if summary.stages is None else ""
     size = f"{summary.bytes / 2**20:,.1f} MiB" if summary.bytes >= 2**20 else count_of(summary.bytes, "byte")
     lines = [f"{summary.job}: {count_of(summary.records, 'record')}, {size}, {summary.seconds:.1f} s{rate}"]
+    if summary.stages is not None:
+        lines.append(f"  {_stages_text(summary.stages, summary.records)}")
     if summary.malformed:
         one = summary.malformed == 1
         went = f"{'it' if one else 'they'} went to --dead-letter-topic"
@@ -91,6 +113,18 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
     if summary.expired is not None:
         lines.append(f"  Warning: {summary.expired}")
     return lines
+
+
+def _stages_text(stages: Stages, records: int) -> str:
+    rate = rate_of(records, stages.writing).removeprefix(", ")
+    parts = [
+        f"planning {stages.planning:.1f} s",
+        f"writing {stages.writing:.1f} s" + (f" ({rate})" if rate else ""),
+        f"commit {stages.commit:.1f} s",
+    ]
+    if stages.start:
+        parts.append(f"before that {stages.start:.1f} s to start Spark")
+    return ", ".join(parts)
 
 
 def print_lines(*lines: str) -> None:

@@ -84,6 +84,9 @@ def test_a_file_is_copied_into_a_topic_by_batch_and_out_by_a_bounded_stream(
     sent = summary_of(printed)
     assert sent["records"] == 500
     assert sent["expired"]["records"] == 500
+    stages = sent["stages"]
+    assert min(stages.values()) > 0
+    assert sum(stages.values()) - stages["start"] == pytest.approx(sent["seconds"], abs=0.1)
     [would] = run_tasks(str(cluster), ["retention"], dry_run=True)
     assert (would.topic, would.before.records) == ("events", 500)
     with Cluster.open(str(cluster)) as opened:  # as the warning says
@@ -111,6 +114,7 @@ def test_a_file_is_copied_into_a_topic_by_batch_and_out_by_a_bounded_stream(
 
     again = summary_of(run_job(spark, cluster, "consume", *consume).out)
     assert again["records"] == 0, "the checkpoint remembers"
+    assert read["stages"]["writing"] > 0 == again["stages"]["writing"]
     assert pq.read_table(out).num_rows == 500
 
 

@@ -2,7 +2,7 @@
 
 from spark_log.erase.erase_report import Erased
 from spark_log.erase.purge import Purged
-from spark_log.jobs.summary import BatchProgress, Summary, progress_line, summary_lines
+from spark_log.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
 from spark_log.maintenance import Amount, Report
 from spark_log.quantities import count_of, exact_duration_of
 from spark_log.streams.transactional_loop import Totals
@@ -30,3 +30,15 @@ def test_one_is_singular_in_every_summary() -> None:
         "  1 value is not of --value-schema: it went to --dead-letter-topic",
         "  1 row was later than the watermark, and dropped",
     ]
+
+
+def test_the_rate_of_a_summary_is_that_of_the_writing() -> None:
+    stages = Stages(start=4.0, planning=1.5, writing=2.0, commit=0.25)
+    assert summary_lines(Summary("produce", 1_000, 2**20, 3.75, {}, {}, stages=stages), False) == [
+        "produce: 1,000 records, 1.0 MiB, 3.8 s",
+        "  planning 1.5 s, writing 2.0 s (500 records/s), commit 0.2 s, before that 4.0 s to start Spark",
+    ]
+    ours = Stages(planning=0.5, writing=1.0, commit=0.5)
+    assert summary_lines(Summary("produce", 0, 0, 2.0, {}, {}, stages=ours), False)[1] == (
+        "  planning 0.5 s, writing 1.0 s, commit 0.5 s"
+    )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.offset_json import offsets_to_dict
 from spark_log.datasource.options.source_options import ReadOptions
@@ -18,9 +17,10 @@ from spark_log.jobs.checks import check_new_folder, find_or_create
 from spark_log.jobs.consume import Console, ConsumeArguments, Files, OtherTopic
 from spark_log.jobs.queries.consume_columns import shaped, show_first
 from spark_log.jobs.queries.measurement import Measured
-from spark_log.jobs.queries.query_runner import offsets_around, run_to_end, triggered
+from spark_log.jobs.queries.query_runner import Totals, offsets_around, run_to_end, triggered
+from spark_log.jobs.queries.stopwatch import Stopwatch
 from spark_log.jobs.run_options import Batch
-from spark_log.jobs.session import end_session, start_session
+from spark_log.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 
 Offsets = Mapping[TopicPartition, int]
@@ -32,13 +32,18 @@ def run(arguments: ConsumeArguments) -> int:
     ranges = check(arguments)
     delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
     spark = start_session("consume", delta=delta)
-    started = clock.monotonic_s()
+    stopwatch = Stopwatch(spark, jvm_start_ms(spark))
     if isinstance(arguments.shared.run, Batch):
-        counted, before, after = _batch(spark, arguments, ranges)
+        counted, before, after = _batch(spark, arguments, ranges, stopwatch)
+        stages = stopwatch.stages()
     else:
-        counted, before, after = _stream(spark, arguments)
-    seconds = clock.monotonic_s() - started
-    summary = Summary("consume", counted.records, counted.bytes, seconds, before, after, counted.malformed)
+        totals = _stream(spark, arguments)
+        before, after = offsets_around(totals)
+        counted, stages = totals.counted, stopwatch.stages_of(totals)
+    seconds = stopwatch.seconds
+    summary = Summary(
+        "consume", counted.records, counted.bytes, seconds, before, after, counted.malformed, stages=stages
+    )
     print_lines(*summary_lines(summary, arguments.shared.json))
     end_session(spark)
     return 0
@@ -88,7 +93,9 @@ def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
     }
 
 
-def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> tuple[Measured, Offsets, Offsets]:
+def _batch(
+    spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
+) -> tuple[Measured, Offsets, Offsets]:
     options = _options(arguments)
     if ranges:
         options = _pinned(options, ranges)
@@ -100,25 +107,25 @@ def _batch(spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges) -> 
             if counted.records == limit:
                 return counted, {}, {}  # Spark chooses the records that it shows
         case Files(format_, path, mode):
-            shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
+            with stopwatch.query():
+                shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
             counted = Measured.of(observation.get)
         case OtherTopic(topic, address):
-            write_topic(shaped(frame, arguments, observation), address, topic)
+            with stopwatch.query():
+                write_topic(shaped(frame, arguments, observation), address, topic)
             counted = Measured.of(observation.get)
     before = {tp: found.start for tp, found in ranges.items()}
     return counted, before, {tp: found.end for tp, found in ranges.items()}
 
 
-def _stream(spark: SparkSession, arguments: ConsumeArguments) -> tuple[Measured, Offsets, Offsets]:
+def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
     source = spark.readStream.format("spark_log").options(**_options(arguments)).load()
     writer = triggered(_to_sink(shaped(source, arguments, None), arguments), arguments.shared)
     sink = arguments.sink
     written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
-    totals = run_to_end(
+    return run_to_end(
         spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
     )
-    before, after = offsets_around(totals)
-    return totals.counted, before, after
 
 
 def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:

@@ -18,7 +18,6 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.write.topic_write import write_topic
 from spark_log.errors import InvalidOptionError
@@ -26,9 +25,10 @@ from spark_log.ids import OffsetRange
 from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
 from spark_log.jobs.produce import Columns, ProduceArguments
 from spark_log.jobs.queries.measurement import Measured, bytes_of, measured
-from spark_log.jobs.queries.query_runner import run_to_end, triggered
+from spark_log.jobs.queries.query_runner import Totals, run_to_end, triggered
+from spark_log.jobs.queries.stopwatch import Stopwatch
 from spark_log.jobs.run_options import Batch
-from spark_log.jobs.session import end_session, start_session
+from spark_log.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.maintenance.removal.expired_records import find_expired
 
@@ -41,16 +41,19 @@ def run(arguments: ProduceArguments) -> int:
         topic = find_or_create(cluster, arguments.topic, arguments.new_topic, "--create-topic")
         before = end_offsets(cluster, [topic.name])
         spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
-        started = clock.monotonic_s()
+        stopwatch = Stopwatch(spark, jvm_start_ms(spark))
         records = shape(read(spark, arguments), arguments.columns)
-        counted = (
-            _write_batch(records, arguments) if isinstance(shared.run, Batch) else _stream(spark, records, arguments)
-        )
-        seconds = clock.monotonic_s() - started
+        if isinstance(shared.run, Batch):
+            counted = _write_batch(records, arguments, stopwatch)
+            stages = stopwatch.stages()
+        else:
+            totals = _stream(spark, records, arguments)
+            counted, stages = totals.counted, stopwatch.stages_of(totals)
+        seconds = stopwatch.seconds
         after = end_offsets(cluster, [topic.name])
         written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
         expired = find_expired(cluster.store, topic, written)
-    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired)
+    summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired, stages=stages)
     print_lines(*summary_lines(summary, shared.json))
     end_session(spark)
     return 0
@@ -126,20 +129,20 @@ def _sizes(records: DataFrame) -> Column:
     return bytes_of(*(name for name in ("key", "value") if name in records.columns))
 
 
-def _write_batch(records: DataFrame, arguments: ProduceArguments) -> Measured:
+def _write_batch(records: DataFrame, arguments: ProduceArguments, stopwatch: Stopwatch) -> Measured:
     observation = Observation()
     observed = measured(records, _sizes(records), None, observation)
-    write_topic(observed, arguments.shared.cluster, arguments.topic)
+    with stopwatch.query():
+        write_topic(observed, arguments.shared.cluster, arguments.topic)
     return Measured.of(observation.get)
 
 
-def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Measured:
+def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments) -> Totals:
     observed = measured(records, _sizes(records), None, None)
     options = {"cluster": arguments.shared.cluster, "topic": arguments.topic}
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     writer = triggered(writer, arguments.shared)
     written = [(arguments.shared.cluster, arguments.topic)]
-    totals = run_to_end(
+    return run_to_end(
         spark, writer.start, lambda batch: print_lines(progress_line(batch, arguments.shared.json)), written
     )
-    return totals.counted

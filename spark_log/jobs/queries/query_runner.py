@@ -16,10 +16,15 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.jobs.queries.measurement import NAME, Measured
 from spark_log.jobs.run_options import AvailableNow, Batch, Every, Shared
-from spark_log.jobs.summary import BatchProgress
+from spark_log.jobs.summary import BatchProgress, Stages
 from spark_log.log.log import Log
 from spark_log.stopping import Stop
 from spark_log.streams.windows import late_in
+
+_PLANNING = ("latestOffset", "getBatch", "queryPlanning")
+_WRITING = "addBatch"
+_COMMIT = ("walCommit", "commitOffsets", "commitBatch")
+"""Stages of a micro-batch, as `durationMs` of Spark's progress names them."""
 
 _POLL_S = 1
 STOP_WAIT_S = 60.0
@@ -49,10 +54,12 @@ class Totals:
     first: Any = None
     """Progress of the first such batch."""
     last: Any = None
+    stages: Stages = field(default_factory=Stages)
 
     def plus(self, progress: Any) -> "Totals":
         first = progress if self.first is None else self.first
-        return Totals(self.counted.plus(measured_in(progress)), self.late + late_in(progress), first, progress)
+        counted, late = self.counted.plus(measured_in(progress)), self.late + late_in(progress)
+        return Totals(counted, late, first, progress, self.stages.plus(_stages_of(progress)))
 
 
 def run_to_end(
@@ -121,6 +128,13 @@ def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[Batc
         behind, late = _behind(progress), late_in(progress)
         on_progress(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
     return totals
+
+
+def _stages_of(progress: Any) -> Stages:
+    def seconds(*names: str) -> float:
+        return sum(progress.durationMs.get(name) or 0 for name in names) / 1000
+
+    return Stages(planning=seconds(*_PLANNING), writing=seconds(_WRITING), commit=seconds(*_COMMIT))
 
 
 def _behind(progress: Any) -> int | None:

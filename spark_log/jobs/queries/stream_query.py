@@ -9,15 +9,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.read_planner import ReadPlanner
 from spark_log.jobs.checks import find_or_create
 from spark_log.jobs.queries.measurement import bytes_of, measured
 from spark_log.jobs.queries.query_runner import offsets_around, run_to_end
+from spark_log.jobs.queries.stopwatch import Stopwatch
 from spark_log.jobs.run_options import AvailableNow
-from spark_log.jobs.session import end_session, start_session
+from spark_log.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.jobs.stream_options import Input, StreamArguments
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.streams import codecs
@@ -55,7 +55,7 @@ def run_stream_job(
     spark = start_session(job, delta=delta or isinstance(arguments.output, DeltaOutput))
     if not SparkConf().contains(_SHUFFLE_PARTITIONS):  # Spark's 200 would make 200 tasks and state stores of each batch
         spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
-    started = clock.monotonic_s()
+    stopwatch = Stopwatch(spark, jvm_start_ms(spark))
     go_on = arguments.dead_letter_topic is not None
     decoded = [decode(source(spark, one), one, f"{number}", go_on) for number, one in enumerate(inputs)]
     result, letters = build(*(good for good, _ in decoded)), [bad for _, bad in decoded]
@@ -73,8 +73,11 @@ def run_stream_job(
     totals = run_to_end(spark, start, lambda batch: print_lines(progress_line(batch, shared.json)), written)
     before, after = offsets_around(totals)
     counted = totals.counted
-    seconds = clock.monotonic_s() - started
-    summary = Summary(job, counted.records, counted.bytes, seconds, before, after, counted.malformed, totals.late)
+    stages = stopwatch.stages_of(totals)
+    summary = Summary(
+        job, counted.records, counted.bytes, stopwatch.seconds, before, after, counted.malformed, totals.late,
+        stages=stages,
+    )  # fmt: skip
     print_lines(*summary_lines(summary, shared.json))
     end_session(spark)
     return 0
