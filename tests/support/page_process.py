@@ -18,22 +18,30 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from tests.support import fork_server
+
 PRELOADED = (
-    "pandas",
-    "pyarrow.parquet",
-    "deltalake",
-    "spark_log.cli.main",
+    *fork_server.PRELOADED,
     "spark_log.admin.client",
-    "spark_log.consume.consumer",
-    "spark_log.produce.producer",
+    "spark_log.cli.record_sender",
+    "spark_log.cluster.description",
+    "spark_log.groups.group_operations",
 )
 
 
 def main(path: str) -> None:
     for name in PRELOADED:
-        __import__(name)
+        import_module(name)
+    from typer.main import get_command
+
+    from spark_log.cli.main import app
+
+    get_command(app)  # imports the modules that read the arguments of commands
+    gc.collect()
+    gc.freeze()  # the forks' collections, at their ends too, do not visit these objects
     server = os.fork()  # before any thread starts
     if server == 0:
         _serve(path)()
