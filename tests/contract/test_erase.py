@@ -245,7 +245,7 @@ def test_a_consumer_continues_over_erased_files(cluster, log, cluster_address):
     poll()
     assert len(read) == 10, "what was planned before is read to its end"
     erase(cluster, "t", [GONE], purge=True)
-    while consumer.position(partition) < 40:
+    while read[-1].value != b"19":  # the position stays at 39: a poll would wait for a record after the erased one
         poll()
     consumer.close()
     assert missing <= 1, "the plan that was purged, if it had not opened the file, and not the next one"
