@@ -104,6 +104,8 @@ class PostgresProxy:
                 except OSError:
                     client.close()
                     continue
+                for end in (client, server):  # otherwise each second small message waits 40 ms for an acknowledgement
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=_Link(self, client, server).run, daemon=True).start()
 
 

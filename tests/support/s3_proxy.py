@@ -27,6 +27,7 @@ class S3Proxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the acknowledgement of the headers
 
             def handle_one_request(self) -> None:
                 self.raw_requestline = self.rfile.readline(65537)
