@@ -149,7 +149,9 @@ def check(world, log, producers, consumer):
     every_replica_is_whole(world.cluster)
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_leaders_followers_and_controllers_are_killed(world, log):
+    """One store is enough: test_failover and test_group_crashes have elections and killed coordinators on both."""
     world.start()
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")

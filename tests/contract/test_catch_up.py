@@ -33,6 +33,7 @@ from spark_log.replicas.lagging_replicas import find_lagging_replicas
 from spark_log.replicas.throttle import Throttle
 from spark_log.segments.segment_copy import is_whole
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
@@ -588,11 +589,11 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
     with caplog.at_level(logging.WARNING):
         for partition in range(3):
             replicated.append(large("x"), partition=partition)
-        assert not followers.drain(2)
+        assert not followers.drain(0.3)
         for partition in range(3):
             replicated.append(large("x"), partition=partition)
-        assert not followers.drain(2)
-    assert behind(cluster, 3) == [(1, 3, 2, True, None)]
+        until(lambda: behind(cluster, 3) == [(1, 3, 2, True, None)], cluster.store)
+        assert not followers.drain(0.3)
     assert [record for record in caplog.records if "t-1 on broker 3 does not catch up" in record.message]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(set(told)), "each error once"

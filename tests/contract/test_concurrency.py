@@ -22,7 +22,7 @@ from tests.support.records import read_all, table
 pytestmark = pytest.mark.delta
 
 WRITERS = 8
-FLUSHES = 20
+FLUSHES = 10
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1000", "inline.tail.bytes": "20000"}
 

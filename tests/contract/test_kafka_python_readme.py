@@ -62,7 +62,9 @@ KafkaConsumer = functools.partial(Consumer, auto_offset_reset="earliest", consum
 """
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_consumers(cluster, cluster_address, log):
+    """One store is enough: test_consumer has the same calls on both."""
     for name, partitions in (("my_favorite_topic", 2), ("foobar", 3), ("json-foo", 1), ("txn_topic", 1)):
         create_topic(cluster, name, partitions)
     append(log, "my_favorite_topic", "a", "b", partition=1)

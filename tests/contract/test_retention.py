@@ -336,7 +336,7 @@ def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_bro
 @pytest.mark.delta
 def test_appends_and_reads_during_retention(cluster, log):
     """Two writers, a reader and retention by size: offsets are dense, and the reader gets the written records."""
-    topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "4000"})
+    topic = create_topic(cluster, "t", 2, configs={"inline.max.bytes": "600", "retention.bytes": "2000"})
     here = [TopicPartition("t", 0), TopicPartition("t", 1)]
     writers_done = threading.Event()
     acked = {0: {}, 1: {}}
@@ -353,7 +353,7 @@ def test_appends_and_reads_during_retention(cluster, log):
 
     def write(partition):
         own = Log(cluster)
-        for number in range(24):
+        for number in range(12):
             long = "x" * (0 if number % 3 else 1000)
             outcome = append(
                 own, topic, f"{number}", f"{number}{long}", partition=partition, timestamp_ms=clock.wall_ms()
@@ -387,12 +387,12 @@ def test_appends_and_reads_during_retention(cluster, log):
     apply_retention(cluster, topic)
     for tp in here:
         state = state_of(cluster, topic, tp.partition)
-        assert sorted(acked[tp.partition]) == list(range(0, 48, 2)) and state.log_end_offset == 48
-        assert 0 < state.log_start_offset < 48
+        assert sorted(acked[tp.partition]) == list(range(0, 24, 2)) and state.log_end_offset == 24
+        assert 0 < state.log_start_offset < 24
     for number, offset, value in read_all(log, topic):
         assert value.rstrip("x") == acked[number][offset - offset % 2]
     for partition in (0, 1):
         mine = [row for row in rows_of(cluster, t.segment) if row.partition == partition]
         total, first = sum(row.bytes for row in mine), min(mine, key=lambda row: row.base_offset)
-        assert total - first.bytes < 4000 <= total
+        assert total - first.bytes < 2000 <= total
     everything_fits(cluster)

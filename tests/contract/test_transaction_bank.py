@@ -170,8 +170,12 @@ def in_sync(cluster, count):
     return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
 
 
+@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, clients, tmp_path, monkeypatch):
-    """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced."""
+    """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced.
+
+    Only log dirs fail here, so one store is enough; test_transaction_replicas has both.
+    """
     monkeypatch.setattr(periodic_tasks, "_INSPECT_S", 0.2)
     cluster, address = three_brokers, clients.address
     open_bank(cluster, address, replication_factor=3)
