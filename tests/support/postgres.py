@@ -150,7 +150,7 @@ class PostgresServer:
         name = f"db{next(self._numbers)}"
         address = f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres"
         with psycopg.connect(address, autocommit=True) as session:
-            # in memory, where fsync costs nothing, copying files is faster than logging them, which came with version 15
+            # in memory, where fsync costs nothing, copying files is faster than logging them (from version 15)
             copies = self._root.is_relative_to("/dev/shm") and session.info.server_version >= 150_000
             strategy = "STRATEGY FILE_COPY" if copies else ""
             session.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}".encode())
