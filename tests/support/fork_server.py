@@ -2,12 +2,13 @@
 
 A fresh interpreter needs about 1.5 s of CPU time to import pyarrow, SQLAlchemy and deltalake. The server imports them
 once and forks for each request on the socket FD (see `python_process`). It has one thread and no open store, so its
-forks behave as fresh interpreters do. In a child, `main` returns the program to run: the interpreter then ends as
-usual, joins its threads and runs atexit handlers.
+forks behave as fresh interpreters do. In a child, `main` returns the program to run: the interpreter then joins its
+threads and runs atexit handlers as usual, and ends without the teardown of its modules (`run_program`).
 
 For each request the server forks a keeper, which forks the child and reports its pid and each of its wait statuses.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -100,7 +101,37 @@ def _run_text(program: str) -> None:
     exec(compile(program, "<string>", "exec"), module.__dict__)
 
 
+_status: int | None = None
+"""Exit code of the program that has ended in this process, unless the interpreter is to end by itself."""
+
+
+def run_program(program: Callable[[], None]) -> None:
+    """Run the program of a fork. `end_without_teardown` ends the process after its threads and atexit handlers."""
+    global _status
+    try:
+        program()
+        _status = 0
+    except SystemExit as end:
+        _status = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
+        raise
+    except Exception:
+        _status = 1
+        raise
+
+
+def end_without_teardown() -> None:
+    """To be registered with atexit before all other handlers, so that it runs last.
+
+    The interpreter would take 0.1 s of CPU time to tear down the modules that a fork has inherited.
+    """
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)
+
+
 if __name__ == "__main__":
+    atexit.register(end_without_teardown)
     _work = main(socket.socket(fileno=int(sys.argv[1])))
     if _work is not None:
-        _work()
+        run_program(_work)

@@ -8,6 +8,7 @@
   is the program that requests one.
 """
 
+import atexit
 import contextlib
 import gc
 import io
@@ -33,6 +34,7 @@ PRELOADED = (
 
 
 def main(path: str) -> None:
+    atexit.register(fork_server.end_without_teardown)
     for name in PRELOADED:
         import_module(name)
     from typer.main import get_command
@@ -44,7 +46,7 @@ def main(path: str) -> None:
     gc.freeze()  # the forks' collections, at their ends too, do not visit these objects
     server = os.fork()  # before any thread starts
     if server == 0:
-        _serve(path)()
+        fork_server.run_program(_serve(path))
         return
     try:
         _run_programs()
