@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import pyspark
+
 from spark_log import delta_jars
 from tests.support.markdown_blocks import Block, blocks, differs
 from tests.support.spark import QUICK_JVM
@@ -20,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _SUPPORT = Path(__file__).parent
 _SPARK_SETTINGS = {
     "spark.master": "local[2]",
+    "spark.log.level": "WARN",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
@@ -35,24 +38,29 @@ class PageRunner:
     """Runs pages one after the other. `folder` is an empty folder that belongs to the runner."""
 
     def __init__(self, folder: Path) -> None:
+        defaults = _spark_defaults(folder / "spark-defaults.conf")
         self._home = folder / "home"
         self._log = (folder / "log").open("w+b")
         self._environment = {
             **os.environ,
-            "PATH": f"{_commands(folder / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{_commands(folder / 'bin', defaults)}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "120",
-            "SPARK_CONF_DIR": str(_spark_conf(folder / "conf")),
             "SPARK_LOG_FORKS": str(folder / "forks"),
             "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "TZ": "UTC",
         }
-        self._environment.pop("SPARK_LOG_CLUSTER", None)
+        for name in ("SPARK_LOG_CLUSTER", "SPARK_CONF_DIR"):
+            self._environment.pop(name, None)
         self._home.mkdir()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.page_process", str(folder / "forks")],
             cwd=self._home,
-            env=_of_programs(self._environment),
+            env={
+                **self._environment,
+                "PYTHONPATH": str(REPOSITORY),
+                "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -182,24 +190,24 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.communicate()
 
 
-def _commands(folder: Path) -> Path:
+def _commands(folder: Path, spark_defaults: Path) -> Path:
+    """A folder with `spark-log`, and with `spark-submit` with these settings."""
     folder.mkdir()
-    command = folder / "spark-log"
-    command.write_text(f"#!{sys.executable} -IS\n{(_SUPPORT / 'forked_command.py').read_text()}")
-    command.chmod(0o755)
+    spark_submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    for name, program in (
+        ("spark-log", f"#!{sys.executable} -IS\n{(_SUPPORT / 'forked_command.py').read_text()}"),
+        ("spark-submit", f'#!/bin/sh\nexec "{spark_submit}" --properties-file "{spark_defaults}" "$@"\n'),
+    ):
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
     return folder
 
 
-def _of_programs(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings come from the file: a JVM with a folder of settings on its class path cannot use the archive."""
-    programs = {**environment, "PYTHONPATH": str(REPOSITORY)}
-    defaults = Path(programs.pop("SPARK_CONF_DIR")) / "spark-defaults.conf"
-    return {**programs, "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell"}
+def _spark_defaults(path: Path) -> Path:
+    """The recommended Spark settings and those of a test machine, in a file for `--properties-file`.
 
-
-def _spark_conf(folder: Path) -> Path:
-    """A folder with the recommended Spark settings and those of a test machine."""
-    shutil.copytree(REPOSITORY / "conf", folder)
-    with (folder / "spark-defaults.conf").open("a") as file:
-        file.writelines(f"\n{name} {value}" for name, value in _SPARK_SETTINGS.items())
-    return folder
+    A JVM with a folder of settings (SPARK_CONF_DIR) on its class path cannot use the archive of classes.
+    """
+    settings = "".join(f"\n{name} {value}" for name, value in _SPARK_SETTINGS.items())
+    path.write_text((REPOSITORY / "conf" / path.name).read_text() + settings + "\n")
+    return path
