@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from spark_log.datasource.worker_memory import spare_collections
 from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator["pa.Re
     from spark_log.records.schema import read_schema
     from spark_log.segments.fetcher import Fetcher
 
+    spare_collections()
     if not isinstance(task, ReadTask):  # if there is nothing to read, Spark creates a task of its own
         return iter(())
     schema = read_schema(include_headers="headers" in columns, columns=columns)

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from spark_log.datasource.options.source_options import PendingWrite, TxnVersion, WriteOptions
 from spark_log.datasource.worker_errors import message_only
+from spark_log.datasource.worker_memory import spare_collections
 from spark_log.datasource.write import address_handoff
 from spark_log.datasource.write.task_writer import TaskWriter
 from spark_log.datasource.write.write_plan import TaskOutput, WritePlan
@@ -63,6 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
     """Write one task's rows. A failed attempt deletes its files; clean-up deletes those of a killed one."""
+    spare_collections()
     context = TaskContext.get()
     attempt = context.taskAttemptId() if context else 0
     writer = TaskWriter(plan, f"{plan.write_id}-{attempt}", context.partitionId() if context else 0)
