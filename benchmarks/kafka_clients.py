@@ -19,7 +19,7 @@ from pathlib import Path
 import confluent_kafka
 import kafka
 
-from benchmarks.kafka_report import Row, print_rows
+from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
@@ -277,15 +277,11 @@ def _percentiles(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sends", type=int, default=300_000)
-    parser.add_argument("--gets", type=int, default=300)
-    parser.add_argument("--messages", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    parser.add_argument("--postgresql", help="not used: the comparison is of one machine without a database server")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--sends", type=int, default=300_000)
+    options.add_argument("--gets", type=int, default=300)
+    options.add_argument("--messages", type=int, default=500)
+    arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
         KafkaBroker(Path(name)) as broker,

@@ -1,5 +1,6 @@
-"""What the comparisons with Kafka print: one line per competitor, and how many times as fast spark-log was."""
+"""Options and report of the comparisons with Kafka: one line per competitor, with its ratio to spark-log."""
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,16 @@ class Row:
     what: str
     shown: dict[str, str]
     amounts: dict[str, float]
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Options that all comparisons have."""
+    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--rounds", type=int, default=5)
+    found.add_argument("--folder", help="where to work (default: the system's temporary folder)")
+    found.add_argument("--json", help="write the results to this file as well")
+    found.add_argument("--postgresql", help="not used: the comparison is of one machine without a database server")
+    return found
 
 
 def print_rows(title: str, rows: list[Row], json_file: str | None) -> None:

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
 
-from benchmarks.kafka_report import OURS, Row, print_rows
+from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
@@ -272,14 +272,10 @@ def _size(folder: Path, pattern: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    parser.add_argument("--postgresql", help="not used: the comparison is of one machine without a database server")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--records", type=int, default=2_000_000)
+    options.add_argument("--partitions", type=int, default=4)
+    arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
         KafkaBroker(Path(name)) as broker,

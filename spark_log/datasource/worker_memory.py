@@ -1,4 +1,4 @@
-"""What a Python worker of Spark keeps between its tasks. Executor."""
+"""Memory of Spark's Python workers between tasks. Executor."""
 
 import gc
 from functools import cache

@@ -17,7 +17,7 @@ CONNECTOR = (
     "org.apache.kafka:kafka-clients:3.9.2",
 )
 _SPARK_HAS = "org.apache.hadoop:*,org.scala-lang*:*,org.slf4j:*,com.google.code.findbugs:*"
-"""What the connector asks for and Spark has."""
+"""Dependencies of the connector that Spark has already."""
 
 
 def broker_class_path() -> str:
