@@ -9,7 +9,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log.metadata import tables as t
 from tests.support.producing import change
 
-NUMBERS = itertools.count()
+NUMBERS = itertools.count(100_000)  # as many digits each: names sort in the order in which they are made
 LARGE = random.Random(0).randbytes(20_000)
 FILES = {"inline.max.bytes": "1000"}
 
