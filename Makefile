@@ -11,6 +11,8 @@ export PYSPARK_PYTHON        := $(CURDIR)/$(VENV)/bin/spark-log-python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export SPARK_LOCAL_IP        ?= 127.0.0.1
 export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Tests start hundreds of interpreters, and each would compile spark_log anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Each has a Spark of its own, which uses two cores now and then.
 WORKERS ?= 2
 SEED := $(or $(SEED),$(shell date +%s))

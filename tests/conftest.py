@@ -66,8 +66,8 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> str:
-    """URL of an empty database of this test alone."""
-    return postgres_server.create_database()
+    """URL of a database of this test alone, with the tables of a metadata store, and no cluster."""
+    return postgres_server.create_prepared_database()
 
 
 @pytest.fixture(scope="session")

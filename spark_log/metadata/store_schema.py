@@ -1,5 +1,6 @@
 """The schema of a metadata store: its revision, its creation, and its upgrade from an earlier release."""
 
+import functools
 import re
 
 import sqlalchemy as sa
@@ -28,7 +29,23 @@ def create(connection: sa.Connection) -> None:
     """All tables, in an empty database."""
     _REVISIONS.create(connection, checkfirst=False)
     connection.execute(_REVISIONS.insert(), {"version_num": tables.SCHEMA_REVISION})
-    tables.metadata.create_all(connection, checkfirst=False)
+    if connection.dialect.name == "postgresql":
+        connection.execution_options(no_parameters=True).exec_driver_sql(_postgresql_statements())
+    else:
+        tables.metadata.create_all(connection, checkfirst=False)
+
+
+@functools.cache
+def _postgresql_statements() -> str:
+    """Every CREATE and COMMENT, to be sent at once: they are 280, and each sent alone would be a round trip."""
+    statements: list[str] = []
+
+    def add(statement: sa.schema.ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(str(statement.compile(dialect=engine.dialect)))
+
+    engine = sa.create_mock_engine("postgresql+psycopg://", add, paramstyle="named")  # no %% for %
+    tables.metadata.create_all(engine, checkfirst=False)
+    return ";".join(statements)
 
 
 def is_empty(connection: sa.Connection, revision: str | None) -> bool:

@@ -80,7 +80,9 @@ def rows_of(cluster, *tables):
 @pytest.fixture(params=["sqlite", "postgres"])
 def cluster_address(request, tmp_path):
     """An empty store: the tests of this file create the tables."""
-    return str(tmp_path / "cluster") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    if request.param == "sqlite":
+        return str(tmp_path / "cluster")
+    return request.getfixturevalue("postgres_server").create_database()
 
 
 def test_a_cluster_is_created_once_and_opened_by_its_address(cluster, cluster_address, tmp_path):
