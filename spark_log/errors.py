@@ -17,6 +17,7 @@ SparkLogError
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
+    ├── InvalidSchemaError, IncompatibleSchemaError
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
     ├── CommitFailedError, IllegalStateError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
@@ -244,6 +245,22 @@ class InvalidRecordError(FatalError):
     of the write was appended.
 
     Remedy: correct the record that the message names.
+    """
+
+
+class InvalidSchemaError(FatalError):
+    """A schema of a topic's keys or values cannot be read, or has a field that cannot be a column: an unknown type, a
+    name that Delta tables cannot have, names that differ in case only, too many fields.
+
+    Remedy: correct the field that the message names.
+    """
+
+
+class IncompatibleSchemaError(FatalError):
+    """The new schema gives a column of the topic another type, or has a name that differs from a column's in case only.
+    The schema was not changed.
+
+    Remedy: give the field a new name.
     """
 
 

@@ -1,0 +1,76 @@
+"""The limits that each schema of columns has to keep, so that every Delta reader can read the table.
+
+Names: not empty, unique within a struct without regard to case, and without whitespace, control characters and
+, ; { } ( ) = . ` which a Delta table without column mapping, or a dotted path, cannot have.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidSchemaError
+
+MAX_FIELDS = 10_000
+"""Fields of a schema, nested ones included."""
+MAX_DEPTH = 32
+"""Nested structs, arrays and maps of a schema, the record itself included."""
+
+_NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`]")
+_SCALARS = {pa.int64(), pa.float64(), pa.timestamp("us", "UTC"), pa.date32(), pa.bool_(), pa.binary(), pa.string()}
+
+
+def checked(fields: pa.StructType) -> pa.StructType:
+    """The same fields. InvalidSchemaError if they exceed a limit, or have a name or a type that columns cannot have."""
+    count = 0
+    for path, kind, depth in walk(fields):
+        count += pa.types.is_struct(kind) and kind.num_fields
+        if depth > MAX_DEPTH:
+            raise InvalidSchemaError(f"schema: {_place(path)}: nested deeper than {MAX_DEPTH} levels")
+        if count > MAX_FIELDS:
+            raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
+        if pa.types.is_struct(kind):
+            _check_names(kind, path)
+        elif pa.types.is_map(kind):
+            if kind.key_type != pa.string():
+                raise InvalidSchemaError(f"schema: {_place(path)}: the keys of a MAP have to be STRING")
+        elif not (kind in _SCALARS or pa.types.is_decimal128(kind) or pa.types.is_list(kind)):
+            raise InvalidSchemaError(f"schema: {_place(path)}: type {kind} cannot be a column")
+    return fields
+
+
+def walk(fields: pa.StructType) -> Iterator[tuple[tuple[str, ...], pa.DataType, int]]:
+    """Each type of the schema with its path and depth, the schema itself first, parents before children."""
+    stack: list[tuple[tuple[str, ...], pa.DataType, int]] = [((), fields, 1)]
+    while stack:
+        path, kind, depth = stack.pop()
+        yield path, kind, depth
+        if pa.types.is_struct(kind):
+            children = [((*path, field.name), field.type) for field in kind]
+        elif pa.types.is_list(kind):
+            children = [((*path, "element"), kind.value_type)]
+        elif pa.types.is_map(kind):
+            children = [((*path, "value"), kind.item_type)]
+        else:
+            continue
+        stack += [(below, child, depth + pa.types.is_nested(child)) for below, child in reversed(children)]
+
+
+def _check_names(struct: pa.StructType, path: tuple[str, ...]) -> None:
+    if not struct.num_fields:
+        raise InvalidSchemaError(f"schema: {_place(path)}: a struct needs at least one field")
+    seen: dict[str, str] = {}
+    for field in struct:
+        name = field.name
+        if not name or _NOT_IN_NAMES.search(name):
+            raise InvalidSchemaError(
+                f"schema: {_place(path)}: the name {name!r} is empty, or has whitespace or one of , ; {{ }} ( ) = . `"
+            )
+        if other := seen.get(name.lower()):
+            difference = "is there twice" if other == name else f"differs from {other!r} in case only"
+            raise InvalidSchemaError(f"schema: {_place(path)}: the name {name!r} {difference}")
+        seen[name.lower()] = name
+
+
+def _place(path: tuple[str, ...]) -> str:
+    return f"field {'.'.join(path)}" if path else "the record"

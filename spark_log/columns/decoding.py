@@ -1,0 +1,63 @@
+"""The interface of the decoders: bytes to a struct of columns, the same for drivers, Spark tasks and maintenance.
+
+One bad record never affects another: its struct is null and its reason names the field and the problem. A reason has at
+most 200 characters and never contains data of the record. A null value, which is a tombstone, has neither.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from spark_log.errors import InvalidSchemaError
+
+
+@dataclass(frozen=True)
+class ColumnsDefinition:
+    """What the keys or values of a topic are decoded to.
+
+    `version`: the version of the topic's schema.
+    `format`: json, avro or protobuf.
+    `framing`: none or confluent.
+    `schema`: the source text that the topic was given: DDL, Avro's JSON, or a Protobuf descriptor set.
+    `fields`: the columns, those of removed fields included.
+    `schemas_by_id`: with framing confluent, the source text of each schema id.
+    """
+
+    version: int
+    format: str
+    framing: str
+    schema: str
+    fields: pa.StructType
+    schemas_by_id: Mapping[int, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.version, self.format, self.framing, self.schema))
+
+
+class Decoded(NamedTuple):
+    """`record`: a struct of the definition's fields for each value. `reasons`: why a value is bad, null for the others;
+    None if there are no bad values.
+    """
+
+    record: pa.StructArray
+    reasons: pa.StringArray | None
+
+
+class Decoder(Protocol):
+    def decode(self, values: pa.BinaryArray) -> Decoded: ...
+
+
+@lru_cache(maxsize=64)
+def decoder(definition: ColumnsDefinition) -> Decoder:
+    """The decoder of the definition. Each process keeps the last ones.
+
+    InvalidSchemaError if the format or the schema cannot be decoded.
+    """
+    if definition.format == "json":
+        from spark_log.columns.json_decoder import JsonDecoder
+
+        return JsonDecoder(definition.fields)
+    raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")

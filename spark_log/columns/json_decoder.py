@@ -1,0 +1,104 @@
+"""JSON to columns, with msgspec.
+
+A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep. A field that is missing or null is
+null; fields that the schema does not have are ignored; the last of several fields with the same name counts.
+
+    BIGINT      a whole number of 64 bits, without point and exponent
+    DOUBLE      a number within the range of a double, rounded to the nearest one
+    DECIMAL     a number, or one in a string, that the type holds exactly
+    BOOLEAN     true, false
+    STRING      a string; of any other value but null, its JSON text as it is
+    BINARY      a string in base64 (RFC 4648, section 4, with padding)
+    TIMESTAMP   a string in ISO 8601 with a date of the years 1 to 9999: `2026-11-22T16:50:00.123456+01:00`. T may be a
+                space; without a zone it is UTC, without a time midnight; digits below microseconds are cut off
+    DATE        a string such as 2026-11-22
+    STRUCT, ARRAY, MAP   an object, an array, an object
+
+Each record is decoded to an object of a class made for the schema, which msgspec checks as it parses. A record that
+does not fit its class is decoded again field by field, which finds the reason, and accepts what the class cannot.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from spark_log.columns.decoding import Decoded
+from spark_log.columns.json_fields import BadRecordError, FieldByField, check_text, might_be_deep
+from spark_log.columns.json_leaves import leaf
+from spark_log.columns.python_columns import Bad, Columns
+from spark_log.columns.record_classes import RecordClasses, field_values
+
+_ROWS = 2048
+_BYTES = 8 << 20
+"""Rows and bytes whose Python objects exist at the same time."""
+
+
+class JsonDecoder:
+    """Decodes JSON objects to a struct of the fields. Threads may share it."""
+
+    def __init__(self, fields: pa.StructType) -> None:
+        self._fields = fields
+        classes = RecordClasses()
+        self._parse = msgspec.json.Decoder(classes.of(fields)).decode
+        self._field_by_field = FieldByField(fields, classes)
+        self._columns = Columns(fields, field_values, lambda kind: classes.of(kind)(), leaf)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """See Decoder."""
+        parts = [self._part(part) for part in _parts(values)]
+        if not parts:
+            return Decoded(pa.array([], self._fields), None)
+        record = pa.concat_arrays([part.record for part in parts])
+        if all(part.reasons is None for part in parts):
+            return Decoded(record, None)
+        reasons = [pa.nulls(len(part.record), pa.string()) if part.reasons is None else part.reasons for part in parts]
+        return Decoded(record, pa.concat_arrays(reasons))
+
+    def _part(self, values: pa.BinaryArray) -> Decoded:
+        bad = Bad()
+        parse, plain = self._parse, _is_plain(values)
+        objects: list[Any] = values.to_pylist()
+        for row, value in enumerate(objects):
+            if value is not None:
+                try:
+                    if not plain:
+                        check_text(value)
+                    objects[row] = parse(value)
+                except (ValueError, RecursionError, BadRecordError):
+                    objects[row] = self._second_look(value, row, bad)
+        record = self._columns.array(objects, bad)
+        if not bad.reasons:
+            return Decoded(record, None)
+        for row in bad.reasons:
+            objects[row] = None
+        record = self._columns.array(objects, Bad())
+        return Decoded(record, pa.array([bad.reasons.get(row) for row in range(len(objects))], pa.string()))
+
+    def _second_look(self, value: bytes, row: int, bad: Bad) -> Any:
+        try:
+            return self._field_by_field.record(value)
+        except BadRecordError as error:
+            bad.add(row, str(error))
+            return None
+
+
+def _parts(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
+    """Slices of at most `_ROWS` values and about `_BYTES` bytes."""
+    start = 0
+    while start < len(values):
+        rows = min(_ROWS, len(values) - start)
+        while rows > 1 and values.slice(start, rows).nbytes > _BYTES:
+            rows //= 2
+        yield values.slice(start, rows)
+        start += rows
+
+
+def _is_plain(values: pa.BinaryArray) -> bool:
+    """Whether all values are UTF-8, and none can be nested too deep."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return not might_be_deep(values)

@@ -1,0 +1,161 @@
+"""JSON records that do not fit their class: decoded field by field, for what is valid, or for the reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.columns.record_classes import RecordClasses, leaf_class
+from spark_log.columns.types import type_name
+
+MAX_NESTING = 200
+"""Levels of a JSON text. Python's limit of recursion would depend on who calls."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+_TOO_DEEP = f"not valid JSON: nested deeper than {MAX_NESTING} levels"
+_TOKENS = {
+    b'"': "a string",
+    b"{": "an object",
+    b"[": "an array",
+    b"t": "a boolean",
+    b"f": "a boolean",
+    b"n": "null",
+}
+_PROBLEMS = {  # of a value with the right token
+    pa.int64(): ("a number", "not a whole number of 64 bits"),
+    pa.float64(): ("a number", "a number out of range"),
+    pa.binary(): ("a string", "a string that is not base64"),
+}
+_Field = Callable[[bytes], Any]
+
+
+class BadRecordError(Exception):
+    """The record cannot be decoded. The text is the reason."""
+
+
+class FieldByField:
+    """Decodes one record to an object of its class, or finds the reason why it is bad."""
+
+    def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
+        self._classes = classes
+        self._record = self._struct(fields, "")
+
+    def record(self, value: bytes) -> Any:
+        """BadRecordError with the reason."""
+        check_text(value)
+        try:
+            return self._record(value)
+        except RecursionError as error:
+            raise BadRecordError(_TOO_DEEP) from error
+        except ValueError as error:
+            raise BadRecordError(f"not valid JSON: {str(error).removeprefix('JSON is malformed: ')}") from error
+
+    def _field(self, kind: pa.DataType, path: str) -> _Field:
+        if pa.types.is_struct(kind):
+            return self._struct(kind, path)
+        if pa.types.is_list(kind):
+            element = self._field(kind.value_type, f"{path}[]")
+            return _nested(list[msgspec.Raw], kind, path, lambda items: [element(bytes(item)) for item in items])
+        if pa.types.is_map(kind):
+            item = self._field(kind.item_type, f"{path}{{}}")
+            return _nested(
+                dict[str, msgspec.Raw],
+                kind,
+                path,
+                lambda items: {key: item(bytes(value)) for key, value in items.items()},
+            )
+        if pa.types.is_decimal(kind):
+            return lambda value: value
+        return _text if pa.types.is_string(kind) else _leaf(kind, path)
+
+    def _struct(self, kind: pa.StructType, path: str) -> _Field:
+        record = self._classes.of(kind)
+        fields = [
+            (f"f{position}", field.name, self._field(field.type, f"{path}.{field.name}".lstrip(".")))
+            for position, field in enumerate(kind)
+        ]
+
+        def struct(items: dict[str, msgspec.Raw]) -> Any:
+            return record(**{own: field(bytes(items[name])) for own, name, field in fields if name in items})
+
+        return _nested(dict[str, msgspec.Raw], kind, path, struct)
+
+
+def _nested(parts: Any, kind: pa.DataType, path: str, build: Callable[[Any], Any]) -> _Field:
+    split = msgspec.json.Decoder(parts).decode
+
+    def value(raw: bytes) -> Any:
+        if path and raw == b"null":
+            return None
+        try:
+            items = split(raw)
+        except msgspec.ValidationError as error:
+            raise BadRecordError(_unexpected(kind, path, raw)) from error
+        return build(items)
+
+    return value
+
+
+def _leaf(kind: pa.DataType, path: str) -> _Field:
+    parse = msgspec.json.Decoder(leaf_class(kind) | None).decode
+
+    def value(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except msgspec.ValidationError as error:
+            raise BadRecordError(_unexpected(kind, path, raw)) from error
+
+    return value
+
+
+def _text(raw: bytes) -> str | None:
+    if raw[:1] == b'"':
+        return msgspec.json.decode(raw, type=str)
+    return None if raw == b"null" else raw.decode()
+
+
+def _unexpected(kind: pa.DataType, path: str, raw: bytes) -> str:
+    got = _TOKENS.get(raw.lstrip()[:1], "a number")
+    if not path:
+        return f"not a JSON object, but {got}"
+    expected, problem = _PROBLEMS.get(kind, ("", ""))
+    return f"{path}: {problem}" if got == expected else f"{path}: expected {type_name(kind)}, got {got}"
+
+
+def check_text(value: bytes) -> None:
+    """BadRecordError for a text that is no JSON whatever its fields are, or that is nested too deep."""
+    if not value.strip():
+        raise BadRecordError("empty, which is not valid JSON")
+    if value.startswith(_BYTE_ORDER_MARK):
+        raise BadRecordError("not valid JSON: a byte order mark (byte 0)")
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        raise BadRecordError(f"not UTF-8 (byte {error.start})") from error
+    if _depth(value) > MAX_NESTING:
+        raise BadRecordError(_TOO_DEEP)
+
+
+def might_be_deep(values: pa.BinaryArray) -> bool:
+    """Whether a value has more opening brackets than levels are allowed."""
+    lengths = pc.max(pc.binary_length(values)).as_py()
+    if lengths is None or lengths <= 2 * MAX_NESTING:
+        return False
+    brackets = pc.add(pc.count_substring(values, "["), pc.count_substring(values, "{"))
+    return bool(pc.max(brackets).as_py() > MAX_NESTING)
+
+
+def _depth(value: bytes) -> int:
+    """The levels of brackets outside of strings."""
+    if value.count(b"[") + value.count(b"{") <= MAX_NESTING:
+        return 0
+    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    steps = _STEPS[np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)]
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))

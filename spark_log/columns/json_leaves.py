@@ -1,0 +1,69 @@
+"""The leaf columns of JSON: texts to times and decimals, by Arrow's casts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_log.columns.python_columns import Convert, Values
+from spark_log.columns.types import type_ddl
+
+_UTC = pa.timestamp("us", "UTC")
+_FIRST_TIMESTAMP, _LAST_TIMESTAMP = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 and 9999
+_FIRST_DATE, _LAST_DATE = -719_162, 2_932_896
+_DATE = r"^(\d{4}-\d\d-\d\d)$"
+_NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
+_NANOSECONDS = r"(\.\d{6})\d+"
+
+
+def leaf(kind: pa.DataType) -> tuple[Convert, str]:
+    """How the values of a leaf column become an array, and why a value cannot."""
+    if kind == _UTC:
+        return _timestamps, "not an ISO 8601 time of the years 1 to 9999"
+    if kind == pa.date32():
+        return _dates, "not a date of the years 1 to 9999 such as 2026-11-22"
+    if pa.types.is_decimal(kind):
+        return _decimals(kind), f"not a number that {type_ddl(kind)} holds exactly"
+    return lambda values: pa.array(values, kind), f"not a {type_ddl(kind)}"
+
+
+def _timestamps(values: Values) -> pa.Array:
+    texts = pa.array(values, pa.string())
+    for kind in (_UTC, pa.timestamp("us")):  # all with a zone, all without
+        try:
+            return _within(texts.cast(kind).cast(_UTC), pa.int64(), _FIRST_TIMESTAMP, _LAST_TIMESTAMP)
+        except pa.ArrowInvalid:
+            pass
+    texts = pc.replace_substring_regex(texts, _DATE, r"\1T00:00:00Z")
+    texts = pc.replace_substring_regex(texts, _NO_ZONE, r"\1Z")
+    texts = pc.replace_substring_regex(texts, _NANOSECONDS, r"\1")
+    return _within(texts.cast(_UTC), pa.int64(), _FIRST_TIMESTAMP, _LAST_TIMESTAMP)
+
+
+def _dates(values: Values) -> pa.Array:
+    return _within(pa.array(values, pa.string()).cast(pa.date32()), pa.int32(), _FIRST_DATE, _LAST_DATE)
+
+
+def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.Array:
+    extremes = pc.min_max(times.cast(number))
+    if extremes["min"].is_valid and not first <= extremes["min"].as_py() <= extremes["max"].as_py() <= last:
+        raise ValueError("a time out of range")
+    return times
+
+
+def _decimals(kind: pa.DataType) -> Convert:
+    def convert(values: Sequence[Any]) -> pa.Array:
+        return pa.array([_decimal_text(value) for value in values], pa.string()).cast(kind)
+
+    return convert
+
+
+def _decimal_text(value: msgspec.Raw | bytes | None) -> str | None:
+    if value is None:
+        return None
+    text = str(value, "utf-8")
+    if text[0] == '"':
+        return msgspec.json.decode(value, type=str) if "\\" in text else text[1:-1]
+    return None if text == "null" else text

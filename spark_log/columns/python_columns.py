@@ -1,0 +1,131 @@
+"""Python values to Arrow columns, for the decoders whose parser returns Python objects.
+
+A value that its column cannot hold makes its row bad, with a reason; it is null in the column, and the other rows are
+converted as if it were null.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import pyarrow as pa
+
+Values = Sequence[Any]
+Convert = Callable[[Values], pa.Array]
+"""Values of one leaf column to an array of the same length. Raises ValueError or OverflowError if one does not fit."""
+Getter = Callable[[Values, int, str], list[Any]]
+"""The values of the field of this position and name of each object."""
+Leaf = Callable[[pa.DataType], tuple[Convert, str]]
+"""How the values of a type are converted, and the reason for a value that cannot be."""
+_RowOf = Callable[[int], int]
+
+
+class Bad:
+    """The rows that are bad, each with its first reason."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+
+    def add(self, row: int, reason: str) -> None:
+        self.reasons.setdefault(row, reason if len(reason) <= 200 else f"{reason[:197]}...")
+
+
+class Columns:
+    """Converts a list of objects, or None, to a struct of the columns.
+
+    `get`: reads a field of objects. `empty`: an object whose fields are None.
+    """
+
+    def __init__(self, fields: pa.StructType, get: Getter, empties: Callable[[pa.StructType], Any], leaf: Leaf) -> None:
+        self._get, self._empties, self._leaf = get, empties, leaf
+        self._build = self._column(fields, "")
+
+    def array(self, objects: Values, bad: Bad) -> pa.StructArray:
+        return self._build(objects, lambda row: row, bad)
+
+    def _column(self, kind: pa.DataType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        if pa.types.is_struct(kind):
+            return self._struct(kind, path)
+        if pa.types.is_list(kind):
+            return self._list(kind, path)
+        if pa.types.is_map(kind):
+            return self._map(kind, path)
+        convert, problem = self._leaf(kind)
+        reason = f"{path}: {problem}"
+
+        def leaf(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            try:
+                return convert(values)
+            except (ValueError, OverflowError):
+                unfit = set(_unfit(convert, values, 0, len(values)))
+            for position in unfit:
+                bad.add(row_of(position), reason)
+            return convert([None if position in unfit else value for position, value in enumerate(values)])
+
+        return leaf
+
+    def _struct(self, kind: pa.StructType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        parts = [
+            (position, field.name, self._column(field.type, f"{path}.{field.name}".lstrip(".")))
+            for position, field in enumerate(kind)
+        ]
+        fields, empty, get = list(kind), self._empties(kind), self._get
+
+        def struct(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            mask = _nulls(values)
+            if mask is not None:
+                values = [empty if value is None else value for value in values]
+            columns = [build(get(values, position, name), row_of, bad) for position, name, build in parts]
+            return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+
+        return struct
+
+    def _list(self, kind: pa.ListType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        elements = self._column(kind.value_type, f"{path}[]")
+
+        def several(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            mask, offsets = _nulls(values), _offsets(values)
+            flat = list(chain.from_iterable(value for value in values if value))
+            items = elements(flat, _outer(offsets, row_of), bad)
+            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=mask)
+
+        return several
+
+    def _map(self, kind: pa.MapType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
+        entries = self._column(kind.item_type, f"{path}{{}}")
+
+        def pairs(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
+            mask, offsets = _nulls(values), _offsets(values)
+            keys = pa.array(list(chain.from_iterable(value for value in values if value)), pa.string())
+            flat = list(chain.from_iterable(value.values() for value in values if value))
+            items = entries(flat, _outer(offsets, row_of), bad)
+            return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, type=kind, mask=mask)
+
+        return pairs
+
+
+def _nulls(values: Values) -> pa.BooleanArray | None:
+    return pa.array([value is None for value in values], pa.bool_()) if None in values else None
+
+
+def _offsets(values: Values) -> list[int]:
+    return list(accumulate((len(value) if value else 0 for value in values), initial=0))
+
+
+def _outer(offsets: Sequence[int], row_of: _RowOf) -> _RowOf:
+    """The row of an element, by the offsets of the lists."""
+    return lambda position: row_of(bisect_right(offsets, position) - 1)
+
+
+def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterable[int]:
+    """The positions of the values that do not fit, found by halving."""
+    try:
+        convert(values[start:end])
+    except (ValueError, OverflowError):
+        if end - start == 1:
+            yield start
+            return
+        middle = (start + end) // 2
+        yield from _unfit(convert, values, start, middle)
+        yield from _unfit(convert, values, middle, end)

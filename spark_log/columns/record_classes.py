@@ -1,0 +1,63 @@
+"""Classes of msgspec for the structs of a schema: a record is parsed and checked in one step."""
+
+import functools
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+
+_LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_LEAVES: dict[pa.DataType, Any] = {
+    pa.int64(): _LONG,
+    pa.float64(): float,
+    pa.bool_(): bool,
+    pa.binary(): bytes,  # base64
+    pa.string(): str,
+    pa.timestamp("us", "UTC"): str,
+    pa.date32(): str,
+}
+
+
+class RecordClasses:
+    """The classes of the structs of one schema. Attribute `f3` has the field at position 3, None if it is missing."""
+
+    def __init__(self) -> None:
+        self._classes: dict[pa.StructType, type[msgspec.Struct]] = {}
+
+    def of(self, kind: pa.StructType) -> type[msgspec.Struct]:
+        if kind not in self._classes:
+            names = {f"f{position}": field.name for position, field in enumerate(kind)}
+            fields = [(f"f{position}", self._type(field.type), None) for position, field in enumerate(kind)]
+            # Objects of it are never part of a cycle; without == they are compared by identity.
+            self._classes[kind] = msgspec.defstruct("Record", fields, rename=names, gc=False, eq=False)
+        return self._classes[kind]
+
+    def _type(self, kind: pa.DataType) -> Any:
+        if pa.types.is_decimal(kind):
+            return msgspec.Raw  # its text, which is exact
+        return self._not_null(kind) | None
+
+    def _not_null(self, kind: pa.DataType) -> Any:
+        if pa.types.is_struct(kind):
+            return self.of(kind)
+        if pa.types.is_list(kind):
+            return list[self._type(kind.value_type)]  # type: ignore[misc]
+        if pa.types.is_map(kind):
+            return dict[str, self._type(kind.item_type)]  # type: ignore[misc]
+        return leaf_class(kind)
+
+
+def leaf_class(kind: pa.DataType) -> Any:
+    """The class of a leaf that is not a DECIMAL."""
+    return _LEAVES[kind]
+
+
+@functools.cache
+def _getter(position: int) -> "attrgetter[Any]":
+    return attrgetter(f"f{position}")
+
+
+def field_values(objects: Any, position: int, name: str) -> list[Any]:
+    """The field at this position of each object."""
+    return list(map(_getter(position), objects))
