@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.append.producer_rows import ProducerKey, lock_producers, read_producer_state, save_producer_states
+from spark_log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
 from spark_log.append.rules import (
     Acks,
     Appended,
@@ -27,8 +27,9 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.metadata.columns import WRITE_ID
+from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
-from spark_log.partitions.partition_rows import Key, lock_partitions, save_partitions, set_recovery_points
+from spark_log.partitions.partition_rows import Key, ask_partitions, save_partitions, set_recovery_points
 from spark_log.partitions.replication_rules import PartitionState
 from spark_log.segments.segment_rows import insert_blobs, insert_segments
 
@@ -105,7 +106,7 @@ def run_append_transaction(
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
-        return _append(connection, store.clock(connection), request)
+        return _append(store, connection, request)
 
     try:
         result = store.transact(body, timeout_ms=timeout_ms, durable=request.durable, announce=True)
@@ -115,18 +116,21 @@ def run_append_transaction(
     return result
 
 
-def _append(connection: sa.Connection, now: StoreClock, request: AppendRequest) -> AppendResult:
-    if not all(hook(connection, now) for hook in request.hooks):
-        return _COMMITTED_BEFORE
+def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> AppendResult:
+    if request.hooks:
+        now = store.clock(connection)
+        if not all(hook(connection, now) for hook in request.hooks):
+            return _COMMITTED_BEFORE
     if request.write_id is not None:
         check_write_id(connection, request.write_id, release=request.release_write_id)
-    locked = _lock(connection, request.batches)
+    now, locked = _lock(store, connection, request.batches)
     assigned = _assign(request, locked)
     if request.atomic and any(isinstance(outcome, Rejected) for outcome in assigned.outcomes):
         raise _AbandonedError(assigned.outcomes)
     if assigned.new:
-        _write(connection, now, request, assigned)
-        _advance(connection, now, request, locked, assigned)
+        with sent_with_commit(connection):
+            _write(connection, now, request, assigned)
+            _advance(connection, now, request, locked, assigned)
     failpoint("append.decided")
     return AppendResult(assigned.outcomes, assigned.partitions)
 
@@ -172,12 +176,14 @@ def _advance(
     save_producer_states(connection, now, locked.producers, assigned.producers)
 
 
-def _lock(connection: sa.Connection, batches: Sequence[Batch]) -> _Locked:
+def _lock(store: Store, connection: sa.Connection, batches: Sequence[Batch]) -> tuple[StoreClock, _Locked]:
     """Lock and read producers first, then partitions: the lock order of `metadata.tables`."""
     wanted = {(b.sequence.producer_id, b.topic_id, b.partition) for b in batches if b.sequence is not None}
-    epochs = lock_producers(connection, {producer_id for producer_id, _, _ in wanted})
-    states = lock_partitions(connection, [(b.topic_id, b.partition) for b in batches])
-    return _Locked(states, {key: read_producer_state(connection, key, epochs) for key in wanted})
+    with one_message(connection):
+        now = store.ask_clock(connection)
+        producers = ask_producers(connection, wanted)
+        partitions = ask_partitions(connection, [(b.topic_id, b.partition) for b in batches])
+    return now(), _Locked(partitions(), producers())
 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:

@@ -1,6 +1,6 @@
 """Producers in the metadata store: ids, epochs, and the last batches of each producer in each partition."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -93,19 +93,24 @@ def delete_producer_batches(connection: sa.Connection, producer_ids: Collection[
     connection.execute(t.producer_batch.delete().where(PRODUCER_BATCH.producer_id.in_(producer_ids)))
 
 
-def lock_producers(connection: sa.Connection, producer_ids: Collection[int]) -> dict[int, int]:
-    """Lock the producers, in the lock order; returns the epochs of those that exist, by producer id."""
-    return {
-        producer_id: epoch
-        for producer_id in sorted(producer_ids)
-        for (epoch,) in _PRODUCER.rows(connection, {"producer_id": producer_id})
+def ask_producers(
+    connection: sa.Connection, keys: Collection[ProducerKey]
+) -> Callable[[], dict[ProducerKey, ProducerState]]:
+    """Lock the producers, in the lock order, and read them; inside `one_message` the result can be taken after it."""
+    epochs = {
+        producer_id: _PRODUCER.ask(connection, {"producer_id": producer_id})
+        for producer_id in sorted({producer_id for producer_id, _, _ in keys})
     }
+    batches = {key: _REMEMBERED.ask(connection, dict(zip(_KEY, key, strict=True))) for key in keys}
 
+    def read() -> dict[ProducerKey, ProducerState]:
+        found = {producer_id: next((epoch for (epoch,) in rows.rows()), None) for producer_id, rows in epochs.items()}
+        return {
+            key: ProducerState(found[key[0]], tuple(RememberedBatch(*row) for row in rows.rows()))
+            for key, rows in batches.items()
+        }
 
-def read_producer_state(connection: sa.Connection, key: ProducerKey, epochs: Mapping[int, int]) -> ProducerState:
-    """The producer in one partition; `epochs` is the result of `lock_producers`."""
-    rows = _REMEMBERED.rows(connection, dict(zip(_KEY, key, strict=True)))
-    return ProducerState(epochs.get(key[0]), tuple(RememberedBatch(*row) for row in rows))
+    return read
 
 
 def save_producer_states(

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import COMMIT_TOKEN
-from spark_log.metadata.prepared import as_sqlalchemy
+from spark_log.metadata.prepared import LastChanges, one_message
 
 if TYPE_CHECKING:
     from spark_log.metadata.store import Store
@@ -50,20 +50,24 @@ def new_token() -> str:
     return uuid.uuid4().hex
 
 
-def commit(connection: sa.Connection, token: str) -> None:
-    """Commit the open transaction under a new token, in one round trip. One that wrote nothing leaves no token."""
+def commit(connection: sa.Connection, token: str, *, durable: bool) -> None:
+    """Commit the open transaction under a new token, in one round trip with its last changes (`sent_with_commit`). One
+    that wrote nothing leaves no token. With `durable=False` the server does not wait until the commit is on disk.
+    """
     driver = connection.connection.driver_connection
     assert driver is not None
     answered: list[str] = connection.info.setdefault(_ANSWERED, [])
     full = len(answered) >= _ANSWERED_MAX
-    try:
-        with driver.pipeline():  # after a failed statement, the following ones are not run
-            if full:
-                driver.execute(_FORGET, (answered,))
-            inserted = driver.execute(_INSERT, (token,))
-            driver.execute("COMMIT")
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise as_sqlalchemy(connection, _INSERT, error) from error
+    last = LastChanges.of(connection)
+    with one_message(connection):
+        if last is not None:
+            last.send(connection)
+        if full:
+            driver.execute(_FORGET, (answered,))
+        if not durable:
+            driver.execute("SET LOCAL synchronous_commit = off")
+        inserted = driver.execute(_INSERT, (token,))
+        driver.execute("COMMIT")
     if inserted.rowcount == 1:
         connection.info[_ANSWERED] = [token] if full else [*answered, token]
 

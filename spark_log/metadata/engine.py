@@ -15,12 +15,14 @@ from spark_log.errors import SparkLogError, UnsupportedStoreError
 from spark_log.metadata import sqlite_connections
 from spark_log.metadata.address import SQLITE_FILE, Address, cluster_not_found, refuse_network_file_system
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
+from spark_log.metadata.prepared import LastChanges, Prepared
 from spark_log.metadata.server_identity import ask_server
 from spark_log.metadata.write_ahead_log import BYTES_MAX
 
 BUSY_TIMEOUT_MS = 60_000
 _EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
 _WRITES = "spark_log_writes"
+_BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMEDIATE"))
 
 _POSTGRESQL_OPTIONS = "-c timezone=UTC -c idle_in_transaction_session_timeout=10000"
 """A process that is stopped during a transaction holds its locks for 10 s at most."""
@@ -32,8 +34,10 @@ def create_engine(address: Address, *, create: bool = False) -> sa.Engine:
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
-    """The same connection; its next transaction takes SQLite's write lock when it begins."""
-    return connection.execution_options(**{_WRITES: True})
+    """The same connection, for one write transaction; it takes SQLite's write lock when it begins."""
+    if connection.dialect.name == "sqlite":
+        return connection.execution_options(**{_WRITES: True})
+    return connection.execution_options(**{_WRITES: True, LastChanges.OPTION: LastChanges()})
 
 
 def is_write(connection: sa.Connection) -> bool:
@@ -72,7 +76,7 @@ def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write(connection) else "BEGIN")
+        (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
 
     return engine
 

@@ -2,15 +2,38 @@
 
 They are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers accept and return
 numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans).
+
+A round trip to PostgreSQL takes longer than most statements. Statements share one in two ways:
+
+    with one_message(connection):         sent together: queries by `Prepared.ask`, whose rows are read after the block
+    with sent_with_commit(connection):    the last changes of a transaction, sent in one message with COMMIT
+
+SQLite runs each statement at once.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.sql.compiler import SQLCompiler
 
 _Row = tuple[Any, ...]
+
+
+class Answer:
+    """The rows of a query that has been sent."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def rows(self) -> list[_Row]:
+        """Read the rows, once."""
+        try:
+            found: list[_Row] = self._cursor.fetchall()
+            return found
+        finally:
+            self._cursor.close()
 
 
 class Prepared:
@@ -22,16 +45,19 @@ class Prepared:
 
     def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> list[_Row]:
         """Run a query."""
-        cursor = self._run(connection, [parameters])
-        try:
-            found: list[_Row] = cursor.fetchall()
-            return found
-        finally:
-            cursor.close()
+        return self.ask(connection, parameters).rows()
+
+    def ask(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Answer:
+        """Send a query. Inside `one_message` its rows can be read after the block."""
+        return Answer(self._run(connection, [parameters]))
 
     def run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> None:
         """Run an INSERT, UPDATE or DELETE once for each set of parameters."""
-        self._run(connection, parameters).close()
+        last = LastChanges.of(connection)
+        if last is not None and last.collecting:
+            last.add(self, parameters)
+        else:
+            self._run(connection, parameters).close()
 
     def _run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> Any:
         text, order = self._text(connection, parameters[0])
@@ -60,6 +86,59 @@ class Prepared:
             assert isinstance(compiled, SQLCompiler)
             self._compiled[name] = (str(compiled), compiled.positiontup)
         return self._compiled[name]
+
+
+@contextlib.contextmanager
+def one_message(connection: sa.Connection) -> Iterator[None]:
+    """Send the prepared statements of the block to PostgreSQL together. No other statements may be run in it."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    driver: Any = connection.connection.dbapi_connection
+    try:
+        with driver.pipeline():  # after a failed statement, the following ones are not run
+            yield
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise as_sqlalchemy(connection, "statements sent together", error) from error
+
+
+class LastChanges:
+    """The changes that a transaction on PostgreSQL sends with COMMIT. Kept in the options of its connection."""
+
+    OPTION = "spark_log_last_changes"
+
+    def __init__(self) -> None:
+        self.collecting = False
+        self._changes: list[tuple[Prepared, Sequence[Mapping[str, Any]]]] = []
+
+    @classmethod
+    def of(cls, connection: sa.Connection) -> "LastChanges | None":
+        found: LastChanges | None = connection.get_execution_options().get(cls.OPTION)
+        return found
+
+    def add(self, statement: Prepared, parameters: Sequence[Mapping[str, Any]]) -> None:
+        self._changes.append((statement, parameters))
+
+    def send(self, connection: sa.Connection) -> None:
+        """For the commit, inside `one_message`."""
+        for statement, parameters in self._changes:
+            statement.run(connection, parameters)
+
+
+@contextlib.contextmanager
+def sent_with_commit(connection: sa.Connection) -> Iterator[None]:
+    """Let the commit send the changes that the block makes with `Prepared.run`. They are the last statements of the
+    transaction; their errors are raised by the commit.
+    """
+    last = LastChanges.of(connection)
+    if last is None:
+        yield
+        return
+    last.collecting = True
+    try:
+        yield
+    finally:
+        last.collecting = False
 
 
 def as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:

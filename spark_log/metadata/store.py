@@ -28,6 +28,7 @@ from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.columns import CLUSTER
 from spark_log.metadata.driver_errors import READ_ONLY, is_refusal, state_of, translate
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.write_ahead_log import WriteAheadLog
 from spark_log.metadata.writer_queue import WriterQueue
@@ -175,12 +176,10 @@ class Store:
                 with self._writer_turn(deadline), self._writing_connection(durable) as connection:
                     transaction = connection.begin()
                     try:
-                        if not durable and not self.sqlite:
-                            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                         result = body(connection, attempt)
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
-                            commit_tokens.commit(connection, committing.token)
+                            commit_tokens.commit(connection, committing.token, durable=durable)
                         transaction.commit()
                     except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
@@ -235,11 +234,19 @@ class Store:
 
     def clock(self, connection: sa.Connection) -> StoreClock:
         """The store's time in this transaction."""
+        return self.ask_clock(connection)()
+
+    def ask_clock(self, connection: sa.Connection) -> Callable[[], StoreClock]:
+        """As `clock`; inside `one_message` the time can be read after the block."""
         if self.sqlite:
-            return self.now()
-        now = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-        now_ms = connection.exec_driver_sql(f"SELECT {now}").scalar_one()
-        return StoreClock(now_ms, now_ms, "")
+            return self.now
+        answer = _SERVER_TIME_MS.ask(connection, {})
+
+        def read() -> StoreClock:
+            [(now_ms,)] = answer.rows()
+            return StoreClock(now_ms, now_ms, "")
+
+        return read
 
     def now(self) -> StoreClock:
         """The store's time for the timestamps of records; leases are judged by `clock`, inside a transaction.
@@ -346,6 +353,7 @@ def write_overrides(connection: sa.Connection, overrides: Mapping[str, str]) -> 
 
 
 _SETTINGS = sa.select(CLUSTER.settings)
+_SERVER_TIME_MS = Prepared(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
 
 
 def open_store(address: Address) -> Store:

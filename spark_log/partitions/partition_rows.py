@@ -4,7 +4,8 @@ Every change of a partition is one transaction: lock it here, decide with the ru
 `append/rules.py`, and save the state that they return.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from sqlalchemy import bindparam
 from spark_log.cluster.topics import topic_config
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, REPLICA, TOPIC
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Answer, Prepared, one_message
 from spark_log.partitions.replication_rules import PartitionState, Replica
 
 Key = tuple[int, int]
@@ -22,7 +23,9 @@ Key = tuple[int, int]
 CHUNK = 5_000
 """Values per statement: databases limit the number of parameters."""
 
-_FEW = 16
+_SIZES = (1, 16, 256, CHUNK)
+"""Numbers of parameters of the statements that lock: each statement is compiled once."""
+_NAMES = tuple(f"number_{place}" for place in range(CHUNK))
 _MANY_PARTITIONS = 100
 
 
@@ -50,38 +53,48 @@ def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     )
 
 
-_ONE, _MANY = (
-    PARTITION.partition == bindparam("partition"),
-    PARTITION.partition.in_(bindparam("partitions", expanding=True)),
-)
-_LOCK_ONE = Prepared(_partitions_where(_ONE).with_for_update(of=t.partition))
-_LOCK_MANY = _partitions_where(_MANY).with_for_update(of=t.partition)
-_REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
-_REPLICAS_OF_MANY = _replicas_where(REPLICA.partition.in_(bindparam("partitions", expanding=True)))
+_ONE = PARTITION.partition == bindparam("partition")
 _READ_ONE = Prepared(_partitions_where(_ONE))
+_REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
 _ALL = Prepared(_partitions_where())
 _REPLICAS_OF_ALL = Prepared(_replicas_where())
 
 
+@functools.cache
+def _locking(names: tuple[str, ...]) -> tuple[Prepared, Prepared]:
+    """Statements that lock and read the partitions, and read the replicas, of the numbers with these parameters."""
+    numbers: list[sa.BindParameter[int]] = [bindparam(name) for name in names]
+    return (
+        Prepared(_partitions_where(PARTITION.partition.in_(numbers)).with_for_update(of=t.partition)),
+        Prepared(_replicas_where(REPLICA.partition.in_(numbers))),
+    )
+
+
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
     """Lock the rows of these partitions, in the lock order, and read them. Missing partitions are left out."""
-    states: dict[Key, PartitionState] = {}
-    one_by_one = _FEW if connection.dialect.name == "sqlite" else 1  # a statement is no round trip there
+    with one_message(connection):
+        found = ask_partitions(connection, keys)
+    return found()
+
+
+def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
+    """As `lock_partitions`; inside `one_message` the result can be taken after the block."""
+    asked: list[tuple[int, Answer, Answer]] = []
     for topic_id, numbers in by_topic(keys):
-        rows: list[Any] = []
-        replicas: list[Any] = []
-        if len(numbers) <= one_by_one:
-            for number in numbers:
-                one = {"topic_id": topic_id, "partition": number}
-                rows += _LOCK_ONE.rows(connection, one)
-                # a separate statement: on PostgreSQL a join would show the replicas as of before the wait for the lock
-                replicas += _REPLICAS_OF_ONE.rows(connection, one)
-        else:
-            many = {"topic_id": topic_id, "partitions": numbers}
-            rows += connection.execute(_LOCK_MANY, many)
-            replicas += connection.execute(_REPLICAS_OF_MANY, many)
-        states.update(_states(topic_id, rows, replicas))
-    return states
+        names = _NAMES[: next(size for size in _SIZES if len(numbers) <= size)]
+        rest = [numbers[-1]] * (len(names) - len(numbers))
+        parameters = {"topic_id": topic_id, **dict(zip(names, numbers + rest, strict=True))}
+        partitions, replicas = _locking(names)
+        # separate statements: on PostgreSQL a join would show the replicas as of before the wait for the lock
+        asked.append((topic_id, partitions.ask(connection, parameters), replicas.ask(connection, parameters)))
+
+    def read() -> dict[Key, PartitionState]:
+        states: dict[Key, PartitionState] = {}
+        for topic_id, partitions, replicas in asked:
+            states.update(_states(topic_id, partitions.rows(), replicas.rows()))
+        return states
+
+    return read
 
 
 def read_partition(connection: sa.Connection, key: Key) -> PartitionState | None:
