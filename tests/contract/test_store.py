@@ -52,7 +52,7 @@ from spark_log.errors import (
 from spark_log.ids import BrokerId, OffsetRange, TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metadata import migrations, write_ahead_log
+from spark_log.metadata import commit_tokens, migrations, write_ahead_log
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address, refuse_network_file_system
 from spark_log.metadata.store import Store, create_store, open_store
@@ -602,15 +602,17 @@ def recovery_point(cluster):
     return cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.recovery_point)).scalar_one())
 
 
-def test_flush_messages_limits_the_unforced_records(cluster, log):
+def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
     unforced = []
 
-    def watch(_connection, _cursor, statement, *_):
-        if "synchronous_commit = off" in statement:
-            unforced.append(statement)
+    def watch(connection, token, *, durable):
+        commit(connection, token, durable=durable)
+        if not durable:
+            unforced.append(token)
 
-    sa.event.listen(cluster.store.engine, "before_cursor_execute", watch)
+    commit = commit_tokens.commit
+    monkeypatch.setattr(commit_tokens, "commit", watch)
     for count in (4, 5):
         log.append(topic, [Records(0, table(*"x" * count))])
         assert recovery_point(cluster) == 0
