@@ -136,9 +136,9 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
 
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
     """The records as a blob, None if they are too large for the inline tail."""
-    if records.nbytes >= 2 * encoding.inline_max_bytes and encoding.codec == "none":
-        return None
-    if records.nbytes >= 16 * encoding.inline_max_bytes:
+    limit = encoding.inline_max_bytes * (2 if encoding.codec == "none" else 16)
+    # the buffers have at least the bytes of the records, and their size is found much faster
+    if records.get_total_buffer_size() >= limit and records.nbytes >= limit:
         return None
     blob = inline.encode(records, "none" if encoding.codec == "none" else "zstd")
     return blob if len(blob.data) < encoding.inline_max_bytes else None

@@ -12,7 +12,6 @@ An append goes through these steps, each in one place:
 import logging
 import os
 import threading
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -206,7 +205,7 @@ class Log(LogReader):
             if blob is None:
                 batches.append(None)
                 continue
-            name = uuid.uuid4().hex
+            name = os.urandom(16).hex()
             batches.append(blob_batch(topic.topic_id, item.partition, name, blob.facts, encoding, item.sequence))
             blobs[name] = blob.data
         large = [item for item, batch in zip(items, batches, strict=True) if batch is None]

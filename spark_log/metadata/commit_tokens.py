@@ -12,7 +12,7 @@ Each connection deletes its earlier tokens, some at a time, so the table holds a
 for each lost answer, until `expire_tokens`.
 """
 
-import uuid
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ _ASK = (
 
 
 def new_token() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def commit(connection: sa.Connection, token: str, *, durable: bool) -> None:

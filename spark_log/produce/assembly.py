@@ -20,7 +20,9 @@ from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECO
 Longs = npt.NDArray[np.int64]
 
 _FEW = 16
-"""Up to this number, records are processed one by one: NumPy calls would take longer."""
+"""Up to this number, records are processed one by one: NumPy and Arrow calls would take longer."""
+
+_RECORDS = pa.struct(list(RECORD_SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Assembled:
     """
 
     parts: Sequence[tuple[int, pa.Table]]
-    batch_of: Longs
-    row_of: Longs
-    times_ms: Longs
-    key_sizes: Longs
-    value_sizes: Longs
+    batch_of: Longs | Sequence[int]
+    row_of: Longs | Sequence[int]
+    times_ms: Longs | Sequence[int]
+    key_sizes: Longs | Sequence[int]
+    value_sizes: Longs | Sequence[int]
     faults: dict[int, SparkLogError]
     runs: int
     """The number of partitions that null keys went to. The null keys of the next topic batch begin after them."""
@@ -48,11 +50,14 @@ def assemble(
     """Check, partition and sort the records of a topic batch. `encoding` is the topic's.
 
     Null keys go in runs to one partition each, beginning with `first_run` modulo the partition count. A run has at
-    least
-    `run_bytes_min` bytes if there are as many (as in Kafka's sticky partitioner). A record that the topic refuses is a
-    fault; the others are not affected.
+    least `run_bytes_min` bytes if there are as many (as in Kafka's sticky partitioner). A record that the topic refuses
+    is a fault; the others are not affected.
     """
     count = len(topic_batch.values)
+    per_run = max(1, run_bytes_min * count // max(1, topic_batch.bytes))
+    few = _assemble_few(topic_batch, topic, encoding, now_ms, first_run, per_run) if count <= _FEW else None
+    if few is not None:
+        return few
     (keys, key_sizes), (values, value_sizes) = _binary(topic_batch.keys), _binary(topic_batch.values)
     times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # the array cannot grow while NumPy uses its buffer
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -64,20 +69,58 @@ def assemble(
     bad: dict[int, SparkLogError] = {}
     if explicit is not None:
         bad |= _missing(explicit, topic)
-    if not has_no_faults(encoding.limits, topic_batch.bytes, times, keys.null_count, now_ms):
+    extremes = int(times.min()), int(times.max())
+    if not has_no_faults(encoding.limits, topic_batch.bytes, *extremes, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
     good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))
         records = records.take(pa.array(good))
         explicit = explicit[good] if explicit is not None else None
-    per_run = max(1, run_bytes_min * count // max(1, topic_batch.bytes))
     numbers = _partitions(records.column("key"), explicit, topic.partition_count, first_run, per_run)
     parts, batch_of, row_of = split(records, numbers)
     if bad:
         batch_of, row_of = _spread(batch_of, good, count, -1), _spread(row_of, good, count, -1)
-    runs = max(1, min(topic.partition_count, count // per_run))
-    return Assembled(parts, batch_of, row_of, times, key_sizes, value_sizes, bad, runs)
+    return Assembled(
+        parts, batch_of, row_of, times, key_sizes, value_sizes, bad, _runs(topic.partition_count, count, per_run)
+    )
+
+
+def _runs(partitions: int, records: int, per_run: int) -> int:
+    return max(1, min(partitions, records // per_run))
+
+
+def _assemble_few(
+    topic_batch: TopicBatch, topic: Topic, encoding: Encoding, now_ms: int, first_run: int, per_run: int
+) -> Assembled | None:
+    """As `assemble`, record by record; None if some record may be a fault."""
+    keys, values = topic_batch.keys, topic_batch.values
+    count, partitions, null_keys = len(values), topic.partition_count, keys.count(None)
+    times = topic_batch.timestamps.tolist()
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        times = [now_ms] * count
+    if not has_no_faults(encoding.limits, topic_batch.bytes, min(times), max(times), null_keys, now_ms):
+        return None
+    if any(number >= partitions for number in topic_batch.partitions.values()):
+        return None
+    free = [row for row in range(count) if keys[row] is None and row not in topic_batch.partitions]
+    runs = _runs(partitions, len(free), per_run)
+    chosen = {row: (first_run + place * runs // len(free)) % partitions for place, row in enumerate(free)}
+    chosen.update(topic_batch.partitions)
+    rows_of: dict[int, list[int]] = {}
+    for row, key in enumerate(keys):
+        number = chosen[row] if row in chosen else partition_of_key(key, partitions) if key is not None else 0
+        rows_of.setdefault(number, []).append(row)
+    parts = []
+    batch_of, row_of = [0] * count, [0] * count
+    for part, (number, rows) in enumerate(sorted(rows_of.items())):
+        for place, row in enumerate(rows):
+            batch_of[row], row_of[row] = part, place
+        columns = ((keys[row], values[row], topic_batch.headers.get(row), times[row] * 1000) for row in rows)
+        parts.append((number, pa.Table.from_struct_array(pa.array(columns, _RECORDS, size=len(rows)))))
+    key_sizes, value_sizes = ([-1 if data is None else len(data) for data in column] for column in (keys, values))
+    runs = _runs(partitions, count, per_run)
+    return Assembled(parts, batch_of, row_of, times, key_sizes, value_sizes, {}, runs)
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
@@ -101,8 +144,6 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
 
 def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:
     """The Arrow column, and the length of each value, -1 for null."""
-    if len(rows) <= _FEW:
-        return pa.array(rows, pa.binary()), np.array([-1 if row is None else len(row) for row in rows], np.int64)
     try:  # several times as fast as Arrow's converter
         data = b"".join(rows)  # type: ignore[arg-type]  # a None raises
     except TypeError:
@@ -151,8 +192,6 @@ def _partitions(
     count = len(keys)
     if partitions == 1:
         return np.zeros(count, np.int32)
-    if explicit is None and count <= _FEW and keys.null_count == 0:
-        return np.array([partition_of_key(key, partitions) for key in keys.to_pylist()], np.int32)
     if explicit is None and keys.null_count == count and count < 2 * per_run:
         return np.full(count, first_run % partitions, np.int32)
     given = None if explicit is None else pa.array(explicit, pa.int64(), mask=explicit < 0)

@@ -1,7 +1,6 @@
 """Detection of records that a topic refuses, each with its error; the other records of the batch are sent. Pure."""
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
@@ -10,7 +9,7 @@ from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 
 def has_no_faults(
-    limits: RecordLimits, bytes_total: int, times_ms: npt.NDArray[np.int64], null_keys: int, now_ms: int
+    limits: RecordLimits, bytes_total: int, oldest_ms: int, newest_ms: int, null_keys: int, now_ms: int
 ) -> bool:
     """Whether the batch's totals and extremes prove that no record violates the limits. Cheap; most batches pass.
 
@@ -20,7 +19,8 @@ def has_no_faults(
     return (
         bytes_total <= min(limits.max_message_bytes, RECORD_BYTES_MAX)
         and not (limits.compacted and null_keys)
-        and bool(times_ms.min() >= low and times_ms.max() <= high)
+        and low <= oldest_ms
+        and newest_ms <= high
     )
 
 

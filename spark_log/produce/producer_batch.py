@@ -27,6 +27,7 @@ from spark_log.records.segment_write import own
 
 logger = logging.getLogger(__name__)
 
+_Longs = npt.NDArray[np.int64] | Sequence[int]
 Headers = list[tuple[str, bytes]]
 Callback = Callable[[Any], object]
 
@@ -140,11 +141,11 @@ class TopicBatch:
         self.error: Exception | None = None
         self.faults: dict[int, Exception] = {}
         self.header_sizes: dict[int, int] = {}
-        self.batch_of: npt.NDArray[Any] = _NONE
-        self.row_of: npt.NDArray[Any] = _NONE
-        self.times_ms: npt.NDArray[Any] = _NONE
-        self.key_sizes: npt.NDArray[Any] = _NONE
-        self.value_sizes: npt.NDArray[Any] = _NONE
+        self.batch_of: _Longs = ()
+        self.row_of: _Longs = ()
+        self.times_ms: _Longs = ()
+        self.key_sizes: _Longs = ()
+        self.value_sizes: _Longs = ()
 
     @property
     def done(self) -> bool:
@@ -181,7 +182,7 @@ class TopicBatch:
         self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), [], None
         self.fail(error)
 
-    def begin(self, batches: Sequence[ProducerBatch], batch_of: npt.NDArray[Any], faults: dict[int, Exception]) -> None:
+    def begin(self, batches: Sequence[ProducerBatch], batch_of: _Longs, faults: dict[int, Exception]) -> None:
         """Called after assembly; the records of `faults` (batch -1) have their outcome."""
         with self.condition:
             if self.error is not None:  # failed during assembly
@@ -252,6 +253,3 @@ class TopicBatch:
                 function(argument)
             except BaseException:  # a user's callback must not end the sender, not even with sys.exit
                 logger.exception("error in a callback of a record to %s", self.topic)
-
-
-_NONE: npt.NDArray[Any] = np.empty(0, np.int64)

@@ -109,7 +109,8 @@ class Sender(threading.Thread):
                 batches = self._due()
                 if batches:
                     self._append(batches)
-                    _own_remaining_tables(batches)
+                    if self._queues:
+                        _own_remaining_tables(batches)
         except BaseException as error:  # a bug: no caller may wait without end
             logger.exception("the producer's sender failed")
             self._accumulator.close()

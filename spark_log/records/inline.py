@@ -27,6 +27,7 @@ BLOB_BYTES_MAX = 256 * 1024 * 1024
 COMPRESS_BYTES_MIN = 4096
 """Smaller messages stay as they are: compression would cost more time than it saves bytes."""
 
+_TIMESTAMP_COLUMN = RECORD_SCHEMA.get_field_index("timestamp")
 _MAGIC = b"SLB1"
 _HEADER = struct.Struct("<4sB3xQ")
 _CODECS = ("none", "zstd")
@@ -46,10 +47,11 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
         raise InvalidConfigurationError(f"codec: expected one of {', '.join(_CODECS)}, got {codec!r}")
     if not records.schema.equals(RECORD_SCHEMA):
         raise InvalidRecordError(f"records: expected columns {RECORD_SCHEMA}, got {records.schema}")
-    timestamps = records.column("timestamp")
+    batch = _as_batch(records)
+    timestamps = batch.column(_TIMESTAMP_COLUMN)
     if timestamps.null_count:
         raise InvalidRecordError(f"timestamp: null in {timestamps.null_count} records")
-    body = _as_batch(records).serialize()
+    body = batch.serialize()
     length, used = body.size, 0
     if codec == "zstd" and length >= COMPRESS_BYTES_MIN:
         packed = pa.compress(body, codec="zstd")
@@ -60,7 +62,7 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
     low = high = NO_TIMESTAMP_MS
     if records.num_rows:
         # The integers behind the timestamps: making datetime objects takes longer than the rest of a small blob.
-        micros = _one_chunk(timestamps).view(pa.int64()).to_numpy()
+        micros = timestamps.view(pa.int64()).to_numpy()
         low = int(micros.min()) // MICROSECONDS_PER_MILLISECOND
         high = int(micros.max()) // MICROSECONDS_PER_MILLISECOND
     facts = SegmentFacts(records.num_rows, len(data), low, high, _CODECS[used], xxhash.xxh3_128_hexdigest(data))
@@ -116,6 +118,9 @@ def slice_batches(
 
 
 def _as_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.to_batches()
+    if len(batches) == 1 and batches[0].get_total_buffer_size() < COMPRESS_BYTES_MIN:
+        return batches[0]  # it is no slice of a large table
     columns = [_one_chunk(column) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
