@@ -12,9 +12,11 @@ import os
 import runpy
 import sys
 from collections.abc import Iterable
+from typing import Any
 from zipimport import ZipImportError, zipimporter
 
 COMMAND = "spark-log-python"
+_DAEMON = "pyspark.daemon"
 
 
 def executable() -> str:
@@ -69,4 +71,29 @@ def main() -> None:
     from spark_log.fork_server import take_over
 
     sys.argv[:] = take_over(sys.argv) or sys.argv
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0] == _DAEMON:
+        _run_daemon()
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _run_daemon() -> None:
+    """Run Spark's daemon, whose workers end without a traceback when Spark has closed their connection.
+
+    Spark closes the connections of idle workers after a minute and at its end. Each such worker tries to report the end
+    of its input as an error, and with Unix sockets Spark's own code prints that it cannot.
+    """
+    import pyspark.daemon
+
+    daemon: Any = pyspark.daemon
+    run_worker = daemon.worker
+
+    def worker(*arguments: Any) -> Any:
+        try:
+            return run_worker(*arguments)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+
+    daemon.worker = worker
+    sys.modules["__main__"] = daemon
+    daemon.manager()

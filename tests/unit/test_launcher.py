@@ -1,6 +1,8 @@
 """`spark-log-python` uses the installed pyspark in place of Spark's zip, where the versions agree."""
 
 import os
+import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +72,30 @@ def test_the_command_runs_as_python_does_with_the_installed_pyspark(tmp_path: Pa
     assert shown("-m", "shown", "a", "-m") == f"{origin} {[script, 'a', '-m']} {tmp_path} __main__ /own"
     assert shown(script, "a") == f"{origin} {[script, 'a']} {tmp_path} __main__ /own"
     assert shown("-c", "import sys; print(sys.executable, sys.argv[1:])", "b") == f"{sys.executable} ['b']"
+
+
+DAEMON = {
+    "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+    "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+    "PYTHON_WORKER_FACTORY_SECRET": "",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pidfd_open")
+def test_idle_worker_ends_silently_when_spark_closes_its_connection(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "from spark_log.launcher import main; main()", "-m", "pyspark.daemon"],
+        env={**os.environ, **DAEMON, "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as daemon:
+        assert daemon.stdin is not None and daemon.stdout is not None and daemon.stderr is not None
+        address = daemon.stdout.read(int.from_bytes(daemon.stdout.read(4), "big"))
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            worker = os.pidfd_open(int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big"))
+        select.select([worker], [], [])
+        os.close(worker)
+        daemon.stdin.close()  # the daemon ends
+        assert daemon.stderr.read() == b""
