@@ -131,7 +131,9 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
             frame.withColumn(RAW, sf.col(column).cast(BinaryType()))
             .withColumn(_BARE, bare)
             .withColumn(_PARSED, parser.parsed(sf.col(_BARE)))
-            .withColumn(ERROR, sf.when(raw.isNotNull(), reason))
+            # Spark moves no filter on the result of explode to its input: a filter on `error` or `value` would otherwise
+            # contain these expressions and parse the bytes several times for each row
+            .select("*", sf.explode(sf.array(sf.when(raw.isNotNull(), reason))).alias(ERROR))
         )
     good = sf.when(sf.col(ERROR).isNull(), sf.col(_PARSED)["value"])
     return parsed.withColumn(column, good).select(*frame.columns, RAW, ERROR)
