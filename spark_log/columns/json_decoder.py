@@ -18,7 +18,6 @@ Each record is decoded to an object of a class made for the schema, which msgspe
 does not fit its class is decoded again field by field, which finds the reason, and accepts what the class cannot.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,13 +25,10 @@ import pyarrow as pa
 
 from spark_log.columns.decoding import Decoded
 from spark_log.columns.json_fields import BadRecordError, FieldByField, check_text, might_be_deep
-from spark_log.columns.json_leaves import leaf
-from spark_log.columns.python_columns import Bad, Columns
-from spark_log.columns.record_classes import RecordClasses, field_values
-
-_ROWS = 2048
-_BYTES = 8 << 20
-"""Rows and bytes whose Python objects exist at the same time."""
+from spark_log.columns.json_leaves import json_leaf
+from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
+from spark_log.columns.record_classes import RecordClasses, splitting
+from spark_log.columns.value_bytes import bytes_of, parts
 
 
 class JsonDecoder:
@@ -43,23 +39,25 @@ class JsonDecoder:
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
-        self._columns = Columns(fields, field_values, lambda kind: classes.of(kind)(), leaf)
+        self._columns = Columns(fields, _Objects(classes))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
-        parts = [self._part(part) for part in _parts(values)]
-        if not parts:
+        decoded = [self._part(part) for part in parts(values)]
+        if not decoded:
             return Decoded(pa.array([], self._fields), None)
-        record = pa.concat_arrays([part.record for part in parts])
-        if all(part.reasons is None for part in parts):
+        record = pa.concat_arrays([part.record for part in decoded])
+        if all(part.reasons is None for part in decoded):
             return Decoded(record, None)
-        reasons = [pa.nulls(len(part.record), pa.string()) if part.reasons is None else part.reasons for part in parts]
+        reasons = [
+            pa.nulls(len(part.record), pa.string()) if part.reasons is None else part.reasons for part in decoded
+        ]
         return Decoded(record, pa.concat_arrays(reasons))
 
     def _part(self, values: pa.BinaryArray) -> Decoded:
         bad = Bad()
         parse, plain = self._parse, _is_plain(values)
-        objects: list[Any] = values.to_pylist()
+        objects: list[Any] = bytes_of(values)
         for row, value in enumerate(objects):
             if value is not None:
                 try:
@@ -84,15 +82,20 @@ class JsonDecoder:
             return None
 
 
-def _parts(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """Slices of at most `_ROWS` values and about `_BYTES` bytes."""
-    start = 0
-    while start < len(values):
-        rows = min(_ROWS, len(values) - start)
-        while rows > 1 and values.slice(start, rows).nbytes > _BYTES:
-            rows //= 2
-        yield values.slice(start, rows)
-        start += rows
+class _Objects:
+    """See Parser."""
+
+    def __init__(self, classes: RecordClasses) -> None:
+        self._classes = classes
+
+    def leaf(self, kind: pa.DataType) -> Leaf:
+        return json_leaf(kind)
+
+    def split(self, kind: pa.StructType) -> Split:
+        return splitting(kind)
+
+    def empty(self, kind: pa.StructType) -> Any:
+        return self._classes.of(kind)()
 
 
 def _is_plain(values: pa.BinaryArray) -> bool:

@@ -1,13 +1,13 @@
 """The leaf columns of JSON: texts to times and decimals, by Arrow's casts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.columns.python_columns import Convert, Values
+from spark_log.columns.python_columns import Convert, Leaf, Values
 from spark_log.columns.types import type_ddl
 
 _UTC = pa.timestamp("us", "UTC")
@@ -16,17 +16,25 @@ _FIRST_DATE, _LAST_DATE = -719_162, 2_932_896
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
 _NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
 _NANOSECONDS = r"(\.\d{6})\d+"
+_TIMESTAMP = (
+    r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3])(:[0-5]\d){0,2}(\.\d+)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?$"
+)
 
 
-def leaf(kind: pa.DataType) -> tuple[Convert, str]:
-    """How the values of a leaf column become an array, and why a value cannot."""
+def json_leaf(kind: pa.DataType) -> Leaf:
+    """The leaf columns of JSON. Times come as texts, decimals as the bytes of their JSON text."""
     if kind == _UTC:
-        return _timestamps, "not an ISO 8601 time of the years 1 to 9999"
+        return Leaf(_timestamps, "not an ISO 8601 time of the years 1 to 9999", _matching(_TIMESTAMP))
     if kind == pa.date32():
-        return _dates, "not a date of the years 1 to 9999 such as 2026-11-22"
+        return Leaf(_dates, "not a date of the years 1 to 9999 such as 2026-11-22", _matching(_DATE))
     if pa.types.is_decimal(kind):
-        return _decimals(kind), f"not a number that {type_ddl(kind)} holds exactly"
-    return lambda values: pa.array(values, kind), f"not a {type_ddl(kind)}"
+        return Leaf(_decimals(kind), f"not a number that {type_ddl(kind)} holds exactly")
+    return Leaf(lambda values: pa.array(values, kind), f"not a {type_ddl(kind)}")
+
+
+def _matching(pattern: str) -> Callable[[Values], Sequence[bool]]:
+    return lambda values: pc.match_substring_regex(pa.array(values, pa.string()), pattern).fill_null(True).to_pylist()
 
 
 def _timestamps(values: Values) -> pa.Array:

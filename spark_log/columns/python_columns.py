@@ -7,18 +7,39 @@ converted as if it were null.
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 Values = Sequence[Any]
 Convert = Callable[[Values], pa.Array]
-"""Values of one leaf column to an array of the same length. Raises ValueError or OverflowError if one does not fit."""
-Getter = Callable[[Values, int, str], list[Any]]
-"""The values of the field of this position and name of each object."""
-Leaf = Callable[[pa.DataType], tuple[Convert, str]]
-"""How the values of a type are converted, and the reason for a value that cannot be."""
+Split = Callable[[Values], Sequence[Values]]
 _RowOf = Callable[[int], int]
+
+
+class Leaf(NamedTuple):
+    """How the values of a leaf type are converted.
+
+    `convert`: values to an array of the same length. Raises ValueError or OverflowError if a value does not fit.
+    `problem`: the reason for a value that does not fit.
+    `plausible`: whether each value may fit; it finds most of those that do not, and is faster than trying each.
+    """
+
+    convert: Convert
+    problem: str
+    plausible: Callable[[Values], Sequence[bool]] | None = None
+
+
+class Parser(Protocol):
+    """Knows the objects that a parser returns."""
+
+    def leaf(self, kind: pa.DataType) -> Leaf: ...
+
+    def split(self, kind: pa.StructType) -> Split:
+        """Objects to the values of each field, in the struct's order."""
+
+    def empty(self, kind: pa.StructType) -> Any:
+        """An object all of whose fields are None."""
 
 
 class Bad:
@@ -32,13 +53,10 @@ class Bad:
 
 
 class Columns:
-    """Converts a list of objects, or None, to a struct of the columns.
+    """Converts a list of objects, or None, to a struct of the columns."""
 
-    `get`: reads a field of objects. `empty`: an object whose fields are None.
-    """
-
-    def __init__(self, fields: pa.StructType, get: Getter, empties: Callable[[pa.StructType], Any], leaf: Leaf) -> None:
-        self._get, self._empties, self._leaf = get, empties, leaf
+    def __init__(self, fields: pa.StructType, parser: Parser) -> None:
+        self._parser = parser
         self._build = self._column(fields, "")
 
     def array(self, objects: Values, bad: Bad) -> pa.StructArray:
@@ -51,14 +69,17 @@ class Columns:
             return self._list(kind, path)
         if pa.types.is_map(kind):
             return self._map(kind, path)
-        convert, problem = self._leaf(kind)
+        convert, problem, plausible = self._parser.leaf(kind)
         reason = f"{path}: {problem}"
 
         def leaf(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
             try:
                 return convert(values)
             except (ValueError, OverflowError):
-                unfit = set(_unfit(convert, values, 0, len(values)))
+                may_fit = plausible(values) if plausible else [True] * len(values)
+                unfit = {position for position, may in enumerate(may_fit) if not may}
+            left = [value if may else None for value, may in zip(values, may_fit, strict=True)]
+            unfit.update(_unfit(convert, left, 0, len(left)))
             for position in unfit:
                 bad.add(row_of(position), reason)
             return convert([None if position in unfit else value for position, value in enumerate(values)])
@@ -66,18 +87,17 @@ class Columns:
         return leaf
 
     def _struct(self, kind: pa.StructType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
-        parts = [
-            (position, field.name, self._column(field.type, f"{path}.{field.name}".lstrip(".")))
-            for position, field in enumerate(kind)
-        ]
-        fields, empty, get = list(kind), self._empties(kind), self._get
+        fields = list(kind)
+        columns = [self._column(field.type, f"{path}.{field.name}".lstrip(".")) for field in fields]
+        empty, split = self._parser.empty(kind), self._parser.split(kind)
 
         def struct(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
             mask = _nulls(values)
             if mask is not None:
                 values = [empty if value is None else value for value in values]
-            columns = [build(get(values, position, name), row_of, bad) for position, name, build in parts]
-            return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+            parts = split(values) if values else [()] * len(fields)
+            arrays = [column(part, row_of, bad) for column, part in zip(columns, parts, strict=True)]
+            return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
 
         return struct
 

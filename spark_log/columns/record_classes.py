@@ -1,7 +1,7 @@
 """Classes of msgspec for the structs of a schema: a record is parsed and checked in one step."""
 
 import functools
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -53,11 +53,15 @@ def leaf_class(kind: pa.DataType) -> Any:
     return _LEAVES[kind]
 
 
+def splitting(kind: pa.StructType) -> Callable[[Sequence[Any]], Sequence[Sequence[Any]]]:
+    """Function from objects of the struct's class to the values of each field.
+
+    Its source is generated: a comprehension that names the attribute takes half the time of attrgetter.
+    """
+    each = [_attribute(position) for position in range(kind.num_fields)]
+    return lambda objects: [values(objects) for values in each]
+
+
 @functools.cache
-def _getter(position: int) -> "attrgetter[Any]":
-    return attrgetter(f"f{position}")
-
-
-def field_values(objects: Any, position: int, name: str) -> list[Any]:
-    """The field at this position of each object."""
-    return list(map(_getter(position), objects))
+def _attribute(position: int) -> Callable[[Sequence[Any]], list[Any]]:
+    return eval(f"lambda objects: [each.f{position} for each in objects]")  # type: ignore[no-any-return]

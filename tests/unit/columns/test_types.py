@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from spark_log.columns.types import from_json, list_of, parse_ddl, to_ddl, to_json
 from spark_log.errors import InvalidSchemaError
@@ -99,6 +99,7 @@ def test_refused_ddl(text: str, message: str) -> None:
         parse_ddl(text)
 
 
+@settings(max_examples=50)
 @given(SCHEMAS)
 def test_ddl_and_json_text_are_read_back(fields: pa.StructType) -> None:
     assert parse_ddl(to_ddl(fields)).equals(fields)
@@ -131,6 +132,7 @@ def test_another_json_text_is_refused(text: str) -> None:
         from_json(text)
 
 
+@settings(max_examples=50)
 @given(SCHEMAS)
 def test_parquet_without_an_arrow_schema_reads_back_the_same_types(fields: pa.StructType) -> None:
     table = pa.table({"record": pa.nulls(1, fields)})
