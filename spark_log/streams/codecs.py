@@ -131,8 +131,8 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
             frame.withColumn(RAW, sf.col(column).cast(BinaryType()))
             .withColumn(_BARE, bare)
             .withColumn(_PARSED, parser.parsed(sf.col(_BARE)))
-            # Spark moves no filter on the result of explode to its input: a filter on `error` or `value` would otherwise
-            # contain these expressions and parse the bytes several times for each row
+            # Spark moves no filter on the result of explode to its input: a filter on `error` or `value` would
+            # otherwise contain these expressions and parse the bytes several times for each row
             .select("*", sf.explode(sf.array(sf.when(raw.isNotNull(), reason))).alias(ERROR))
         )
     good = sf.when(sf.col(ERROR).isNull(), sf.col(_PARSED)["value"])
