@@ -68,13 +68,13 @@ def main() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # instead of this script's folder, as `python -m` has it
     del sys.argv[:2]
-    from spark_log.fork_server import take_over
+    from spark_log.fork_server import run_program, take_over
 
     sys.argv[:] = take_over(sys.argv) or sys.argv
     if sys.argv[0] == _DAEMON:
         _run_daemon()
     else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        run_program(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
 
 
 def _run_daemon() -> None:

@@ -21,6 +21,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from spark_log.fork_server import end_without_teardown, run_program
+
 PRELOADED = (
     "pandas", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet",
     "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg",
@@ -28,17 +30,23 @@ PRELOADED = (
     "pyspark.sql.types", "pyspark.worker_util", "spark_log.datasource.source",
     "spark_log.cli.main", "spark_log.consume.consumer", "spark_log.coordinator.coordinator",
     "spark_log.produce.producer", "spark_log.maintenance", "spark_log.metadata.migrations", "tests.support.records",
+    "rich.box", "rich.markup", "rich.table", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 
 REQUEST_BYTES_MAX = 1 << 18
 
 
-def main(requests: socket.socket) -> Callable[[], None] | None:
-    """Serve until the other end closes, and return None. In a child: return its program."""
-    for module in PRELOADED:
+def preload(*more: str) -> None:
+    """Import the modules that programs need. The collections of forks, at their ends too, do not visit the objects."""
+    for module in (*PRELOADED, *more):
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # the children's collections do not copy these pages
+    gc.freeze()
+
+
+def main(requests: socket.socket) -> Callable[[], None] | None:
+    """Serve until the other end closes, and return None. In a child: return its program."""
+    preload()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
     while True:
@@ -99,35 +107,6 @@ def _run_text(program: str) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     exec(compile(program, "<string>", "exec"), module.__dict__)
-
-
-_status: int | None = None
-"""Exit code of the program that has ended in this process, unless the interpreter is to end by itself."""
-
-
-def run_program(program: Callable[[], None]) -> None:
-    """Run the program of a fork. `end_without_teardown` ends the process after its threads and atexit handlers."""
-    global _status
-    try:
-        program()
-        _status = 0
-    except SystemExit as end:
-        _status = (end.code or 0) & 0xFF if isinstance(end.code, int | None) else 1
-        raise
-    except Exception:
-        _status = 1
-        raise
-
-
-def end_without_teardown() -> None:
-    """To be registered with atexit before all other handlers, so that it runs last.
-
-    The interpreter would take 0.1 s of CPU time to tear down the modules that a fork has inherited.
-    """
-    if _status is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_status)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
+from spark_log.fork_server import end_without_teardown, run_program
 from tests.support import fork_server
 
 PRELOADED = (
-    *fork_server.PRELOADED,
     "spark_log.admin.client",
     "spark_log.cli.record_sender",
     "spark_log.cluster.description",
@@ -34,19 +33,11 @@ PRELOADED = (
 
 
 def main(path: str) -> None:
-    atexit.register(fork_server.end_without_teardown)
-    for name in PRELOADED:
-        import_module(name)
-    from typer.main import get_command
-
-    from spark_log.cli.main import app
-
-    get_command(app)  # imports the modules that read the arguments of commands
-    gc.collect()
-    gc.freeze()  # the forks' collections, at their ends too, do not visit these objects
+    atexit.register(end_without_teardown)
+    fork_server.preload(*PRELOADED)
     server = os.fork()  # before any thread starts
     if server == 0:
-        fork_server.run_program(_serve(path))
+        run_program(_serve(path))
         return
     try:
         _run_programs()

@@ -77,6 +77,7 @@ class PostgresServer:
             "port": self.port,
             "unix_socket_directories": self._root,
             "max_connections": 100,
+            "autovacuum": "off",  # it would visit one of the databases of ended tests several times a second
             "dynamic_shared_memory_type": "mmap",  # in the data folder, so that a killed server leaves nothing behind
             "fsync": "on",
             "full_page_writes": "on",

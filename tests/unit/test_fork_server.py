@@ -9,8 +9,12 @@ import time
 import pytest
 
 PROCESS = """
-import json, os, signal, sys
+import atexit, json, os, signal, sys
 from spark_log import fork_server
+
+class Module:
+    def __del__(self):
+        os.write(1, b"torn down")
 
 fork_server._IMPORTED = ("decimal",)
 address = fork_server._address(os.getppid())[1:].decode()
@@ -20,9 +24,15 @@ facts = {
     "address": address, "variable": os.environ.get("PYTHON_TEST"), "folder": os.getcwd(),
 }
 print(json.dumps(facts), flush=True)
-if sys.stdin.readline() == "wait\\n":
-    signal.pause()
-sys.exit(7)
+module = Module()
+
+def program():
+    atexit.register(print, "handlers called")
+    if sys.stdin.readline() == "wait\\n":
+        signal.pause()
+    sys.exit(7)
+
+fork_server.run_program(program)
 """
 
 JVM = """
@@ -49,7 +59,7 @@ fifth.terminate()
 print(json.dumps({
     "lookup": lookup, "forked": {**forked, "spark's": second.pid}, "other": other, "executor": executor,
     "stopped": stopped, "statuses": [each.wait() for each in (first, second, third, fourth, fifth)],
-    "folder": os.getcwd(),
+    "folder": os.getcwd(), "ends": {"forked": second.stdout.read(), "other": third.stdout.read()},
 }))
 """
 
@@ -66,5 +76,6 @@ def test_planning_processes_are_forks_of_a_server_that_ends_with_the_jvm() -> No
     alone = [facts[name] for name in ("lookup", "other", "executor")]
     assert not any(each["imported"] for each in alone), "the first, one of another environment, an executor's"
     assert facts["statuses"] == [7, 7, 7, 7, 128 + 15], "SIGTERM reaches the fork"
+    assert facts["ends"] == {"forked": "handlers called\n", "other": "handlers called\ntorn down"}
     while os.path.exists(f"/proc/{forked['parent']}"):  # it ends soon, or pytest's timeout ends the test
         time.sleep(0.01)
