@@ -4,7 +4,7 @@ One bad record never affects another: its struct is null and its reason names th
 most 200 characters and never contains data of the record. A null value, which is a tombstone, has neither.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -46,6 +46,17 @@ class Decoded(NamedTuple):
     reasons: pa.StringArray | None
 
 
+def concatenated(parts: Sequence[Decoded], fields: pa.StructType) -> Decoded:
+    """The parts of one column, decoded one after the other."""
+    if not parts:
+        return Decoded(pa.array([], fields), None)
+    record = pa.concat_arrays([part.record for part in parts])
+    if all(part.reasons is None for part in parts):
+        return Decoded(record, None)
+    reasons = [pa.nulls(len(part.record), pa.string()) if part.reasons is None else part.reasons for part in parts]
+    return Decoded(record, pa.concat_arrays(reasons))
+
+
 class Decoder(Protocol):
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
 
@@ -56,8 +67,13 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
     InvalidSchemaError if the format or the schema cannot be decoded.
     """
+    framed = definition.framing == "confluent"
     if definition.format == "json":
         from spark_log.columns.json_decoder import JsonDecoder
 
-        return JsonDecoder(definition.fields)
+        return JsonDecoder(definition.fields, framed)
+    if definition.format == "avro":
+        from spark_log.columns.avro_decoder import AvroDecoder
+
+        return AvroDecoder(definition.fields, definition.schema, definition.schemas_by_id if framed else None)
     raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")

@@ -21,21 +21,28 @@ does not fit its class is decoded again field by field, which finds the reason, 
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from spark_log.columns.decoding import Decoded
+from spark_log.columns.decoding import Decoded, concatenated
+from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.columns.json_fields import BadRecordError, FieldByField, check_text, might_be_deep
 from spark_log.columns.json_leaves import json_leaf
 from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
 from spark_log.columns.record_classes import RecordClasses, splitting
 from spark_log.columns.value_bytes import bytes_of, parts
 
+_ROWS = 2048
+
 
 class JsonDecoder:
-    """Decodes JSON objects to a struct of the fields. Threads may share it."""
+    """Decodes JSON objects to a struct of the fields. Threads may share it.
 
-    def __init__(self, fields: pa.StructType) -> None:
-        self._fields = fields
+    `framed`: they follow Confluent's framing. Any schema id is accepted: the fields alone decide.
+    """
+
+    def __init__(self, fields: pa.StructType, framed: bool = False) -> None:
+        self._fields, self._framed = fields, framed
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
@@ -43,19 +50,14 @@ class JsonDecoder:
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
-        decoded = [self._part(part) for part in parts(values)]
-        if not decoded:
-            return Decoded(pa.array([], self._fields), None)
-        record = pa.concat_arrays([part.record for part in decoded])
-        if all(part.reasons is None for part in decoded):
-            return Decoded(record, None)
-        reasons = [
-            pa.nulls(len(part.record), pa.string()) if part.reasons is None else part.reasons for part in decoded
-        ]
-        return Decoded(record, pa.concat_arrays(reasons))
+        return concatenated([self._part(part) for part in parts(values, _ROWS)], self._fields)
 
     def _part(self, values: pa.BinaryArray) -> Decoded:
         bad = Bad()
+        if self._framed:
+            framed, (values, ids) = values, unframed(values)
+            for row in np.flatnonzero((ids == NOT_FRAMED) & framed.is_valid().to_numpy(zero_copy_only=False)).tolist():
+                bad.add(row, NO_FRAMING)
         parse, plain = self._parse, _is_plain(values)
         objects: list[Any] = bytes_of(values)
         for row, value in enumerate(objects):

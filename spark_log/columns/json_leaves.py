@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.columns.python_columns import Convert, Leaf, Values
+from spark_log.columns.times import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP
 from spark_log.columns.types import type_ddl
 
 _UTC = pa.timestamp("us", "UTC")
-_FIRST_TIMESTAMP, _LAST_TIMESTAMP = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 and 9999
-_FIRST_DATE, _LAST_DATE = -719_162, 2_932_896
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
 _NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
 _NANOSECONDS = r"(\.\d{6})\d+"
@@ -41,17 +40,17 @@ def _timestamps(values: Values) -> pa.Array:
     texts = pa.array(values, pa.string())
     for kind in (_UTC, pa.timestamp("us")):  # all with a zone, all without
         try:
-            return _within(texts.cast(kind).cast(_UTC), pa.int64(), _FIRST_TIMESTAMP, _LAST_TIMESTAMP)
+            return _within(texts.cast(kind).cast(_UTC), pa.int64(), FIRST_TIMESTAMP, LAST_TIMESTAMP)
         except pa.ArrowInvalid:
             pass
     texts = pc.replace_substring_regex(texts, _DATE, r"\1T00:00:00Z")
     texts = pc.replace_substring_regex(texts, _NO_ZONE, r"\1Z")
     texts = pc.replace_substring_regex(texts, _NANOSECONDS, r"\1")
-    return _within(texts.cast(_UTC), pa.int64(), _FIRST_TIMESTAMP, _LAST_TIMESTAMP)
+    return _within(texts.cast(_UTC), pa.int64(), FIRST_TIMESTAMP, LAST_TIMESTAMP)
 
 
 def _dates(values: Values) -> pa.Array:
-    return _within(pa.array(values, pa.string()).cast(pa.date32()), pa.int32(), _FIRST_DATE, _LAST_DATE)
+    return _within(pa.array(values, pa.string()).cast(pa.date32()), pa.int32(), FIRST_DATE, LAST_DATE)
 
 
 def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.Array:

@@ -1,29 +1,32 @@
-"""The values of a binary column as Python bytes, a part of the column at a time."""
+"""Access to the bytes of a binary column, a part of the column at a time."""
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-_ROWS = 2048
+Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 _BYTES = 8 << 20
-"""Rows and bytes whose Python objects exist at the same time."""
 
 
-def parts(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """Slices of at most 2048 values, and of at most 8 MiB unless it is a single value."""
-    start, offsets = 0, _offsets(values)
+def parts(values: pa.BinaryArray, rows: int) -> Iterator[pa.BinaryArray]:
+    """Slices of at most so many values, and of at most 8 MiB unless it is a single value: a slice is decoded by way of
+    Python objects or arrays of NumPy, which are several times larger.
+    """
+    start, offsets = 0, offsets_of(values)
     while start < len(values):
         fitting = int(np.searchsorted(offsets, offsets[start] + _BYTES, side="right")) - 1
-        end = min(max(fitting, start + 1), start + _ROWS, len(values))
+        end = min(max(fitting, start + 1), start + rows, len(values))
         yield values.slice(start, end - start)
         start = end
 
 
 def bytes_of(values: pa.BinaryArray) -> list[bytes | None]:
-    """The values; it takes a fifth of the time of `to_pylist`."""
-    offsets = _offsets(values)
+    """The values; it takes half the time of `to_pylist`."""
+    offsets = offsets_of(values)
     if not len(values) or values.buffers()[2] is None:
         return values.to_pylist()  # type: ignore[no-any-return]
     data = values.buffers()[2][int(offsets[0]) : int(offsets[-1])].to_pybytes()
@@ -35,7 +38,17 @@ def bytes_of(values: pa.BinaryArray) -> list[bytes | None]:
     return found
 
 
-def _offsets(values: pa.BinaryArray) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def slices(data: Any, starts: Ints, ends: Ints) -> pa.BinaryArray:
+    """The bytes from each start to its end, of ranges of a buffer that follow one another."""
+    if not len(starts):
+        return pa.array([], pa.binary())
+    bounds = np.empty(2 * len(starts), np.int32)
+    bounds[::2], bounds[1::2] = starts, ends  # the values and the gaps between them
+    everything = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), data])
+    return everything.take(pa.array(np.arange(0, len(bounds), 2)))
+
+
+def offsets_of(values: pa.BinaryArray) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     if not len(values):
         return np.zeros(1, np.int32)
     return np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
