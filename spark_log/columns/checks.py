@@ -39,6 +39,10 @@ def checked(fields: pa.StructType) -> pa.StructType:
     return fields
 
 
+def is_column_name(name: str) -> bool:
+    return bool(name) and not _NOT_IN_NAMES.search(name)
+
+
 def walk(fields: pa.StructType) -> Iterator[tuple[tuple[str, ...], pa.DataType, int]]:
     """Each type of the schema with its path and depth, the schema itself first, parents before children."""
     stack: list[tuple[tuple[str, ...], pa.DataType, int]] = [((), fields, 1)]
@@ -62,7 +66,7 @@ def _check_names(struct: pa.StructType, path: tuple[str, ...]) -> None:
     seen: dict[str, str] = {}
     for field in struct:
         name = field.name
-        if not name or _NOT_IN_NAMES.search(name):
+        if not is_column_name(name):
             raise InvalidSchemaError(
                 f"schema: {_place(path)}: the name {name!r} is empty, or has whitespace or one of , ; {{ }} ( ) = . `"
             )
