@@ -85,11 +85,3 @@ class Cursor:
             self.fail(failed, f"{path}: a number of more than {bits} bits")
             number[failed] = 0
         return number
-
-
-def taken(array: pa.Array, order: Ints) -> pa.Array:
-    """The elements at these positions, null for -1."""
-    absent = order < 0
-    if not absent.any() and len(order) == len(array) and (order == np.arange(len(order))).all():
-        return array
-    return array.take(pa.array(order, mask=absent))

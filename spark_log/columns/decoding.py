@@ -4,14 +4,17 @@ One bad record never affects another: its struct is null and its reason names th
 most 200 characters and never contains data of the record. A null value, which is a tombstone, has neither.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
+
+if TYPE_CHECKING:
+    from spark_log.columns.schema_id_decoder import Read
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class ColumnsDefinition:
     `version`: the version of the topic's schema.
     `format`: json, avro or protobuf.
     `framing`: none or confluent.
-    `schema`: the source text that the topic was given: DDL, Avro's JSON, or a Protobuf descriptor set.
+    `schema`: the source text that the topic was given: DDL, Avro's JSON, or that of `protobuf_schema`.
     `fields`: the columns, those of removed fields included.
     `schemas_by_id`: with framing confluent, the source text of each schema id.
     """
@@ -67,13 +70,26 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
     InvalidSchemaError if the format or the schema cannot be decoded.
     """
-    framed = definition.framing == "confluent"
     if definition.format == "json":
         from spark_log.columns.json_decoder import JsonDecoder
 
-        return JsonDecoder(definition.fields, framed)
+        return JsonDecoder(definition.fields, definition.framing == "confluent")
     if definition.format == "avro":
-        from spark_log.columns.avro_decoder import AvroDecoder
+        from spark_log.columns.avro_decoder import ROWS, avro_reader
 
-        return AvroDecoder(definition.fields, definition.schema, definition.schemas_by_id if framed else None)
+        return _with_schemas(definition, avro_reader, ROWS)
+    if definition.format == "protobuf":
+        from spark_log.columns.protobuf_decoder import ROWS, protobuf_reader
+
+        framed = definition.framing == "confluent"
+        return _with_schemas(definition, partial(protobuf_reader, framed=framed), ROWS)
     raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")
+
+
+def _with_schemas(definition: ColumnsDefinition, reader: "Callable[[str, pa.StructType], Read]", rows: int) -> Decoder:
+    from spark_log.columns.schema_id_decoder import SchemaIdDecoder
+
+    if definition.framing != "confluent":
+        return SchemaIdDecoder(definition.fields, reader(definition.schema, definition.fields), rows)
+    readers = {number: reader(text, definition.fields) for number, text in definition.schemas_by_id.items()}
+    return SchemaIdDecoder(definition.fields, readers, rows)

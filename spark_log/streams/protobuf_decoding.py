@@ -1,29 +1,17 @@
-"""Protobuf messages to columns, with Google's parser in Spark's Python workers. It needs no JAR.
+"""Protobuf messages to columns in Spark's Python workers. It needs no JAR.
 
-The parser takes one message at a time; the messages then become Arrow columns field by field. The descriptor set is
-sent with the function; each worker creates the message's class once.
-
-These errors are checked after parsing, because the parser ignores them: a known field of another wire type, a required
-field that is missing, a proto2 string that is not UTF-8, a Timestamp out of range.
+The descriptor set is sent with the function; each worker creates the message's class once.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
-from typing import Any
-
 import pyarrow as pa
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as st
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
+from spark_log.columns.protobuf_columns import structs_of
+from spark_log.columns.protobuf_messages import message_class
 from spark_log.streams.parsing import Parser
-from spark_log.streams.protobuf_types import below, is_map, is_timestamp, message_class, schema_of, type_name
-
-_TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
-"""The years 1 to 9999, which is what google.protobuf.Timestamp allows."""
+from spark_log.streams.protobuf_types import schema_of
 
 
 def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
@@ -38,124 +26,3 @@ def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
     # Declared as not deterministic: otherwise Spark pushes down a filter on `error` and parses everything twice.
     function = arrow_udf(parsed, result).asNondeterministic()  # type: ignore[call-overload]  # its overloads leave structs out
     return Parser(function, lambda _bare, parsed: parsed["error"])
-
-
-def structs_of(values: pa.Array, kind: Any, arrow: pa.StructType) -> pa.Array:
-    """Structs of `value`, the message's columns, and `error`, why the bytes are bad (null if they are valid)."""
-    errors: dict[int, str] = {}
-    messages = [_parsed(value, row, kind, errors) for row, value in enumerate(values.to_pylist())]
-    columns = _Columns(errors).structs(messages, range(len(messages)), kind.DESCRIPTOR, arrow.field("value").type, "")
-    reasons = pa.array([errors.get(row) for row in range(len(messages))], pa.string())
-    return pa.StructArray.from_arrays([columns, reasons], fields=list(arrow))
-
-
-def _parsed(value: bytes | None, row: int, kind: Any, errors: dict[int, str]) -> Any:
-    if value is None:
-        return None
-    name = kind.DESCRIPTOR.full_name
-    try:
-        message = kind.FromString(value)
-    except DecodeError as error:
-        why = str(error).removeprefix(f"Error parsing message with type '{name}': ")
-        errors[row] = f"not a message of Protobuf type {name}: {why}"
-        return None
-    if not message.IsInitialized():
-        errors[row] = f"field {message.FindInitializationErrors()[0]}: required, and missing"
-        return None
-    return message
-
-
-class _Columns:
-    """Messages as Arrow arrays. `rows` has the row of each value; `errors` keeps the first error of each row."""
-
-    def __init__(self, errors: dict[int, str]) -> None:
-        self._errors = errors
-
-    def structs(
-        self, messages: Sequence[Any], rows: Sequence[int], kind: Descriptor, arrow: pa.StructType, path: str
-    ) -> pa.Array:
-        for row, message in zip(rows, messages, strict=True):
-            if message is not None and len(unknown := UnknownFieldSet(message)):
-                for each in unknown:
-                    self._check_unknown(each, row, kind, path)
-        columns = [self._field(messages, rows, each, arrow.field(each.name).type, path) for each in kind.fields]
-        absent = pa.array([message is None for message in messages], pa.bool_())
-        return pa.StructArray.from_arrays(columns, fields=list(arrow), mask=absent)
-
-    def _check_unknown(self, unknown: Any, row: int, kind: Descriptor, path: str) -> None:
-        """A known field among the unknown ones has another wire type, or a value that its enum does not have."""
-        field = kind.fields_by_number.get(unknown.field_number)
-        if field is None or _is_of_closed_enum(field, unknown.wire_type):
-            return
-        where = below(path, field)
-        self._errors.setdefault(row, f"field {where}: wire type {unknown.wire_type} is not that of {type_name(field)}")
-
-    def _field(
-        self, messages: Sequence[Any], rows: Sequence[int], field: FieldDescriptor, arrow: pa.DataType, path: str
-    ) -> pa.Array:
-        name, where = field.name, below(path, field)
-        if not field.is_repeated:
-            if field.has_presence:
-                values = [
-                    getattr(each, name) if each is not None and each.HasField(name) else None for each in messages
-                ]
-            else:
-                values = [None if each is None else getattr(each, name) for each in messages]
-            return self._values(values, rows, field, arrow, where)
-        several = [() if each is None else getattr(each, name) for each in messages]
-        if is_map(field):
-            several = [self._pairs(each, row, where) for row, each in zip(rows, several, strict=True)]
-        offsets = pa.array(list(accumulate(map(len, several), initial=0)), pa.int32())
-        rows = [row for row, each in zip(rows, several, strict=True) for _ in each]
-        if not is_map(field):
-            flat = self._values(list(chain.from_iterable(several)), rows, field, arrow.value_type, where)
-            return pa.ListArray.from_arrays(offsets, flat, type=arrow)
-        pairs = list(chain.from_iterable(several))
-        key, value = (field.message_type.fields_by_name[part] for part in ("key", "value"))
-        keys = self._values([pair[0] for pair in pairs], rows, key, arrow.key_type, where)
-        items = self._values([pair[1] for pair in pairs], rows, value, arrow.item_type, where)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=arrow)
-
-    def _values(
-        self, values: list[Any], rows: Sequence[int], field: FieldDescriptor, arrow: pa.DataType, path: str
-    ) -> pa.Array:
-        if is_timestamp(field):
-            values = [
-                None if each is None else self._micros(each, row, path) for row, each in zip(rows, values, strict=True)
-            ]
-        elif field.message_type is not None:
-            return self.structs(values, rows, field.message_type, arrow, path)
-        elif field.enum_type is not None:
-            names = {each.number: each.name for each in field.enum_type.values}
-            values = [None if each is None else names.get(each, str(each)) for each in values]
-        elif field.type == FieldDescriptor.TYPE_STRING:
-            values = [
-                None if each is None else self._text(each, row, path) for row, each in zip(rows, values, strict=True)
-            ]
-        return pa.array(values, arrow)
-
-    def _pairs(self, entries: Any, row: int, path: str) -> list[tuple[Any, Any]]:
-        try:
-            return list(entries.items()) if entries else []
-        except UnicodeDecodeError:
-            self._errors.setdefault(row, f"field {path}: a key that is not UTF-8")
-            return []
-
-    def _text(self, value: Any, row: int, path: str) -> str:
-        """The parser returns bytes for a proto2 string that is not UTF-8."""
-        if isinstance(value, str):
-            return value
-        self._errors.setdefault(row, f"field {path}: not UTF-8")
-        return ""
-
-    def _micros(self, value: Any, row: int, path: str) -> int:
-        if value.seconds in _TIMESTAMP_SECONDS and 0 <= value.nanos < 1_000_000_000:
-            return int(value.seconds) * 1_000_000 + int(value.nanos) // 1000
-        self._errors.setdefault(row, f"field {path}: not a time of the years 1 to 9999")
-        return 0
-
-
-def _is_of_closed_enum(field: FieldDescriptor, wire_type: int) -> bool:
-    """Whether the unknown field is a number, or a map entry with one, that is not a value of its proto2 enum."""
-    value = field.message_type.fields_by_name["value"] if is_map(field) else field
-    return bool(value.enum_type and value.enum_type.is_closed) and wire_type == (2 if is_map(field) else 0)
