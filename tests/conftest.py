@@ -116,7 +116,12 @@ def s3_uri(s3_server: S3Server) -> str:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One local Spark for all tests: two cores, Delta, UTC."""
-    spark = session("local[2]", tmp_path_factory.mktemp("warehouse"))
+    """One local Spark for all tests: two cores, Delta, UTC.
+
+    It interprets queries: for a test's few rows, compiling them takes longer. The other sessions of the tests have
+    Spark's defaults.
+    """
+    interpreted = {"spark_sql_codegen_wholeStage": "false", "spark_sql_codegen_factoryMode": "NO_CODEGEN"}
+    spark = session("local[2]", tmp_path_factory.mktemp("warehouse"), **interpreted)
     yield spark
     spark.stop()
