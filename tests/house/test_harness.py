@@ -75,3 +75,8 @@ def test_spark_reads_and_writes_delta(spark: SparkSession, tmp_path: Path) -> No
     spark.range(10).write.format("delta").save(table)
     assert spark.read.format("delta").load(table).count() == 10
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_tests_of_one_spark_session_run_in_one_worker(request: pytest.FixtureRequest, spark: SparkSession) -> None:
+    in_groups = request.config.getoption("loadgroup", False)  # pytest-xdist's, in its workers
+    assert request.node.nodeid.endswith("@spark") == in_groups
