@@ -4,14 +4,16 @@ One bad record never affects another: its struct is null and its reason names th
 most 200 characters and never contains data of the record. A null value, which is a tombstone, has neither.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from spark_log.errors import InvalidSchemaError
+from spark_log.columns.types import parse_ddl
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
 
 if TYPE_CHECKING:
     from spark_log.columns.schema_id_decoder import Read
@@ -64,22 +66,51 @@ class Decoder(Protocol):
     def decode(self, values: pa.BinaryArray) -> Decoded: ...
 
 
+def schema_fields(format: str, schema: str) -> pa.StructType:
+    """The columns of a schema: DDL for json, Avro's JSON for avro, a text of `protobuf_schema` for protobuf.
+
+    InvalidSchemaError names what cannot be a column.
+    """
+    if format == "json":
+        return parse_ddl(schema)
+    if format == "avro":
+        from spark_log.columns.avro.schema import avro_schema_fields
+
+        return avro_schema_fields(schema)
+    if format == "protobuf":
+        with _needing_protobuf():
+            from spark_log.columns.protobuf.schema import protobuf_schema_fields
+        return protobuf_schema_fields(schema)
+    raise InvalidSchemaError(f"format {format!r}: cannot be decoded")
+
+
+@contextmanager
+def _needing_protobuf() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidConfigurationError(
+            "format protobuf needs a package that is not installed: pip install 'spark-log[protobuf]'"
+        ) from error
+
+
 @lru_cache(maxsize=64)
 def decoder(definition: ColumnsDefinition) -> Decoder:
     """The decoder of the definition. Each process keeps the last ones.
 
-    InvalidSchemaError if the format or the schema cannot be decoded.
+    InvalidSchemaError if it cannot be decoded, InvalidConfigurationError if a package is missing.
     """
     if definition.format == "json":
-        from spark_log.columns.json_decoder import JsonDecoder
+        from spark_log.columns.json.decoder import JsonDecoder
 
         return JsonDecoder(definition.fields, definition.framing == "confluent")
     if definition.format == "avro":
-        from spark_log.columns.avro_decoder import ROWS, avro_reader
+        from spark_log.columns.avro.decoder import ROWS, avro_reader
 
         return _with_schemas(definition, avro_reader, ROWS)
     if definition.format == "protobuf":
-        from spark_log.columns.protobuf_decoder import ROWS, protobuf_reader
+        with _needing_protobuf():
+            from spark_log.columns.protobuf.decoder import ROWS, protobuf_reader
 
         framed = definition.framing == "confluent"
         return _with_schemas(definition, partial(protobuf_reader, framed=framed), ROWS)

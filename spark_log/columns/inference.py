@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from spark_log.columns.checks import MAX_DEPTH, checked, is_column_name
-from spark_log.columns.json_fields import BadRecordError, check_text
+from spark_log.columns.json.field_by_field import BadRecordError, check_text
 from spark_log.columns.types import list_of
 from spark_log.errors import InvalidSchemaError
 

@@ -221,7 +221,7 @@ def _message_indexes(codec: Codec) -> bytes:
     if not isinstance(codec, Protobuf):
         return b""
     with needing_protobuf():
-        from spark_log.columns.protobuf_messages import message_indexes
+        from spark_log.columns.protobuf.messages import message_indexes
     return message_indexes(codec.message, codec.descriptor_set)
 
 

@@ -8,8 +8,8 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
-from spark_log.columns.protobuf_columns import structs_of
-from spark_log.columns.protobuf_messages import message_class
+from spark_log.columns.protobuf.columns import structs_of
+from spark_log.columns.protobuf.messages import message_class
 from spark_log.streams.parsing import Parser
 from spark_log.streams.protobuf_types import schema_of
 

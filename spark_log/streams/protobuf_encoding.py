@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as st
 from pyspark.sql.pandas.functions import arrow_udf
 
-from spark_log.columns.protobuf_messages import is_map, is_timestamp, message_class
+from spark_log.columns.protobuf.messages import is_map, is_timestamp, message_class
 from spark_log.errors import InvalidOptionError, InvalidRecordError
 from spark_log.streams.protobuf_types import schema_of
 

@@ -18,7 +18,7 @@ without fields. Extensions are unknown fields.
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyspark.sql import types as st
 
-from spark_log.columns.protobuf_messages import below, is_map, is_timestamp
+from spark_log.columns.protobuf.messages import below, is_map, is_timestamp
 from spark_log.errors import InvalidOptionError
 
 _SCALARS: dict[int, st.DataType] = {

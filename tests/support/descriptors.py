@@ -5,7 +5,7 @@ and `shop.Tree` and `shop.Nothing`, which have no representation as columns.
 from google.protobuf import text_format, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from spark_log.columns.protobuf_messages import message_class
+from spark_log.columns.protobuf.messages import message_class
 
 
 def _message(name: str, *fields: str, more: str = "") -> str:

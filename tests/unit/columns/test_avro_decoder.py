@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_log.columns.avro_schema import avro_schema_fields
+from spark_log.columns.avro.schema import avro_schema_fields
 from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
 from spark_log.columns.types import parse_ddl, to_ddl
 from spark_log.errors import InvalidSchemaError

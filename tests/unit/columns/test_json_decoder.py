@@ -5,6 +5,8 @@ import datetime
 import decimal
 import json
 import pickle
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder, schema_fields
+from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.columns.types import parse_ddl
-from spark_log.errors import InvalidSchemaError
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
+from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET
 
 from .strategies import SCHEMAS
 
@@ -229,8 +233,36 @@ def test_a_definition_is_pickled_and_its_decoder_kept() -> None:
     one = definition(parse_ddl("a INT"))
     assert pickle.loads(pickle.dumps(one)) == one
     assert decoder(pickle.loads(pickle.dumps(one))) is decoder(one)
-    with pytest.raises(InvalidSchemaError, match="format 'xml'"):
-        decoder(ColumnsDefinition(1, "xml", "none", "", parse_ddl("a INT")))
+    for use in (lambda: decoder(ColumnsDefinition(1, "xml", "none", "", one.fields)), lambda: schema_fields("xml", "")):
+        with pytest.raises(InvalidSchemaError, match="format 'xml'"):
+            use()
+
+
+def test_columns_of_a_schema_of_each_format() -> None:
+    assert schema_fields("json", "a INT") == parse_ddl("a INT")
+    avro = '{"type":"record","name":"R","fields":[{"name":"a","type":"int"}]}'
+    assert schema_fields("avro", avro) == parse_ddl("a INT")
+    protobuf = protobuf_schema("Flight", FLIGHT_DESCRIPTOR_SET)
+    assert schema_fields("protobuf", protobuf) == parse_ddl("carrier STRING, delay INT")
+
+
+def test_the_interface_imports_no_parser() -> None:
+    code = "import sys, spark_log.columns.decoding, spark_log.columns.evolution; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"msgspec", "fastavro", "google.protobuf", "pyspark", "sqlalchemy"} & set(modules)
+
+
+def test_without_the_package_of_protobuf_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("spark_log.columns.protobuf.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)
+    fields, text = parse_ddl("carrier STRING, missing INT"), protobuf_schema("Flight", FLIGHT_DESCRIPTOR_SET)
+    for use in (
+        lambda: decoder(ColumnsDefinition(1, "protobuf", "none", text, fields)),
+        lambda: schema_fields("protobuf", text),
+    ):
+        with pytest.raises(InvalidConfigurationError, match=r"pip install 'spark-log\[protobuf\]'"):
+            use()
 
 
 def _values(kind: pa.DataType) -> st.SearchStrategy[tuple[Any, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format
 
 from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
-from spark_log.columns.protobuf_schema import protobuf_schema, protobuf_schema_fields
+from spark_log.columns.protobuf.schema import protobuf_schema, protobuf_schema_fields
 from spark_log.columns.types import parse_ddl, to_ddl
 from spark_log.errors import InvalidSchemaError
 from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, SHOP_DESCRIPTOR_SET, Order, flight_bytes

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StringType, StructType
 
-from spark_log.columns.protobuf_columns import structs_of
-from spark_log.columns.protobuf_messages import message_class
+from spark_log.columns.protobuf.columns import structs_of
+from spark_log.columns.protobuf.messages import message_class
 from spark_log.streams.protobuf_encoding import messages_of
 from spark_log.streams.protobuf_types import schema_of
 from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, Order, flight_bytes

@@ -26,10 +26,10 @@ import pyarrow as pa
 
 from spark_log.columns.decoding import Decoded, concatenated
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
-from spark_log.columns.json_fields import BadRecordError, FieldByField, check_text, might_be_deep
-from spark_log.columns.json_leaves import json_leaf
+from spark_log.columns.json.field_by_field import BadRecordError, FieldByField, check_text, might_be_deep
+from spark_log.columns.json.leaves import json_leaf
+from spark_log.columns.json.record_classes import RecordClasses, splitting
 from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
-from spark_log.columns.record_classes import RecordClasses, splitting
 from spark_log.columns.value_bytes import bytes_of, parts
 
 _ROWS = 2048

@@ -1,11 +1,11 @@
-"""Readers of Avro types without parts. See avro_readers."""
+"""Readers of Avro types without parts. See readers.py."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from spark_log.columns.avro_cursor import Cursor
+from spark_log.columns.avro.cursor import Cursor
 from spark_log.columns.times import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP
 from spark_log.columns.types import type_name
 from spark_log.columns.value_bytes import slices

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from spark_log.columns.avro_cursor import TRUNCATED, Cursor
-from spark_log.columns.avro_scalars import Boolean, Bytes, Decimal, Enum, Fixed, Floating, Number, zigzag
-from spark_log.columns.avro_schema import AvroType
+from spark_log.columns.avro.cursor import TRUNCATED, Cursor
+from spark_log.columns.avro.scalars import Boolean, Bytes, Decimal, Enum, Fixed, Floating, Number, zigzag
+from spark_log.columns.avro.schema import AvroType
 from spark_log.columns.schema_id_decoder import taken
 from spark_log.columns.value_bytes import Ints
 

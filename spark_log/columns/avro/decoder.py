@@ -7,9 +7,9 @@ outside of the years 1 to 9999, a decimal with too many digits. Of map entries w
 
 import pyarrow as pa
 
-from spark_log.columns.avro_cursor import Cursor
-from spark_log.columns.avro_readers import record_reader
-from spark_log.columns.avro_schema import avro_type
+from spark_log.columns.avro.cursor import Cursor
+from spark_log.columns.avro.readers import record_reader
+from spark_log.columns.avro.schema import avro_type
 from spark_log.columns.python_columns import Bad
 from spark_log.columns.schema_id_decoder import Read
 from spark_log.columns.value_bytes import Ints

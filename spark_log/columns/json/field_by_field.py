@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.columns.record_classes import RecordClasses, leaf_class
+from spark_log.columns.json.record_classes import RecordClasses, leaf_class
 from spark_log.columns.types import type_name
 
 MAX_NESTING = 200

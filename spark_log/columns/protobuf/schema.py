@@ -22,7 +22,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from spark_log.columns.checks import checked
-from spark_log.columns.protobuf_messages import below, is_map, is_timestamp, message_class
+from spark_log.columns.protobuf.messages import below, is_map, is_timestamp, message_class
 from spark_log.columns.types import list_of
 from spark_log.errors import InvalidOptionError, InvalidSchemaError
 

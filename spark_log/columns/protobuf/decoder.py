@@ -1,10 +1,10 @@
-"""Protobuf messages to columns. See protobuf_columns for what is bad."""
+"""Protobuf messages to columns. See columns.py for what is bad."""
 
 import pyarrow as pa
 
-from spark_log.columns.protobuf_columns import message_columns
-from spark_log.columns.protobuf_messages import message_indexes
-from spark_log.columns.protobuf_schema import message_of
+from spark_log.columns.protobuf.columns import message_columns
+from spark_log.columns.protobuf.messages import message_indexes
+from spark_log.columns.protobuf.schema import message_of
 from spark_log.columns.python_columns import Bad
 from spark_log.columns.schema_id_decoder import Read
 from spark_log.columns.value_bytes import Ints

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from spark_log.columns.protobuf_messages import below, is_map, is_timestamp, type_name
+from spark_log.columns.protobuf.messages import below, is_map, is_timestamp, type_name
 
 _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 """The years 1 to 9999, which is what google.protobuf.Timestamp allows."""
