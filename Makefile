@@ -34,7 +34,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt scripts/venv.sh
 java:  ## Java 17 or later, where it is missing
 	@scripts/java.sh install
 
-postgres:  ## PostgreSQL's server programs, where they are missing
+postgres: | java  ## PostgreSQL's server programs, where they are missing
 	@scripts/postgres.sh
 
 delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
@@ -65,7 +65,8 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	$(WITH_JAVA) $(PYTHON) -m tests.support.class_archive
 	@touch $@
 
-test: check java postgres delta class-archive  ## check, then every test, in as many processes as WORKERS says
+test: venv  ## check, then every test, in as many processes as WORKERS says
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one
