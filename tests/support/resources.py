@@ -62,7 +62,7 @@ def _arrow_bytes(negligible: int) -> int:
     """The bytes that Arrow has allocated. Garbage, whose collection takes 0.1 s, may be among a negligible number."""
     if pa.total_allocated_bytes() > negligible:
         gc.collect()
-    return pa.total_allocated_bytes()
+    return int(pa.total_allocated_bytes())
 
 
 @contextmanager
