@@ -311,7 +311,7 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
 
 def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster, cluster_address):
     create_topic(cluster, "t", 2)
-    settle(Reader(cluster, session_ms=300), Reader(cluster))
+    settle(Reader(cluster, session_ms=SESSION_MS), Reader(cluster))
     with Coordinator(cluster_address):
 
         def one_left():

@@ -46,8 +46,6 @@ from tests.support.group_members import LONG_MS, Reader, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
 
-SHORT_MS = 300
-
 
 def tp(number, topic="t"):
     return TopicPartition(topic, number)
@@ -197,8 +195,9 @@ def test_concurrent_members(cluster):
 
 def test_a_silent_member_is_replaced_and_may_not_commit(cluster):
     create_topic(cluster, "t", 4)
-    a, b = settle(Reader(cluster, session_ms=SHORT_MS), Reader(cluster))
+    a, b = settle(Reader(cluster), Reader(cluster))
     a.member.commit({p: at(3) for p in a.held})
+    silence(cluster, a)
 
     def taken_over():
         b.beat()
