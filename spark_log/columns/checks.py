@@ -1,7 +1,8 @@
 """The limits that each schema of columns has to keep, so that every Delta reader can read the table.
 
-Names: not empty, unique within a struct without regard to case, and without whitespace, control characters and
-, ; { } ( ) = . ` which a Delta table without column mapping, or a dotted path, cannot have.
+Names: unique within a struct without regard to case, not empty, and without whitespace, control characters and any of
+, ; { } ( ) = . ` " and backslash, which a Delta table without column mapping, a dotted path or a quoted
+name cannot have.
 """
 
 import re
@@ -16,7 +17,7 @@ MAX_FIELDS = 10_000
 MAX_DEPTH = 32
 """Nested structs, arrays and maps of a schema, the record itself included."""
 
-_NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`]")
+_NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`\"\\]")
 _SCALARS = {pa.int64(), pa.float64(), pa.timestamp("us", "UTC"), pa.date32(), pa.bool_(), pa.binary(), pa.string()}
 
 
@@ -68,7 +69,8 @@ def _check_names(struct: pa.StructType, path: tuple[str, ...]) -> None:
         name = field.name
         if not is_column_name(name):
             raise InvalidSchemaError(
-                f"schema: {_place(path)}: the name {name!r} is empty, or has whitespace or one of , ; {{ }} ( ) = . `"
+                f"schema: {_place(path)}: the name {name!r} is empty, or has whitespace or one of "
+                ', ; { } ( ) = . ` " \\'
             )
         if other := seen.get(name.lower()):
             difference = "is there twice" if other == name else f"differs from {other!r} in case only"

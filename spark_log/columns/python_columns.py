@@ -13,7 +13,7 @@ import pyarrow as pa
 
 Values = Sequence[Any]
 Convert = Callable[[Values], pa.Array]
-Split = Callable[[Values], Sequence[Values]]
+Split = Callable[[Values], Iterable[Values]]
 _RowOf = Callable[[int], int]
 
 

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from spark_log.columns.checks import walk
 from spark_log.columns.decoding import Decoded, concatenated
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.columns.json.field_by_field import BadRecordError, FieldByField, check_text, might_be_deep
@@ -32,7 +33,8 @@ from spark_log.columns.json.record_classes import RecordClasses, splitting
 from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
 from spark_log.columns.value_bytes import bytes_of, parts
 
-_ROWS = 2048
+_ROWS, _FIELDS = 2048, 1 << 20
+"""Records, and fields of records, that are Python objects at the same time."""
 
 
 class JsonDecoder:
@@ -43,6 +45,7 @@ class JsonDecoder:
 
     def __init__(self, fields: pa.StructType, framed: bool = False) -> None:
         self._fields, self._framed = fields, framed
+        self._rows = min(_ROWS, max(1, _FIELDS // sum(1 for _ in walk(fields))))
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
@@ -50,7 +53,7 @@ class JsonDecoder:
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
-        return concatenated([self._part(part) for part in parts(values, _ROWS)], self._fields)
+        return concatenated([self._part(part) for part in parts(values, self._rows)], self._fields)
 
     def _part(self, values: pa.BinaryArray) -> Decoded:
         bad = Bad()

@@ -1,7 +1,7 @@
 """Classes of msgspec for the structs of a schema: a record is parsed and checked in one step."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -53,13 +53,13 @@ def leaf_class(kind: pa.DataType) -> Any:
     return _LEAVES[kind]
 
 
-def splitting(kind: pa.StructType) -> Callable[[Sequence[Any]], Sequence[Sequence[Any]]]:
+def splitting(kind: pa.StructType) -> Callable[[Sequence[Any]], Iterable[Sequence[Any]]]:
     """Function from objects of the struct's class to the values of each field.
 
     Its source is generated: a comprehension that names the attribute takes half the time of attrgetter.
     """
     each = [_attribute(position) for position in range(kind.num_fields)]
-    return lambda objects: [values(objects) for values in each]
+    return lambda objects: (values(objects) for values in each)
 
 
 @functools.cache

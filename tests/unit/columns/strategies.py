@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from spark_log.columns.types import list_of
 
-NAMES = st.sampled_from(["a", "b", "c", "D", "é", "x-y", "select", "1st", "42", "élan", "_", "名"])
+NAMES = st.sampled_from(["a", "b", "c", "D", "é", "x-y", "select", "1st", "42", "élan", "_", "名", "a:b$<>[]/*'"])
 
 LEAVES = st.one_of(
     st.sampled_from(

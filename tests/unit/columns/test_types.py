@@ -7,6 +7,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import Schema
 from hypothesis import given, settings
 
 from spark_log.columns.types import from_json, list_of, parse_ddl, to_ddl, to_json
@@ -84,6 +85,8 @@ REFUSED = {
     "`a b` INT": "the name 'a b' is empty, or has whitespace",
     "`a.b` INT": "the name 'a.b'",
     "`a``b` INT": "the name 'a`b'",
+    '`a"b` INT': "the name 'a\"b'",
+    "`a\\b` INT": r"the name 'a\\\\b'",
     "`` INT": "the name ''",
 }
 
@@ -104,7 +107,7 @@ def test_refused_ddl(text: str, message: str) -> None:
 def test_ddl_and_json_text_are_read_back(fields: pa.StructType) -> None:
     assert parse_ddl(to_ddl(fields)).equals(fields)
     assert from_json(to_json(fields)).equals(fields)
-    assert all(field.nullable for field in fields)
+    assert Schema.from_json(to_json(fields)).to_json() == to_json(fields), "deltalake reads and writes the same text"
 
 
 def test_json_text_is_the_one_of_delta_and_spark() -> None:
