@@ -1,5 +1,6 @@
 """Fixtures that every test may use; the servers behind them are in tests/support."""
 
+import functools
 import gc
 import os
 import shutil
@@ -9,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+import typer.testing
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
@@ -17,6 +19,9 @@ from spark_log.metadata.address import SQLITE_FILE
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import ENVIRONMENT, session
+
+# CliRunner would build the tree of commands for each invocation.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 os.environ.update(ENVIRONMENT)
 os.environ.pop("SPARK_CONF_DIR", None)  # the developer's own settings
