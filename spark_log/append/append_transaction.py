@@ -219,6 +219,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
         "first_sequence": sequence.first if sequence else None,
         "codec": batch.codec,
         "checksum": batch.checksum,
+        "columns_version": batch.columns_version,
         "name": batch.name,
         "inline": batch.inline,
         "change": after.change,

@@ -5,13 +5,14 @@ runs on executors.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
-from spark_log.config import TopicConfig
+from spark_log.columns.decoding import ColumnsDefinition
 from spark_log.errors import (
     LogDirMismatchError,
     NotLeaderForPartitionError,
@@ -23,6 +24,9 @@ from spark_log.records import inline
 from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
 from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
+
+if TYPE_CHECKING:
+    from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy
 
 LOG_DIR_FAILURES = (StorageUnavailableError, LogDirMismatchError)
 """Errors of a log dir that is full, unavailable, read-only or swapped."""
@@ -38,11 +42,15 @@ class Encoding:
     inline_max_bytes: int
     segment_bytes: int
     limits: RecordLimits
+    columns: ColumnsDefinition | None = None
+    """The typed columns that segment files get."""
 
     @classmethod
-    def of(cls, config: TopicConfig, codec: str | None = None) -> "Encoding":
-        """The encoding of a topic's config. `codec`: the producer's, instead of the topic's."""
-        codec = codec or config.compression_type
+    def of(cls, topic: "Topic", producer_codec: str | None = None) -> "Encoding":
+        """The encoding of a topic. `producer_codec`: for a topic without a compression.type of its own."""
+        config = topic.config
+        given = None if "compression.type" in topic.overrides else producer_codec
+        codec = given or config.compression_type
         levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
         append_time = config.message_timestamp_type == "LogAppendTime"
         return cls(
@@ -57,6 +65,7 @@ class Encoding:
                 timestamp_after_max_ms=config.message_timestamp_after_max_ms,
                 compacted=config.compacts,
             ),
+            topic.columns,
         )
 
 
@@ -158,7 +167,7 @@ class SegmentFiles:
         self._files: dict[int, NewFile] = {}
         try:
             self._create(log_dirs, open_, path)
-            self._encoder = SegmentWriter(self, encoding.codec, encoding.level)
+            self._encoder = SegmentWriter(self, encoding.codec, encoding.level, encoding.columns)
         except BaseException:
             for file in self._files.values():
                 file.abort()

@@ -61,6 +61,8 @@ class Batch:
     sequence: ProducerSequence | None = None
     leader_epoch: int | None = None
     """The leader epoch for which the writer chose the log dirs; None: any (a blob is in no log dir)."""
+    columns_version: int | None = None
+    """Of the typed columns in the file."""
     offsets: OffsetRange | None = None
     """The offsets that the batch must get (of a mirror); None: the next record_count offsets."""
 

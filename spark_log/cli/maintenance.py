@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def maintenance(
     cluster: Cluster_,
     task: Annotated[
-        list[str] | None, typer.Argument(metavar="TASK", help="Task to run. [default: all]", show_default=False)
+        list[str] | None, typer.Argument(metavar="TASK", help="Task to run. [default: all but columns]", show_default=False)
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -48,12 +48,15 @@ def maintenance(
     - `delta`: update Delta tables, write their checkpoints, delete their expired log files
     - `files`: delete retired files, deleted topics, and files that the metadata does not name
     - `expire`: delete the offsets of empty groups, and inactive producers and transactional ids
+    - `columns`: write segment files that lack their topic's present typed columns (value.schema) again; only if it is
+      named
 
     **Examples**
 
     - `spark-log maintenance`
     - `spark-log maintenance seal merge --topic events`
     - `spark-log maintenance retention --dry-run`
+    - `spark-log maintenance columns --topic orders`
     - `spark-log maintenance seal --now` (afterwards every Delta table has all records)
     """
     from spark_log.cluster.cluster import Cluster
@@ -63,7 +66,8 @@ def maintenance(
     for name in task or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: expected {', '.join(known)}", param_hint="TASK")
-    chosen = [name for name in known if not task or name in task]
+    wanted = task or [each.name for each in TASKS if each.every_ms is not None]
+    chosen = [name for name in known if name in wanted]
     found: list[Report] = []
     failures: list[str] = []
     with Cluster.open(cluster) as opened, _spinner() as spinner:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -20,6 +20,11 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.columns import TOPIC
 from spark_log.metadata.store import StoreClock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_log.columns.decoding import ColumnsDefinition
 
 _NAMES_COMPARED_MAX = 10_000
 
@@ -35,6 +40,19 @@ class Topic:
     replication_factor: int
     overrides: Mapping[str, str]
     created_ms: int
+    value_columns: str | None = None
+    """Column topic.value_columns."""
+
+    @property
+    def columns(self) -> "ColumnsDefinition | None":
+        """The typed columns of new segment files; None if value.format is bytes."""
+        definition = None if self.value_columns is None else _columns(self.value_columns)
+        return None if definition is None or definition.format == "bytes" else definition
+
+    @property
+    def all_columns(self) -> "pa.StructType | None":
+        """The typed columns that any segment file of the topic has; None if it never had any."""
+        return None if self.value_columns is None else _columns(self.value_columns).fields
 
     @cached_property
     def config(self) -> TopicConfig:
@@ -53,6 +71,13 @@ def topic_config(overrides_json: str) -> TopicConfig:
     return TopicConfig.from_overrides(json.loads(overrides_json))
 
 
+@lru_cache(maxsize=1024)
+def _columns(text: str) -> "ColumnsDefinition":
+    from spark_log.columns.topic_columns import from_text  # imports pyarrow
+
+    return from_text(text)
+
+
 _TOPIC_COLUMNS = (
     TOPIC.topic_id,
     TOPIC.uuid,
@@ -61,6 +86,7 @@ _TOPIC_COLUMNS = (
     TOPIC.replication_factor,
     TOPIC.configs,
     TOPIC.created_ms,
+    TOPIC.value_columns,
 )
 
 
@@ -73,6 +99,7 @@ def _topic_of(row: Any) -> Topic:
         row.replication_factor,
         canonical(json.loads(row.configs)),
         row.created_ms,
+        row.value_columns,
     )
 
 
@@ -123,6 +150,7 @@ def insert_topic_row(
     replication_factor: int,
     overrides: Mapping[str, str],
     now: StoreClock,
+    value_columns: str | None = None,
 ) -> Topic:
     """The row of a new topic; its partitions have rows of their own."""
     values = {
@@ -133,12 +161,16 @@ def insert_topic_row(
         "replication_factor": replication_factor,
         "configs": _configs_json(overrides),
         "created_ms": now.wall_ms,
+        "value_columns": value_columns,
     }
     return _topic_of(connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one())
 
 
-def set_overrides(connection: sa.Connection, topic_id: int, overrides: Mapping[str, str]) -> None:
-    _update(connection, topic_id, configs=_configs_json(overrides))
+def set_overrides(
+    connection: sa.Connection, topic_id: int, overrides: Mapping[str, str], value_columns: str | None
+) -> None:
+    """Store the configs that differ from the defaults, and the typed columns that follow from them."""
+    _update(connection, topic_id, configs=_configs_json(overrides), value_columns=value_columns)
 
 
 def set_partition_count(connection: sa.Connection, topic_id: int, count: int) -> None:

@@ -22,6 +22,7 @@ from spark_log.config.values import (
     Choice,
     Decimal,
     Integer,
+    Text,
     ValueType,
     WordSet,
 )
@@ -249,6 +250,43 @@ class TopicConfig:
         "and Delta readers that started before may still be on it. retired.file.retention.ms is accepted as well.",
         "ms",
         "60000",
+    )
+
+    value_format: str = _config(
+        "value.format",
+        "bytes",
+        Choice(("bytes", "json", "avro", "protobuf")),
+        "Not in Kafka. How values are encoded. With json, avro or protobuf, segment files and the Delta table also have"
+        " the columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
+        " value stay as they are.",
+    )
+    value_schema: str = _config(
+        "value.schema",
+        "",
+        Text("a schema in the language of value.format"),
+        "Not in Kafka. The fields of the values: Spark DDL (`item STRING, price DOUBLE`) for json, a schema in JSON for"
+        " avro. A change may add fields and leave fields out; the column of a field that is left out stays. Another"
+        " type for a field is refused.",
+    )
+    value_framing: str = _config(
+        "value.framing",
+        "none",
+        Choice(("none", "confluent")),
+        "Not in Kafka. confluent: a zero byte and the id of the schema (four bytes) precede each value, as Confluent's"
+        " serializers write it.",
+    )
+    value_columns: str = _config(
+        "value.columns",
+        "all",
+        Text("all, or names of fields separated by commas"),
+        "Not in Kafka. The fields of value.schema that become columns: all, or some (`item,lines.price`).",
+    )
+    value_bad_records: str = _config(
+        "value.bad.records",
+        "keep",
+        Choice(("keep", "reject")),
+        "Not in Kafka. A value that cannot be decoded: keep appends it, with a null in record and the reason in"
+        " record_error; reject refuses the append with InvalidRecordError.",
     )
 
     @classmethod

@@ -141,3 +141,20 @@ class WordSet(ValueType):
 
     def show(self, value: Any) -> str:
         return ",".join(sorted(value))
+
+
+@dataclass(frozen=True)
+class Text(ValueType):
+    """Any text that the metadata store can keep; `meaning` says what it is."""
+
+    meaning: str
+    kind: str = "string"
+
+    @property
+    def expected(self) -> str:
+        return self.meaning
+
+    def parse(self, text: str) -> str:
+        if not can_be_stored(text):
+            raise ValueError("NUL and lone surrogates cannot be stored")
+        return text

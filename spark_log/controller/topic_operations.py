@@ -55,6 +55,7 @@ def create_topic(
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
+    value_columns = _value_columns(config, None)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
@@ -65,7 +66,8 @@ def create_topic(
         placement = place_replicas(loads, partitions, replication_factor)
         if validate_only:
             return None
-        return insert_topic(connection, name, placement, replication_factor, overrides, cluster.store.clock(connection))
+        now = cluster.store.clock(connection)
+        return insert_topic(connection, name, placement, replication_factor, overrides, now, value_columns)
 
     try:
         return cluster.store.transact(create, announce=True)
@@ -92,10 +94,12 @@ def alter_configs(
         topic = find_topic(connection, name, lock=True)
         merged = {**topic.overrides, **changes}
         overrides = {key: value for key, value in merged.items() if value is not None}
-        _check_min_isr(TopicConfig.from_overrides(overrides), topic.replication_factor)
+        config = TopicConfig.from_overrides(overrides)
+        _check_min_isr(config, topic.replication_factor)
+        value_columns = _value_columns(config, topic.value_columns)
         if validate_only:
             return topic
-        set_overrides(connection, topic.topic_id, overrides)
+        set_overrides(connection, topic.topic_id, overrides, value_columns)
         return find_topic(connection, name)
 
     return cluster.store.transact(alter)
@@ -147,13 +151,25 @@ def insert_topic(
     replication_factor: int,
     overrides: Mapping[str, str],
     now: StoreClock,
+    value_columns: str | None = None,
 ) -> Topic:
     """The rows of a new topic; `placement` has AR of each partition as (broker id, log dir id), none for an internal
     topic that the store itself keeps.
     """
-    topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now)
+    topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, value_columns)
     insert_partitions(connection, topic.topic_id, 0, placement)
     return topic
+
+
+def _value_columns(config: TopicConfig, current: str | None) -> str | None:
+    """The typed columns after a change of the configs. Raises InvalidConfigurationError for a schema that cannot be
+    read, IncompatibleSchemaError for one that does not fit the columns that the topic has.
+    """
+    if config.value_format == "bytes" and current is None:
+        return None
+    from spark_log.columns.topic_columns import define  # imports pyarrow, which most clients of topics do not need
+
+    return define(config.value_format, config.value_schema, config.value_framing, config.value_columns, current)
 
 
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:

@@ -1,7 +1,7 @@
 """The periodic tasks of the two leases: `controller` (replicas, leaders) and `coordinator` (groups, maintenance)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spark_log import clock
 from spark_log.append.write_ids import Writer
@@ -57,7 +57,7 @@ GROUP_TASKS: tuple[PeriodicTask, ...] = (
 )
 
 
-def _maintenance_task(task: Task) -> PeriodicTask:
+def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) -> PeriodicTask:
     def run(context: PeriodicTaskContext) -> None:
         writer = Writer(context.cluster.store, f"coordinator: {task.name}", context.settings.producer_write_id_lease_ms)
         try:
@@ -74,12 +74,13 @@ def _maintenance_task(task: Task) -> PeriodicTask:
         finally:
             writer.close()
 
-    return PeriodicTask(f"maintenance: {task.name}", task.every_ms, run)
+    return PeriodicTask(f"maintenance: {task.name}", every_ms, run)
 
 
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
     """The tasks of the holder of lease `coordinator`."""
-    return (*GROUP_TASKS, *(_maintenance_task(task) for task in TASKS))
+    scheduled = [_maintenance_task(task, task.every_ms) for task in TASKS if task.every_ms is not None]
+    return (*GROUP_TASKS, *scheduled)
 
 
 # The controller's ----------------------------------------------------------------------------------------------------

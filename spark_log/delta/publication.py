@@ -22,6 +22,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.columns.topic_columns import contains
 from spark_log.delta import publication_intent, publication_state
 from spark_log.delta.delta_log_repair import repair
 from spark_log.delta.publication_state import Cursor, PublishedFile
@@ -29,7 +30,7 @@ from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailab
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata.server_identity import accepted_at_ms, check_identity
-from spark_log.records.schema import SEGMENT_SCHEMA
+from spark_log.records.schema import SEGMENT_SCHEMA, segment_schema
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
     from deltalake import DeltaTable
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 PARTITION_COLUMNS = ["partition", "base_offset"]
 DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
-"""offset = base_offset + offset_delta, for any Delta reader."""
+"""offset = base_offset + offset_delta, for any Delta reader. A topic with typed columns has two more columns."""
 
 _CHECKPOINT_COMMITS = 100
 """Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
@@ -153,6 +154,8 @@ class _Found(NamedTuple):
     incremental: bool
     wanted: list[PublishedFile]
     gone: list[str]
+    columns: pa.StructType | None
+    """The typed columns of the topic, which may be in any of its files."""
 
 
 def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, left_at: tuple[int, int]) -> _Found | None:
@@ -163,17 +166,21 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
     in_doubt = in_table > (recorded or (0, 0))[0] and publication_intent.is_noted(connection, topic, info, in_table)
     as_we_left_it = left_at == (recorded or (0, 0))
     due = publication_state.due(connection, topic, info)
+    now = find_topics(connection, [topic.name]).get(topic.name)
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
-    if not due.has_replicas and topic.name not in find_topics(connection, [topic.name]):
+    if not due.has_replicas and now is None:
         return None  # deleted meanwhile, together with its records
     # a table without a commit by spark-log has not shown any record
     cursors = publication_state.cursors(connection, topic, info) if in_table else {}
-    if as_we_left_it and not due.fallen:
+    incremental, gone = as_we_left_it and not due.fallen, []
+    if incremental:
         wanted = publication_state.changed_segments(connection, topic, info)
         gone = publication_state.retired_paths(connection, topic, info)
-        return _Found(recorded, in_doubt, due, cursors, True, wanted, gone)
-    return _Found(recorded, in_doubt, due, cursors, False, publication_state.all_segments(connection, topic, info), [])
+    else:
+        wanted = publication_state.all_segments(connection, topic, info)
+    columns = now.all_columns if now is not None and now.topic_id == topic.topic_id else None
+    return _Found(recorded, in_doubt, due, cursors, incremental, wanted, gone, columns)
 
 
 def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable") -> bool:
@@ -183,7 +190,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, left_at))
     if found is None:
         return True
-    recorded, in_doubt, due, cursors, incremental, wanted, gone = found
+    recorded, in_doubt, due, cursors, incremental, wanted, gone, columns = found
     if in_doubt:  # a publisher died before it recorded its commit
         cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
         return False
@@ -200,6 +207,9 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if not what:
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
         return True
+    if columns is not None and _add_columns(table, columns):
+        log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
+        return False
     version = cluster.store.transact(
         lambda c, _attempt: publication_intent.note(c, topic, info, recorded, compared, what.add, due)
     )
@@ -288,6 +298,21 @@ def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable |
         return table
     except DeltaError:  # another publisher created it first
         return DeltaTable(location, storage_options=options)
+
+
+def _add_columns(table: "DeltaTable", columns: pa.StructType) -> bool:
+    """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read. Returns
+    whether there were any. A stream over the table stops at this commit once, as at every change of a Delta schema.
+    """
+    from deltalake import CommitProperties, Schema
+
+    typed = [segment_schema(columns).field(name) for name in ("record_error", "record")]
+    if contains(pa.struct(list(pa.schema(table.schema()))), pa.struct(typed)):
+        return False
+    table.alter.add_columns(
+        list(Schema.from_arrow(pa.schema(typed)).fields), commit_properties=CommitProperties(max_commit_retries=0)
+    )
+    return True
 
 
 def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:

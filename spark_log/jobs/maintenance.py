@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NAMES = tuple(task.name for task in TASKS)
+_SCHEDULED = tuple(task.name for task in TASKS if task.every_ms is not None)
 _ON_SPARK = ("compact", "merge")
 
 EXAMPLES = """\
@@ -40,7 +41,7 @@ class MaintenanceArguments:
         list[str] | None, typer.Option(metavar="NAME", help="Only this topic; repeatable. [default: all]")
     ] = None
     task: Annotated[
-        list[str] | None, typer.Option(metavar="TASK", help="Only this task; repeatable. [default: all]")
+        list[str] | None, typer.Option(metavar="TASK", help="Only this task; repeatable. [default: all but columns]")
     ] = None
     dry_run: Annotated[
         bool,
@@ -56,7 +57,7 @@ class MaintenanceArguments:
     @property
     def tasks(self) -> tuple[str, ...]:
         """In the order in which they run."""
-        return tuple(name for name in _NAMES if self.task is None or name in self.task)
+        return tuple(name for name in _NAMES if name in (_SCHEDULED if self.task is None else self.task))
 
 
 def _build(given: MaintenanceArguments) -> MaintenanceArguments:

@@ -148,7 +148,7 @@ class Log(LogReader):
         Raises the errors of `records.check` for invalid records, before anything is written. The outcome of a
         partition of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
-        encoding = Encoding.of(topic.config)
+        encoding = Encoding.of(topic)
         now_ms = self.cluster.store.now().wall_ms
         prepared = [(topic, replace(item, table=prepare(item.table, encoding, now_ms))) for item in records]
         return self.append_prepared(prepared, acks=acks, timeout_ms=timeout_ms)
@@ -194,7 +194,7 @@ class Log(LogReader):
         for topic in topics.values():
             validate_user_topic(topic.name, "write to")
         encodings = {
-            topic_id: Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
+            topic_id: Encoding.of(topic, codec)
             for topic_id, topic in topics.items()
         }
         batches: list[Batch | None] = []

@@ -1,4 +1,4 @@
-"""The tasks that rewrite segments at the same offsets: seal and merge. Each has a plan for dry runs, which changes
+"""The tasks that rewrite segments at the same offsets: seal, merge and columns. Each has a plan for dry runs, which changes
 nothing.
 """
 
@@ -15,6 +15,7 @@ from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
+from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_backfill, partitions_to_backfill
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
@@ -112,6 +113,35 @@ def plan_merge(context: MaintenanceContext) -> Iterator[Report]:
             files, into = count_of(sum(map(len, runs)), "file"), count_of(len(runs), "file")
             kept = "deletes nothing: what it replaces stays for file.delete.delay.ms"
             yield Report("merge", topic.name, sum(map(bool, planned)), notes=(f"{files} become {into}", kept))
+
+
+def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
+    """Write the files that lack the present typed columns of their topic again."""
+    yield from rewrite_partitions(
+        context,
+        "columns",
+        _partitions_to_backfill(context),
+        lambda topic, partition: backfill(context.cluster, context.writer, topic, partition, context.fence),
+        _THREADS,
+    )
+
+
+def plan_backfill(context: MaintenanceContext) -> Iterator[Report]:
+    """The files that `backfill_columns` would write again now. Changes nothing."""
+    store = context.cluster.store
+    for topic, partitions in _partitions_to_backfill(context):
+        files = [store.read(partial(files_to_backfill, topic=topic, partition=partition)) for partition in partitions]
+        notes = (f"{count_of(sum(map(len, files)), 'file')} without the present columns are written again",)
+        yield Report("columns", topic.name, len(partitions), notes=notes)
+
+
+def _partitions_to_backfill(context: MaintenanceContext) -> list[tuple[Topic, list[int]]]:
+    store = context.cluster.store
+    found = [
+        (topic, store.read(lambda connection, topic=topic: partitions_to_backfill(connection, topic)))  # type: ignore[misc]
+        for topic in context.topics()
+    ]
+    return [(topic, partitions) for topic, partitions in found if partitions]
 
 
 def _partitions_to_merge(context: MaintenanceContext) -> list[tuple[Topic, list[int]]]:

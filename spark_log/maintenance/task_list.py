@@ -13,7 +13,14 @@ from spark_log.maintenance.compaction.task import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext, open_maintenance
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrite_tasks import merge_segments, plan_merge, plan_seal, seal_tails
+from spark_log.maintenance.rewrite_tasks import (
+    backfill_columns,
+    merge_segments,
+    plan_backfill,
+    plan_merge,
+    plan_seal,
+    seal_tails,
+)
 from spark_log.maintenance.topic_tasks import (
     clean_up_files,
     flush_topics,
@@ -33,7 +40,8 @@ from spark_log.transactions.transaction_expiry import abort_timed_out, count_exp
 class Task:
     name: str
     summary: str
-    every_ms: Callable[[ClusterSettings], int]
+    every_ms: Callable[[ClusterSettings], int] | None
+    """None: it runs only if it is named."""
     run: Callable[[MaintenanceContext], Iterable[Report]]
     """Yields a report for each changed topic during the work. A failing topic does not stop the others; the first error
     is raised at the end.
@@ -162,6 +170,13 @@ TASKS: tuple[Task, ...] = (
         _only_with_a_steady_clock("expire", _expire),
         _only_with_a_steady_clock("expire", _plan_expire),
     ),
+    Task(
+        "columns",
+        "write segment files that lack their topic's present typed columns (value.schema) again; only if it is named",
+        None,
+        backfill_columns,
+        plan_backfill,
+    ),
 )
 """In the order in which `maintenance` runs them: each task reduces the work of the next."""
 
@@ -175,7 +190,7 @@ def run_tasks(
     dry_run: bool = False,
     now: bool = False,
 ) -> Iterator[Report]:
-    """Run the named tasks (all for None) on these topics (all for None), now; yields reports during the work. With
+    """Run the named tasks (for None all that have an interval) on these topics (all for None), now; yields reports during the work. With
     `now` every inline tail is sealed, whatever its age.
 
     With `dry_run` nothing is changed: each report describes the changes that its task would make in the present state,
@@ -184,8 +199,8 @@ def run_tasks(
     Raises InvalidConfigurationError for an unknown task, UnknownTopicOrPartitionError for an unknown topic. The first
     failure of a task is raised when all tasks have run.
     """
-    wanted = None if tasks is None else list(tasks)
-    for name in wanted or ():
+    wanted = [task.name for task in TASKS if task.every_ms is not None] if tasks is None else list(tasks)
+    for name in wanted:
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
     with (
@@ -196,7 +211,7 @@ def run_tasks(
         if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
             FallbackController(context.cluster, context.settings).detect_failures()
         for task in TASKS:
-            if wanted is None or task.name in wanted:
+            if task.name in wanted:
                 with failure.attempt():
                     if dry_run:
                         yield from (replace(report, dry_run=True) for report in task.plan(context))

@@ -363,7 +363,7 @@ class Mirror:
         for name in sorted({name for name, _ in taken}):
             topic = pairs[name].target
             numbers = sorted(number for topic_name, number in taken if topic_name == name)
-            targets, encoding = self._target_log.targets(topic, numbers), Encoding.of(topic.config)
+            targets, encoding = self._target_log.targets(topic, numbers), Encoding.of(topic)
             for number in numbers:
                 tp = TopicPartition(name, number)
                 transfers += [

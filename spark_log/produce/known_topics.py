@@ -44,7 +44,7 @@ class KnownTopic:
 
     def update(self, topic: Topic) -> None:
         """Store the topic that has just been looked up."""
-        self.topic, self.encoding = topic, Encoding.of(topic.config)
+        self.topic, self.encoding = topic, Encoding.of(topic)
         self.looked_up_s = clock.monotonic_s()
 
 

@@ -51,7 +51,7 @@ def checked(
     strangers = [name for name in table.schema.names if name not in _COLUMNS]
     if strangers:
         raise InvalidRecordError(f"columns {strangers}: expected some of {list(_COLUMNS)}")
-    encoding = Encoding.of(topic.config)
+    encoding = Encoding.of(topic)
     limit = min(encoding.limits.max_message_bytes, max_request_size)
     encoding = replace(encoding, limits=replace(encoding.limits, max_message_bytes=limit))
     records = prepare(normalise(table, timestamp_ms=now_ms), encoding, now_ms)

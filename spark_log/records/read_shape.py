@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
-from spark_log.records.schema import TimestampType, read_schema
+from spark_log.records.schema import TYPED, TimestampType, read_schema
 
-STORED = ("timestamp", "key", "value", "headers")
+STORED = ("timestamp", "key", "value", "headers", *TYPED)
 """Read columns that are stored under the same name."""
 
 BATCH_RECORDS = 65_536
@@ -28,7 +28,8 @@ class ReadShape:
 
     def __post_init__(self) -> None:
         names = self.schema.names
-        if not self.schema.equals(read_schema(include_headers="headers" in names, columns=names)):
+        record = self.schema.field("record").type if "record" in names else None
+        if not self.schema.equals(read_schema(include_headers="headers" in names, columns=names, record=record)):
             raise InvalidOptionError(f"schema: expected a result of read_schema, got {self.schema}")
 
     @property

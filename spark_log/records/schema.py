@@ -34,6 +34,21 @@ SEGMENT_SCHEMA = pa.schema(
 )
 """The columns of a segment file. offset = base_offset + offset_delta; offset_delta >= 0 and strictly increasing."""
 
+
+
+TYPED = ("record_error", "record")
+"""The typed columns, which follow those of SEGMENT_SCHEMA in the files of a topic that has them."""
+
+
+def segment_schema(columns: pa.StructType | None) -> pa.Schema:
+    """The columns of a segment file with these typed columns: record_error, the reason why a value could not be
+    decoded, and record, which is null for such a value and for a null value.
+    """
+    if columns is None:
+        return SEGMENT_SCHEMA
+    return pa.schema([*SEGMENT_SCHEMA, pa.field("record_error", pa.string()), pa.field("record", columns)])
+
+
 _READ_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -55,14 +70,18 @@ class TimestampType(IntEnum):
     LOG_APPEND_TIME = 1
 
 
-def read_schema(include_headers: bool = False, columns: Sequence[str] | None = None) -> pa.Schema:
+def read_schema(
+    include_headers: bool = False, columns: Sequence[str] | None = None, record: pa.StructType | None = None
+) -> pa.Schema:
     """Schema that readers see, in the order of Spark's Kafka source: key, value, topic, partition, offset, timestamp,
-    timestampType and, with `include_headers`, headers.
+    timestampType, with `include_headers` headers, and with the type of `record` record_error and record.
 
     `columns` keeps only the named ones, still in that order. Raises InvalidOptionError for a name that is not there,
     for no name at all and for one given twice.
     """
     fields = [field for field in _READ_SCHEMA if include_headers or field.name != "headers"]
+    if record is not None:
+        fields += [pa.field("record_error", pa.string()), pa.field("record", record)]
     if columns is None:
         return pa.schema(fields)
     names = [field.name for field in fields]

@@ -15,7 +15,7 @@ import xxhash
 
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.records import segment_footer
-from spark_log.records.schema import SEGMENT_SCHEMA
+from spark_log.records.schema import SEGMENT_SCHEMA, segment_schema
 
 ROW_GROUP_BYTES_MAX = 256 * 1024 * 1024
 """Cap of a row group's uncompressed size: more than a writer's 64 MiB, or one record of 128 MiB, can become."""
@@ -62,9 +62,15 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
         parquet = pq.ParquetFile(
             file, metadata=metadata, pre_buffer=not local, page_checksum_verification=True, buffer_size=0
         )
-        if not parquet.schema_arrow.equals(SEGMENT_SCHEMA):
+        if not _is_segment(parquet.schema_arrow):
             raise CorruptRecordError(f"{expected.path}: schema is {parquet.schema_arrow}, expected {SEGMENT_SCHEMA}")
     return parquet
+
+
+def _is_segment(schema: pa.Schema) -> bool:
+    """Whether it is SEGMENT_SCHEMA, or that and typed columns."""
+    columns = schema.field("record").type if "record" in schema.names else None
+    return bool(schema.equals(segment_schema(columns)))
 
 
 def verify_checksum(source: pa.NativeFile, path: str, checksum: str) -> None:

@@ -3,6 +3,9 @@
 Layout of a file: row groups of ROW_GROUP_RECORDS records (fewer where they would pass ROW_GROUP_BYTES), page index,
 footer. Every page carries a CRC-32, the footer its own digest (segment_footer.py). offset_delta is delta-encoded and,
 like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
+
+A topic with typed columns (`columns/`) has two more columns in its files: record_error, and record as the last one.
+They are decoded here, from value, whenever a row group is written. The leaves of record have statistics.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_log.columns.decoding import ColumnsDefinition, decoder
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.check import RECORD_BYTES_MAX
 from spark_log.records.compression_codecs import codec_level, codec_name
 from spark_log.records.hashed_stream import HashedStream, Sink
-from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, SEGMENT_SCHEMA
+from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, SEGMENT_SCHEMA, segment_schema
 
 ROW_GROUP_RECORDS = 65_536
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -39,6 +43,8 @@ class SegmentFacts:
     codec: str
     checksum: str
     """xxh3_128 of all bytes, in hex."""
+    columns_version: int | None = None
+    """Of the definition that the typed columns were decoded with; None: the file or blob has none."""
 
 
 class SegmentWriter:
@@ -47,8 +53,13 @@ class SegmentWriter:
     Rows wait in memory until they fill a row group: at most ROW_GROUP_BYTES, or one record, plus the rows of one call.
     """
 
-    def __init__(self, sink: Sink, codec: str = "zstd", level: int | None = None) -> None:
+    def __init__(
+        self, sink: Sink, codec: str = "zstd", level: int | None = None, columns: ColumnsDefinition | None = None
+    ) -> None:
         self.codec = codec_name(codec)
+        self._columns = columns
+        schema = segment_schema(None if columns is None else columns.fields)
+        leaves = [] if columns is None else ["record_error", *leaf_paths(pa.field("record", columns.fields))]
         compression_level = codec_level(self.codec, level)
         self.record_count = 0
         self._next_delta = 0
@@ -60,12 +71,12 @@ class SegmentWriter:
         self._stream = HashedStream(sink)
         self._parquet = pq.ParquetWriter(
             pa.PythonFile(self._stream, mode="w"),
-            SEGMENT_SCHEMA,
+            schema,
             compression=self.codec,
             compression_level=compression_level,
-            use_dictionary=False,
+            use_dictionary=leaves or False,
             column_encoding={"offset_delta": "DELTA_BINARY_PACKED"},
-            write_statistics=["offset_delta", "timestamp"],
+            write_statistics=["offset_delta", "timestamp", *leaves],
             write_page_index=True,
             write_page_checksum=True,
             store_schema=False,
@@ -128,6 +139,7 @@ class SegmentWriter:
             max_timestamp_ms=_milliseconds(self._max_us),
             codec=self.codec,
             checksum=self._stream.checksum(),
+            columns_version=None if self._columns is None else self._columns.version,
         )
 
     def abort(self) -> None:
@@ -171,7 +183,8 @@ class SegmentWriter:
         if self._waiting:
             # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
             rows = pa.concat_tables(self._waiting).combine_chunks()
-            self._parquet.write_table(rows, row_group_size=ROW_GROUP_RECORDS)
+            for group in [rows] if self._columns is None else _with_columns(rows, self._columns):
+                self._parquet.write_table(group, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
 
@@ -195,6 +208,39 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
         half = rows.num_rows // 2
         yield from _pieces(rows.slice(0, half))
         yield from _pieces(rows.slice(half))
+
+
+def _with_columns(rows: pa.Table, columns: ColumnsDefinition) -> Iterator[pa.Table]:
+    """`rows` with their typed columns, cut so that the columns of each piece take at most ROW_GROUP_BYTES: a value may
+    become several times as large as its bytes. A single record that takes more has no columns.
+    """
+    decoded = decoder(columns).decode(rows.column("value").combine_chunks())
+    if decoded.record.nbytes <= ROW_GROUP_BYTES:
+        errors = pa.nulls(rows.num_rows, pa.string()) if decoded.reasons is None else decoded.reasons
+        yield rows.append_column("record_error", errors).append_column("record", decoded.record)
+    elif rows.num_rows > 1:
+        half = rows.num_rows // 2
+        yield from _with_columns(rows.slice(0, half), columns)
+        yield from _with_columns(rows.slice(half), columns)
+    else:
+        reason = f"the columns of the record take {decoded.record.nbytes} bytes, at most {ROW_GROUP_BYTES} are allowed"
+        yield rows.append_column("record_error", pa.array([reason])).append_column(
+            "record", pa.nulls(1, columns.fields)
+        )
+
+
+def leaf_paths(field: pa.Field) -> list[str]:
+    """Parquet's paths of the leaves of a field."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        children = list(kind)
+    elif pa.types.is_list(kind):
+        children = [kind.value_field.with_name("list." + kind.value_field.name)]
+    elif pa.types.is_map(kind):
+        children = [kind.key_field.with_name("key_value.key"), kind.item_field.with_name("key_value.value")]
+    else:
+        return [field.name]
+    return [f"{field.name}.{leaf}" for child in children for leaf in leaf_paths(child)]
 
 
 def _milliseconds(micros: int | None) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from spark_log.records import inline, segment_file
 from spark_log.records.schema import TimestampType
 from spark_log.segments.segment_repair import repair
 from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
+from spark_log.segments.typed_columns import read_with_columns, wants_columns
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +81,13 @@ class Fetcher:
         If no replica of a segment is good, CorruptRecordError, or StorageUnavailableError if that may pass.
         """
         for piece in slices:
-            if piece.data is not None:
-                yield from _read_inline(piece, schema)
+            if wants_columns(schema):
+                yield from read_with_columns(partial(self._read_stored, times=times), piece, schema)
             else:
-                yield from self._read_file(piece, schema, times)
+                yield from self._read_stored(piece, schema, times)
+
+    def _read_stored(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
+        return _read_inline(piece, schema) if piece.data is not None else self._read_file(piece, schema, times)
 
     def first_offset_at_or_after(self, piece: Slice, timestamp_ms: int) -> int | None:
         """Offset of the slice's first record with timestamp >= the given one, None if it has none."""

@@ -112,7 +112,7 @@ def plan(
             continue
         bounds = {partition: (start, end) for partition, start, end in wanted}
         parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(wanted)}
-        folder = topic.folder
+        folder, columns = topic.folder, topic.columns
         query = _OVERLAPPING[connection.dialect.name]
         if segments_max is not None:
             query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
@@ -133,6 +133,7 @@ def plan(
                 checksum,
                 leader_epoch,
                 inline,
+                columns_version,
             ) = row
             if (times.min_ms is not None and max_ms < times.min_ms) or (
                 times.max_ms is not None and min_ms >= times.max_ms
@@ -155,6 +156,8 @@ def plan(
                     leader_epoch,
                     () if inline else select_replicas(replicas[partition], segment_name, end_offset),
                     b"" if inline else None,
+                    columns,
+                    columns_version,
                 )
             )
     return slices
@@ -220,7 +223,7 @@ def plan_time_lookups(
                 name, checksum, leader_epoch, () if inline else select_replicas(replicas[partition], name, end_offset),
                 b"" if inline else None,
             )
-            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline in rows
+            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline, _ in rows
         ]  # fmt: skip
         found[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
     return found
@@ -239,6 +242,7 @@ _SEGMENT_COLUMNS = (
     SEGMENT.checksum,
     SEGMENT.leader_epoch,
     SEGMENT.inline,
+    SEGMENT.columns_version,
 )
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the

@@ -12,7 +12,7 @@ from spark_log.metadata.prepared import Prepared
 
 _NAMES_PER_STATEMENT = 5_000
 _INSERT_SEGMENTS = Prepared(t.segment.insert())
-_OPTIONAL = {"producer_id": None, "producer_epoch": None, "first_sequence": None, "rewritten": False}
+_OPTIONAL = {"producer_id": None, "producer_epoch": None, "first_sequence": None, "columns_version": None, "rewritten": False}
 _INSERT_BLOBS = Prepared(t.blob.insert())
 _DELETE_BELOW = Prepared(
     t.segment.delete().where(
@@ -31,7 +31,7 @@ class RemovedSegments(NamedTuple):
 
 
 def insert_segments(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert segments; the columns of a producer, and `rewritten`, may be missing in a row."""
+    """Insert segments; the columns of a producer, `columns_version` and `rewritten` may be missing in a row."""
     if rows:
         # all columns in each row: the statement is compiled once, for the columns of the first row that it gets
         _INSERT_SEGMENTS.run(connection, [{**_OPTIONAL, **row} for row in rows])

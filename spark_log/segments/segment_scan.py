@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StructType
 
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, SparkLogError
@@ -31,9 +32,9 @@ _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
 def scan_segments(
-    spark: SparkSession, sealed: Sequence[Slice], log_dirs: LogDirs, columns: str, facts: Mapping[str, pa.Array]
+    spark: SparkSession, sealed: Sequence[Slice], log_dirs: LogDirs, columns: str | StructType, facts: Mapping[str, pa.Array]
 ) -> DataFrame:
-    """All rows of the slices' files: the stored `columns` (a DDL string), and a column for each of `facts`.
+    """All rows of the slices' files: the stored `columns` (DDL, or a type), and a column for each of `facts`.
 
     A fact is an int32 or int64 array with a value for each slice, in their order. Raises the error of
     `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs

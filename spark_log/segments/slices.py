@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spark_log.ids import LogDirId, TopicPartition
 
 if TYPE_CHECKING:
+    from spark_log.columns.decoding import ColumnsDefinition
     from spark_log.cluster.log_dir import LogDirInfo  # not at run time: it imports pyarrow
 
 
@@ -26,6 +27,10 @@ class Slice(NamedTuple):
     """Of the newest of its appends, where segments were merged."""
     log_dir_ids: tuple[LogDirId, ...]
     data: bytes | None
+    columns: "ColumnsDefinition | None" = None
+    """The typed columns of the topic."""
+    columns_version: int | None = None
+    """The version of the typed columns in the file; None: it has none."""
 
     @property
     def topic_partition(self) -> TopicPartition:

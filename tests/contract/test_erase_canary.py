@@ -126,7 +126,7 @@ class History:
             assert len(assigned(self.cluster, "t")[0]) == 2
 
     def write_a_file_that_is_never_appended(self):
-        table = prepare(keyed([(GONE, CANARY * 1_000)]), Encoding.of(self.topic.config), NOON_MS)
+        table = prepare(keyed([(GONE, CANARY * 1_000)]), Encoding.of(self.topic), NOON_MS)
         self.log.write_batches([(self.topic, Records(0, table))])
 
     def optimize_the_delta_table(self):

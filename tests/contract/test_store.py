@@ -394,7 +394,7 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
     large, (description,) = count(lambda: describe_topics(cluster, ["large"]))
     assert large == small
     assert len(description.partitions) == 10_000
-    encoding, blob = Encoding.of(topic.config), encode_inline(table("x"), Encoding.of(topic.config))
+    encoding, blob = Encoding.of(topic), encode_inline(table("x"), Encoding.of(topic))
 
     def flush(partitions):
         names = [uuid.uuid4().hex for _ in range(partitions)]
@@ -511,7 +511,7 @@ def test_several_batches_of_a_producer_in_one_flush(cluster, log):
 
 def test_each_partition_has_its_own_outcome_unless_the_request_is_atomic(cluster, log):
     topic = create_topic(cluster, "t", 2)
-    encoding = Encoding.of(topic.config)
+    encoding = Encoding.of(topic)
     blob = encode_inline(table("x"), encoding)
 
     def request(atomic):
@@ -551,7 +551,7 @@ def test_a_write_id_is_registered_renewed_and_released(cluster):
 
 
 def spark_write(cluster, topic, batch, *values):
-    encoding = Encoding.of(topic.config)
+    encoding = Encoding.of(topic)
     blob = encode_inline(table(*values), encoding)
     name = uuid.uuid4().hex
     request = AppendRequest(

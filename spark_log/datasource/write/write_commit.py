@@ -66,7 +66,7 @@ def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, 
 
 def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
     targets = targets_of(connection, topic, None, "all")
-    encoding = Encoding.of(topic.config, None if "compression.type" in topic.overrides else codec)
+    encoding = Encoding.of(topic, codec)
     return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets)
 
 

@@ -68,6 +68,7 @@ class Segment:
     checksum: str
     inline: bool
     appended_ms: int
+    columns_version: int | None
 
 
 _SEGMENT_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
@@ -180,7 +181,7 @@ def write(
     """
     path = segment_path(rewriting.topic.folder, rewriting.partition, name)
     targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
-    files = SegmentFiles(targets, open_, path, Encoding.of(rewriting.topic.config))
+    files = SegmentFiles(targets, open_, path, Encoding.of(rewriting.topic))
     try:
         for offsets, records in read(rewriting.slices, log_dirs):
             if keep is not None:

@@ -64,6 +64,12 @@ topic = _table(
     column("replication_factor", Integer, "replicas of each partition"),
     column("configs", Text, "JSON object of the configs that differ from the defaults; values are strings"),
     column("created_ms", BigInteger, "store clock"),
+    column(
+        "value_columns",
+        Text,
+        "typed columns of the values (`columns.decoding.ColumnsDefinition`, JSON); NULL: the topic never had any",
+        nullable=True,
+    ),
     comment="A topic.",
     sqlite_autoincrement=True,
 )

@@ -28,6 +28,12 @@ segment = _table(
     column("first_sequence", BigInteger, "sequence of the first record", nullable=True),
     column("codec", String(16), "compression.type of the file"),
     column("checksum", String(32), "XXH3-128 of the file's or blob's bytes, hex"),
+    column(
+        "columns_version",
+        Integer,
+        "version of topic.value_columns with which the typed columns in the file were decoded; NULL: it has none",
+        nullable=True,
+    ),
     column("name", String(96), "unique for ever: <write id>-<n>.parquet, or the blob's id"),
     column("inline", Boolean, "true: the bytes are in table blob; false: a file in every replica's log dir"),
     column("change", BigInteger, "partition.change when the row was inserted, so that publication finds new segments"),

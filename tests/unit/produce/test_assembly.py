@@ -38,7 +38,7 @@ def topic(partitions=3, **configs):
 
 
 def assemble(topic_batch, here, *rest):
-    return assembly.assemble(topic_batch, here, Encoding.of(here.config), *rest)
+    return assembly.assemble(topic_batch, here, Encoding.of(here), *rest)
 
 
 def topic_batch_of(rows):
@@ -99,7 +99,7 @@ def test_null_keys_of_a_batch_go_to_one_partition():
 def test_faults_do_not_affect_other_records(rows, partitions_gone, configs):
     here = topic(3 - partitions_gone, message_timestamp_after_max_ms="1000", **configs)
     found = assemble(topic_batch_of(rows), here, NOON_MS, 0, 16_384)
-    limits = Encoding.of(here.config).limits
+    limits = Encoding.of(here).limits
     good = [row for row in range(len(rows)) if row not in found.faults]
     assert all(int(found.batch_of[row]) == -1 for row in found.faults)
     assert sum(table.num_rows for _, table in found.parts) == len(good)

@@ -1,0 +1,98 @@
+"""The typed columns of a topic: how they follow from its configs, and their text in the metadata store. Pure."""
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+
+from spark_log.columns import types
+from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.evolution import evolve
+from spark_log.errors import InvalidConfigurationError
+
+
+def define(format_: str, schema: str, framing: str, selected: str, current: str | None) -> str:
+    """The typed columns (text for the store) of a topic with these configs: value.format, value.schema, value.framing,
+    value.columns. `current` is the text so far.
+
+    A column is never removed, and never changes its type. The version grows if any value could be decoded in another
+    way than before. Raises InvalidConfigurationError, IncompatibleSchemaError.
+    """
+    before = from_text(current) if current is not None else None
+    if format_ == "bytes":
+        assert before is not None, "a topic that never had columns has no definition"
+        return to_text(replace(before, format="bytes"))
+    fields = _selected(_fields(format_, schema), selected)
+    if before is not None:
+        fields = evolve(before.fields, fields).fields
+    after = ColumnsDefinition(before.version if before else 1, format_, framing, schema, fields)
+    if before is not None and after != before:
+        after = replace(after, version=before.version + 1)
+    return to_text(after)
+
+
+def to_text(definition: ColumnsDefinition) -> str:
+    """Inverse of `from_text`; equal definitions have equal texts."""
+    values = {**vars(definition), "fields": json.loads(types.to_json(definition.fields))}
+    return json.dumps(values, sort_keys=True)
+
+
+def from_text(text: str) -> ColumnsDefinition:
+    """The definition in column topic.value_columns."""
+    values = json.loads(text)
+    return ColumnsDefinition(**{**values, "fields": types.from_json(json.dumps(values["fields"]))})
+
+
+def contains(whole: pa.DataType, part: pa.DataType) -> bool:
+    """Whether each field of `part`, at any depth, is in `whole`."""
+    if pa.types.is_struct(part):
+        return bool(pa.types.is_struct(whole)) and all(
+            whole.get_field_index(field.name) >= 0 and contains(whole.field(field.name).type, field.type)
+            for field in part
+        )
+    if pa.types.is_list(part) or pa.types.is_map(part):
+        inner = "value_type" if pa.types.is_list(part) else "item_type"
+        return whole.id == part.id and contains(getattr(whole, inner), getattr(part, inner))
+    return True
+
+
+def _fields(format_: str, schema: str) -> pa.StructType:
+    if not schema:
+        raise InvalidConfigurationError(f"value.format={format_} needs value.schema")
+    if format_ == "json":
+        return types.parse_ddl(schema)
+    raise InvalidConfigurationError(f"value.format={format_}: not supported yet, use json")
+
+
+def _selected(fields: pa.StructType, selected: str) -> pa.StructType:
+    """The fields that value.columns names, in the order of the schema; a nested field by its dotted path."""
+    if selected == "all":
+        return fields
+    paths = [tuple(path.strip().split(".")) for path in selected.split(",")]
+    for path in paths:
+        _check_path(fields, path)
+    return _part(fields, paths)
+
+
+def _check_path(fields: pa.DataType, path: tuple[str, ...]) -> None:
+    here = fields
+    for name in path:
+        while pa.types.is_list(here):
+            here = here.value_type
+        if not pa.types.is_struct(here) or here.get_field_index(name) < 0:
+            raise InvalidConfigurationError(f"value.columns: value.schema has no field {'.'.join(path)!r}")
+        here = here.field(name).type
+
+
+def _part(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataType:
+    """`kind` with the fields on one of the paths; an empty path takes all."""
+    if () in paths:
+        return kind
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_part(kind.value_type, paths)))
+    found = []
+    for field in kind:
+        below = [path[1:] for path in paths if path[0] == field.name]
+        if below:
+            found.append(field.with_type(_part(field.type, below)))
+    return pa.struct(found)

@@ -1,0 +1,75 @@
+"""Backfill of typed columns: files that lack the topic's present columns are written again, at the same offsets.
+
+A change of value.format or value.schema never rewrites files. Merge and compaction write the present columns into their
+outputs anyway; the backfill does so for the other files.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import sqlalchemy as sa
+
+from spark_log.append.write_ids import Writer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.cluster.topics import Topic
+from spark_log.failpoints import failpoint
+from spark_log.maintenance.rewrite.segment_rewrite import (
+    Rewriting,
+    Segment,
+    Written,
+    plan_rewriting,
+    segments,
+    swap,
+    write,
+)
+from spark_log.metadata.columns import SEGMENT
+
+
+def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:
+    """Partitions with a file that lacks the topic's present columns."""
+    if topic.columns is None:
+        return []
+    query = (
+        sa.select(SEGMENT.partition)
+        .distinct()
+        .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
+        .where(SEGMENT.columns_version.is_distinct_from(topic.columns.version))
+        .order_by(SEGMENT.partition)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def files_to_backfill(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
+    """The files of the partition that lack the topic's present columns, by offset. They are below the inline tail, as
+    those of `segment_merge.runs_of` are.
+    """
+    if topic.columns is None:
+        return []
+    tail = segments(connection, topic, partition, inline=True)
+    end = tail[0].base_offset if tail else None
+    return [
+        each
+        for each in segments(connection, topic, partition, inline=False)
+        if each.columns_version != topic.columns.version and (end is None or each.base_offset < end)
+    ]
+
+
+def backfill(
+    cluster: Cluster, writer: Writer, topic: Topic, partition: int, fence: Fence = unfenced
+) -> Iterator[tuple[Rewriting, Written]]:
+    """Write the files of the partition that lack the topic's present columns again. Yields each when its swap is done.
+
+    Ends with the first swap that is refused, because the file or the ISR has changed: the next run sees the new state.
+    """
+    for file in cluster.store.read(partial(files_to_backfill, topic=topic, partition=partition)):
+        rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=[file]))
+        if rewriting is None:
+            return
+        write_id, name = writer.file_name()
+        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
+        failpoint("columns.file-written")
+        if not swap(cluster, write_id, rewriting, written, fence):
+            return
+        failpoint("columns.committed")
+        yield rewriting, written

@@ -1,0 +1,244 @@
+"""Typed topics on both stores: the columns in files, in Delta tables and in reads are the decoded values.
+
+The oracle is Python's json module. It is asked for each value of each file, with the fields of the file, and for each
+value that a reader gets, with the topic's present fields.
+"""
+
+import json
+from itertools import count
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.delta.publication import delta_tables
+from spark_log.erase.erase import erase
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError
+from spark_log.log.log import Log, Records
+from spark_log.maintenance import run_tasks
+from spark_log.metadata.columns import SEGMENT
+from spark_log.records.schema import read_schema
+from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.python_process import killed_at
+from tests.support.records import ranges_of, table
+from tests.support.topics import append, make
+
+pytestmark = pytest.mark.delta
+
+SCHEMA = "item STRING, price DOUBLE, n BIGINT"
+WIDER = "note STRING, item STRING, price DOUBLE, n BIGINT"
+SHORT = ("item", "price", "n")
+TYPES = {"item": str, "price": float, "n": int, "note": str}
+
+
+def typed(cluster, name="orders", **configs):
+    return make(cluster, name, **{"value_format": "json", "value_schema": SCHEMA, "retention_ms": "-1", **configs})
+
+
+def oracle(value, names):
+    """The record of a value: the fields of a JSON object, None for any other value."""
+    if value is None:
+        return None
+    try:
+        found = json.loads(value, parse_constant=lambda _: 1 / 0)
+    except (ValueError, ZeroDivisionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    record = {name: found.get(name) for name in names}
+    for name, field in record.items():
+        wanted = (float, int) if TYPES[name] is float else TYPES[name]
+        if field is not None and (not isinstance(field, wanted) or isinstance(field, bool)):
+            return None
+    return {name: float(field) if TYPES[name] is float and field is not None else field for name, field in record.items()}
+
+
+def files(cluster, topic):
+    """(columns version, Arrow table) of each file of the topic."""
+    [info] = cluster.log_dirs().values()
+    query = sa.select(SEGMENT.partition, SEGMENT.name, SEGMENT.columns_version).where(
+        SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline
+    )
+    rows = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
+    log_dir = LogDir(info.uri)
+    return [(row.columns_version, pq.read_table(log_dir.open(segment_path(topic.folder, row.partition, row.name)))) for row in rows]
+
+
+def check_record(value, record, error, names):
+    expected = oracle(value, names)
+    assert record == expected
+    assert (error is not None) == (value is not None and expected is None)
+
+
+def check_columns(cluster, log, name="orders"):
+    """The columns in files, and those that a reader gets, are the decoded values."""
+    topic = log.find_topic(name)
+    for version, rows in files(cluster, topic):
+        assert ("record" in rows.schema.names) == (version is not None)
+        if version is not None:
+            names = [field.name for field in rows.schema.field("record").type]
+            for row in rows.to_pylist():
+                check_record(row["value"], row["record"], row["record_error"], names)
+    schema = read_schema(columns=["value", "offset", "record_error", "record"], record=topic.columns.fields)
+    read = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+    for row in read:
+        check_record(row["value"], row["record"], row["record_error"], [field.name for field in topic.columns.fields])
+    return {row["offset"]: row["value"] for row in read}
+
+
+def document(number, **more):
+    return json.dumps({"item": f"i{number}", "price": number / 2, "n": number, **more})
+
+
+def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):
+    topic = typed(cluster, inline_max_bytes="4096")
+    append(log, topic, document(1), "{oops", document(2, price="2"), "[]")
+    check_columns(cluster, log)  # decoded while the tail is read
+    list(run_tasks(cluster, ["seal"], now=True))
+    log.append(topic, [Records(0, table(*(document(n) * (n != 7) for n in range(3_000))))])
+    assert len(check_columns(cluster, log)) == 3_004
+    assert [version for version, _ in files(cluster, topic)] == [1, 1]
+    [location] = delta_tables(cluster, topic).values()
+    rows = DeltaTable(location).to_pyarrow_table(columns=["value", "record", "record_error"]).to_pylist()
+    assert len(rows) == 3_004
+    for row in rows:
+        check_record(row["value"], row["record"], row["record_error"], SHORT)
+    protocol = DeltaTable(location).protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_a_new_field_is_a_new_column_for_new_files_and_old_files_get_it_on_request(cluster, log):
+    topic = typed(cluster, inline_max_bytes="0")
+    append(log, topic, document(1, note="a"), document(2))
+    altered = alter_configs(cluster, "orders", {"value.schema": WIDER})
+    assert (altered.columns.version, [field.name for field in altered.columns.fields]) == (2, ["item", "price", "n", "note"])
+    before = files(cluster, topic)
+    append(log, altered, document(3, note="b"))
+    assert files(cluster, topic)[0][1].equals(before[0][1])
+    [location] = delta_tables(cluster, topic).values()
+    notes = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
+    assert sorted((row["n"], row["note"]) for row in notes) == [(1, None), (2, None), (3, "b")]
+    check_columns(cluster, log)
+    assert [report.notes for report in run_tasks(cluster, ["columns"], dry_run=True)] == [
+        ("1 file without the present columns are written again",)
+    ]
+    [report] = run_tasks(cluster, ["columns"])
+    assert (report.before.files, report.after.files) == (1, 1)
+    assert list(run_tasks(cluster, ["columns"])) == []
+    assert [version for version, _ in files(cluster, topic)] == [2, 2]
+    check_columns(cluster, log)
+    notes = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
+    assert sorted((row["n"], row["note"]) for row in notes) == [(1, "a"), (2, None), (3, "b")]
+    assert_delta_is_the_log(cluster)  # the rewritten file is no data change
+
+
+def test_a_merge_gives_all_records_the_present_columns(cluster, log):
+    topic = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1")
+    append(log, topic, document(1), "{oops")
+    topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": SCHEMA})
+    append(log, topic, document(2))
+    topic = alter_configs(cluster, "orders", {"value.schema": WIDER})
+    append(log, topic, document(3, note="c"))
+    assert [version for version, _ in files(cluster, topic)] == [None, 1, 2]
+    list(run_tasks(cluster, ["merge"]))
+    assert [version for version, _ in files(cluster, topic)] == [2]
+    assert len(check_columns(cluster, log)) == 4
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_schema_that_does_not_fit_the_columns_is_refused(cluster, log):
+    topic = typed(cluster)
+    for schema, named in ({"item BIGINT": "item", "ITEM STRING": "ITEM", "price STRUCT<a: INT>": "price"}).items():
+        with pytest.raises(IncompatibleSchemaError, match=named):
+            alter_configs(cluster, "orders", {"value.schema": schema})
+    with pytest.raises(InvalidConfigurationError, match="needs value.schema"):
+        make(cluster, "other", value_format="json")
+    with pytest.raises(InvalidConfigurationError, match="no field 'prize'"):
+        make(cluster, "other", value_format="json", value_schema=SCHEMA, value_columns="item,prize")
+    assert log.find_topic("orders") == topic
+
+
+def test_columns_stay_when_fields_or_the_format_are_removed(cluster, log):
+    topic = typed(cluster, inline_max_bytes="0")
+    append(log, topic, document(1))
+    alter_configs(cluster, "orders", {"value.format": None, "value.schema": None})
+    plain = log.find_topic("orders")
+    assert plain.columns is None
+    append(log, plain, document(2))
+    topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": "n INT"})
+    append(log, topic, document(3))
+    assert [field.name for field in topic.columns.fields] == ["item", "price", "n"]
+    [location] = delta_tables(cluster, topic).values()
+    found = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
+    assert sorted(map(str, found)) == sorted(map(str, [oracle(document(1), SHORT), None, oracle(document(3), SHORT)]))
+    check_columns(cluster, log)
+
+
+def test_only_the_named_fields_become_columns(cluster, log):
+    topic = typed(cluster, value_columns="n, item", inline_max_bytes="0")
+    append(log, topic, document(1))
+    [(_, rows)] = files(cluster, topic)
+    assert rows.column("record").to_pylist() == [{"item": "i1", "n": 1}]
+
+
+@pytest.mark.parametrize("step", ["columns.file-written", "columns.committed"])
+def test_a_killed_backfill_is_completed_by_the_next(cluster, cluster_address, log, step):
+    topic = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1")
+    append(log, topic, document(1), "{oops")
+    alter_configs(cluster, "orders", {"value.format": "json", "value.schema": SCHEMA})
+    killed_at(step, f"""
+        from spark_log.maintenance import run_tasks
+        list(run_tasks({str(cluster.store.address)!r}, ["columns"]))
+    """)
+    list(run_tasks(cluster, ["columns", "delta"]))
+    assert [version for version, _ in files(cluster, topic)] == [1]
+    check_columns(cluster, log)
+    assert_delta_is_the_log(cluster)
+
+
+VALUES = st.sampled_from(
+    [document(1), document(2, note="x"), document(3, n=2**63), document(4, price="4"), "{", "null", "[1]", '{"n": 1.5}']
+)
+STEP = st.one_of(
+    st.tuples(st.just("append"), st.lists(VALUES, min_size=1, max_size=4), st.booleans()),
+    st.tuples(st.just("run"), st.sampled_from(["seal", "merge", "columns", "delta"])),
+    st.tuples(st.just("schema"), st.sampled_from([SCHEMA, WIDER, "item STRING"])),
+    st.tuples(st.just("format"), st.sampled_from(["json", "bytes"])),
+    st.tuples(st.just("erase")),
+)
+_numbers = count()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(STEP, min_size=3, max_size=10))
+def test_columns_are_the_decoded_values_after_any_sequence_of_steps(cluster, steps):
+    name = f"orders-{next(_numbers)}"
+    typed(cluster, name)
+    log = Log(cluster)
+    appended = []
+    for kind, *given_ in steps:
+        if kind == "append":
+            values, large = given_
+            alter_configs(cluster, name, {"inline.max.bytes": "0" if large else None})
+            append(log, log.find_topic(name), *values, key=b"even" if len(appended) % 2 == 0 else b"odd")
+            appended += [(value.encode(), len(appended) % 2 == 0) for value in values]
+        elif kind == "run":
+            list(run_tasks(cluster, given_, topics=[name], now=True))
+        elif kind == "schema":
+            alter_configs(cluster, name, {"value.schema": given_[0]})
+        elif kind == "format":
+            alter_configs(cluster, name, {"value.format": given_[0]})
+    alter_configs(cluster, name, {"value.format": "json"})
+    read = check_columns(cluster, log, name)
+    assert [read[offset] for offset in sorted(read)] == [value for value, _ in appended]
+    list(run_tasks(cluster, ["seal", "columns"], topics=[name], now=True))
+    check_columns(cluster, log, name)
+    version = log.find_topic(name).columns.version
+    assert {found for found, _ in files(cluster, log.find_topic(name))} <= {version}
+    log.close()
