@@ -14,6 +14,8 @@ POINTS = {
     "append.committed": "the append transaction is durable; the caller has no answer yet",
     "seal.file-written": "a sealed segment file exists; the transaction that swaps it in has not begun",
     "seal.committed": "the tail has been swapped for the sealed file; the Delta table is not updated",
+    "columns.file-written": "backfill: the file is in the log dirs, and no metadata names it",
+    "columns.committed": "backfill: the file has replaced its input, and the Delta table still lists that",
     "merge.file-written": "a merged segment file exists; the transaction that swaps it in has not begun",
     "merge.committed": "small segments have been swapped for the merged file; the Delta table is not updated",
     "retention.decided": "inside the transaction that moves log start offsets, before COMMIT",
