@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def maintenance(
     cluster: Cluster_,
     task: Annotated[
-        list[str] | None, typer.Argument(metavar="TASK", help="Task to run. [default: all but columns]", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="TASK", help="Task to run. [default: all but columns]", show_default=False),
     ] = None,
     topic: Annotated[
         list[str] | None,

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from spark_log.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.read.batch_reader import BatchReader
+from spark_log.datasource.read.read_task import ReadColumns
 from spark_log.datasource.read.stream_reader import StreamReader
 from spark_log.datasource.worker_errors import message_only
 from spark_log.errors import InvalidOptionError
@@ -42,6 +43,7 @@ _TYPES: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
     "headers": HEADERS,
+    "record_error": StringType(),
 }
 
 _TABLE_PROPERTY = "provider"
@@ -64,7 +66,7 @@ class SparkLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
-        `columns`.
+        `columns`, which may name record and record_error too.
 
         `load()` calls it without the information whether it is for a batch or a stream: InvalidOptionError for options
         that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the table its own
@@ -74,18 +76,29 @@ class SparkLogDataSource(DataSource):
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)
         return self._schema()
 
-    def _schema(self) -> StructType:
-        return StructType([StructField(name, _TYPES[name]) for name in parse_columns(self.options)])
+    def _schema(self, record: DataType | None = None) -> StructType:
+        """`record`: the type of column `record`, if it is known; otherwise the topic's, from the metadata store."""
+        types = _TYPES
+        names = parse_columns(self.options)
+        if "record" in names:
+            types = {**_TYPES, "record": record or self._record_type()}
+        return StructType([StructField(name, types[name]) for name in names])
+
+    def _record_type(self) -> StructType:
+        from spark_log.datasource.read.record_type import record_type
+
+        return record_type(ReadOptions.parse(self.options, streaming=None, environ=os.environ))
 
     def reader(self, schema: StructType) -> BatchReader:
         self._refuse_schema(schema)
         self._options_may_travel = False
-        return BatchReader(ReadOptions.parse(self.options, streaming=False, environ=os.environ))
+        options = ReadOptions.parse(self.options, streaming=False, environ=os.environ)
+        return BatchReader(options, ReadColumns.of(schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:
         # never raises: Spark would call stop on the reader that it does not have, and show that error instead
         self._options_may_travel = False
-        return StreamReader(functools.partial(self._stream_options, schema), parse_columns(self.options))
+        return StreamReader(functools.partial(self._stream_options, schema), ReadColumns.of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from spark_log.datasource.write.batch_writer import BatchWriter
@@ -119,7 +132,8 @@ class SparkLogDataSource(DataSource):
         return type(self), (dict(self.options) if self._options_may_travel else {},)
 
     def _refuse_schema(self, schema: StructType) -> None:
-        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self._schema()]:
+        record = schema["record"].dataType if "record" in schema.names else None
+        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self._schema(record)]:
             raise InvalidOptionError(
                 "spark_log source has a fixed schema and cannot be set with a custom one;"
                 " use option 'columns' for fewer columns"

@@ -193,10 +193,7 @@ class Log(LogReader):
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             validate_user_topic(topic.name, "write to")
-        encodings = {
-            topic_id: Encoding.of(topic, codec)
-            for topic_id, topic in topics.items()
-        }
+        encodings = {topic_id: Encoding.of(topic, codec) for topic_id, topic in topics.items()}
         batches: list[Batch | None] = []
         blobs: dict[str, bytes] = {}
         for topic, item in items:

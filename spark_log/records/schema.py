@@ -35,7 +35,6 @@ SEGMENT_SCHEMA = pa.schema(
 """The columns of a segment file. offset = base_offset + offset_delta; offset_delta >= 0 and strictly increasing."""
 
 
-
 TYPED = ("record_error", "record")
 """The typed columns, which follow those of SEGMENT_SCHEMA in the files of a topic that has them."""
 
@@ -80,8 +79,10 @@ def read_schema(
     for no name at all and for one given twice.
     """
     fields = [field for field in _READ_SCHEMA if include_headers or field.name != "headers"]
+    if record is not None or (columns is not None and "record_error" in columns):
+        fields.append(pa.field("record_error", pa.string()))
     if record is not None:
-        fields += [pa.field("record_error", pa.string()), pa.field("record", record)]
+        fields.append(pa.field("record", record))
     if columns is None:
         return pa.schema(fields)
     names = [field.name for field in fields]

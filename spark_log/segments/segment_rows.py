@@ -12,7 +12,13 @@ from spark_log.metadata.prepared import Prepared
 
 _NAMES_PER_STATEMENT = 5_000
 _INSERT_SEGMENTS = Prepared(t.segment.insert())
-_OPTIONAL = {"producer_id": None, "producer_epoch": None, "first_sequence": None, "columns_version": None, "rewritten": False}
+_OPTIONAL = {
+    "producer_id": None,
+    "producer_epoch": None,
+    "first_sequence": None,
+    "columns_version": None,
+    "rewritten": False,
+}
 _INSERT_BLOBS = Prepared(t.blob.insert())
 _DELETE_BELOW = Prepared(
     t.segment.delete().where(

@@ -32,7 +32,11 @@ _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
 def scan_segments(
-    spark: SparkSession, sealed: Sequence[Slice], log_dirs: LogDirs, columns: str | StructType, facts: Mapping[str, pa.Array]
+    spark: SparkSession,
+    sealed: Sequence[Slice],
+    log_dirs: LogDirs,
+    columns: str | StructType,
+    facts: Mapping[str, pa.Array],
 ) -> DataFrame:
     """All rows of the slices' files: the stored `columns` (DDL, or a type), and a column for each of `facts`.
 

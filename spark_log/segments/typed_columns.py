@@ -63,6 +63,8 @@ def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """`array` with the fields of `kind`, at any depth: others are left out, missing ones are null."""
     if array.type.equals(kind):
         return array
+    if array.type.id != kind.id or not pa.types.is_nested(kind):
+        raise InvalidOptionError(f"record: {array.type} of the topic cannot be read as {kind}")
     if pa.types.is_struct(kind):
         names = {field.name: number for number, field in enumerate(array.type)}
         children = [

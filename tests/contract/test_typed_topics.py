@@ -58,7 +58,9 @@ def oracle(value, names):
             return None
         if TYPES[name] is int and field is not None and not -(2**63) <= field < 2**63:
             return None
-    return {name: float(field) if TYPES[name] is float and field is not None else field for name, field in record.items()}
+    return {
+        name: float(field) if TYPES[name] is float and field is not None else field for name, field in record.items()
+    }
 
 
 def files(cluster, topic):
@@ -69,7 +71,10 @@ def files(cluster, topic):
     )
     rows = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
     log_dir = LogDir(info.uri)
-    return [(row.columns_version, pq.read_table(log_dir.open(segment_path(topic.folder, row.partition, row.name)))) for row in rows]
+    return [
+        (row.columns_version, pq.read_table(log_dir.open(segment_path(topic.folder, row.partition, row.name))))
+        for row in rows
+    ]
 
 
 def check_record(value, record, error, names):
@@ -119,7 +124,10 @@ def test_a_new_field_is_a_new_column_for_new_files_and_old_files_get_it_on_reque
     topic = typed(cluster, inline_max_bytes="0")
     append(log, topic, document(1, note="a"), document(2))
     altered = alter_configs(cluster, "orders", {"value.schema": WIDER})
-    assert (altered.columns.version, [field.name for field in altered.columns.fields]) == (2, ["item", "price", "n", "note"])
+    assert (altered.columns.version, [field.name for field in altered.columns.fields]) == (
+        2,
+        ["item", "price", "n", "note"],
+    )
     before = files(cluster, topic)
     append(log, altered, document(3, note="b"))
     assert files(cluster, topic)[0][1].equals(before[0][1])

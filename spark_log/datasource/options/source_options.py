@@ -36,6 +36,8 @@ DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """Fields of every row read, in order; `headers` follows them with includeHeaders."""
 HEADERS_COLUMN = "headers"
+TYPED_COLUMNS = ("record_error", "record")
+"""Fields that only option `columns` gives, for one topic with typed columns (value.format)."""
 
 _ACKS = ("all", "-1", "0", "1")
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -269,7 +271,7 @@ def _columns(given: OptionText) -> tuple[str, ...]:
     text = given.text("columns")
     if text is None:
         return (*READ_COLUMNS, HEADERS_COLUMN) if with_headers else READ_COLUMNS
-    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN)}
+    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED_COLUMNS)}
     names = [name.strip() for name in text.split(",")]
     for at, name in enumerate(names):
         if name.lower() not in known:

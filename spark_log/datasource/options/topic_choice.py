@@ -42,6 +42,20 @@ class AssignPartitions:
 Subscription = SubscribeTopics | SubscribePattern | AssignPartitions
 
 
+def only_topic(subscription: Subscription) -> str:
+    """The topic of a subscription that names just one. InvalidOptionError: columns of a record need one topic."""
+    match subscription:
+        case SubscribeTopics(names):
+            topics = set(names)
+        case AssignPartitions(partitions):
+            topics = {partition.topic for partition in partitions}
+        case _:
+            topics = set()
+    if len(topics) != 1:
+        raise InvalidOptionError("Option 'columns' names 'record': then 'subscribe' or 'assign' has to name one topic")
+    return topics.pop()
+
+
 def parse_subscription(given: OptionText) -> Subscription:
     """Exactly one of the three options, checked. Raises InvalidOptionError or InvalidTopicError."""
     texts = {name: text for name in _STRATEGY_OPTIONS if (text := given.text(name)) is not None}

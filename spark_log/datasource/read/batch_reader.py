@@ -7,7 +7,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from spark_log.datasource.options.source_options import ReadOptions
 from spark_log.datasource.read.filters import Pruning, prune
-from spark_log.datasource.read.read_task import read_task
+from spark_log.datasource.read.read_task import ReadColumns, read_task
 from spark_log.datasource.worker_errors import message_only
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @message_only
 class BatchReader(DataSourceReader):
-    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names of the columns are pickled for
-    executors.
+    """Driver: `pushFilters`, `partitions`. Executor: `read`. Only the names and types of the columns are pickled
+    for executors.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, columns: ReadColumns) -> None:
         self._options: ReadOptions | None = options
-        self._columns = options.columns
+        self._columns = columns
         self._pruning = Pruning()
         # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
         # although it would not call it then. So ours is set on the instance, and that check finds the method of the

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from spark_log.datasource.worker_memory import spare_collections
 from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
@@ -26,7 +27,22 @@ class ReadTask(InputPartition):
         return f"ReadTask({len(self.slices)} slices of {len(partitions)} topic-partitions)"
 
 
-def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator["pa.RecordBatch"]:
+@dataclass(frozen=True)
+class ReadColumns:
+    """The names of the columns, in order, and the type of column `record`. Sent to executors."""
+
+    names: tuple[str, ...]
+    record: StructType | None = None
+
+    @classmethod
+    def of(cls, schema: StructType) -> "ReadColumns":
+        return cls(
+            tuple(schema.names),
+            next((field.dataType for field in schema if isinstance(field.dataType, StructType)), None),
+        )
+
+
+def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.RecordBatch"]:
     """The records of a task as Arrow batches of the columns."""
     from spark_log.records.schema import read_schema
     from spark_log.segments.fetcher import Fetcher
@@ -34,8 +50,13 @@ def read_task(task: InputPartition, columns: tuple[str, ...]) -> Iterator["pa.Re
     spare_collections()
     if not isinstance(task, ReadTask):  # if there is nothing to read, Spark creates a task of its own
         return iter(())
-    schema = read_schema(include_headers="headers" in columns, columns=columns)
-    return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), columns)
+    names, record = columns.names, None
+    if columns.record is not None:
+        from pyspark.sql.pandas.types import to_arrow_type
+
+        record = to_arrow_type(columns.record, timezone="UTC")
+    schema = read_schema("headers" in names, names, record)
+    return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), names)
 
 
 def _in_order(batches: Iterator["pa.RecordBatch"], columns: tuple[str, ...]) -> Iterator["pa.RecordBatch"]:

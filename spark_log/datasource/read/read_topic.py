@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from spark_log.log.reader import ReadPlan
 
 
-
 def read_topic(
     spark: SparkSession,
     cluster: "str | Cluster",

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from spark_log import clock
 from spark_log.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 from spark_log.datasource.options.source_options import ReadOptions
-from spark_log.datasource.read.read_task import read_task
+from spark_log.datasource.read.read_task import ReadColumns, read_task
 from spark_log.datasource.worker_errors import message_only
 from spark_log.ids import OffsetRange, TopicPartition
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @message_only
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Driver: all methods but `read`, in one long-lived process. Executor: `read`. Only the names of the columns are
-    pickled for executors.
+    """Driver: all methods but `read`, in one long-lived process. Executor: `read`. Only the names and types of the
+    columns are pickled for executors.
 
     Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
     """
 
-    def __init__(self, options: Callable[[], ReadOptions], columns: tuple[str, ...]) -> None:
+    def __init__(self, options: Callable[[], ReadOptions], columns: ReadColumns) -> None:
         self._options: Callable[[], ReadOptions] | None = options
         self._columns = columns
         self._planner: ReadPlanner | None = None

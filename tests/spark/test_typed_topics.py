@@ -1,0 +1,116 @@
+"""Typed topics in Spark: read_topic(record=True), format("spark_log") with column record, and the Delta table."""
+
+import json
+
+import pytest
+from pyspark.sql import functions as F
+
+from spark_log import read_topic
+from spark_log.columns.types import to_ddl
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.delta.publication import delta_tables
+from spark_log.log.log import Log
+from spark_log.maintenance import run_tasks
+from tests.support.topics import append, fails, make, read, read_stream
+
+SCHEMA = (
+    "item STRING, price DOUBLE, n INT, at TIMESTAMP, day DATE, ok BOOLEAN, total DECIMAL(10, 2),"
+    " lines ARRAY<STRUCT<sku: STRING, n: INT>>, tags MAP<STRING, STRING>"
+)
+WIDER = SCHEMA.replace("sku: STRING", "sku: STRING, note: STRING") + ", note STRING"
+
+
+def document(number, **more):
+    return json.dumps(
+        {
+            "item": f"i{number}", "price": number / 2, "n": number, "at": f"2026-11-22T10:00:{number:02}Z",
+            "day": "2026-11-22", "ok": number % 2 == 0, "total": f"{number}.25",
+            "lines": [{"sku": "a", "n": number, "note": "x"}], "tags": {"k": "v"}, **more,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def orders(cluster):
+    """A topic with an old file (without the present columns), a file with them, and a tail with a bad value and a
+    tombstone.
+    """
+    log = Log(cluster)
+    topic = make(cluster, "orders", value_format="json", value_schema=SCHEMA, inline_max_bytes="0")
+    append(log, topic, document(1), document(2))
+    topic = alter_configs(cluster, "orders", {"value.schema": WIDER})
+    append(log, topic, document(3, note="three"))
+    topic = alter_configs(cluster, "orders", {"inline.max.bytes": None})
+    append(log, topic, document(4), "{bad")
+    log.close()
+    return topic
+
+
+def from_json(frame, schema):
+    """What Spark makes of the values."""
+    return frame.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("record"))
+
+
+def rows(frame):
+    """The records as JSON, by offset: Spark does not compare maps."""
+    return dict(frame.select("offset", F.to_json("record")).collect())
+
+
+def test_the_columns_are_those_that_from_json_makes_of_the_values(spark, cluster, orders):
+    plain = read_topic(spark, cluster, "orders")
+    assert "record" not in plain.columns
+    wanted = from_json(plain.where("value != '{bad'"), to_ddl(orders.columns.fields))
+    for frame in (
+        read_topic(spark, cluster, "orders", record=True),
+        read(spark, cluster, subscribe="orders", columns="offset,record,record_error"),
+    ):
+        good = frame.where("record_error IS NULL")
+        types = {field.name: field.dataType for field in frame.schema["record"].dataType}
+        assert types["n"].simpleString() == "bigint"
+        assert rows(good) == rows(wanted)
+        [bad] = frame.where("record_error IS NOT NULL").select("offset", "record", "record_error").collect()
+        assert (bad.offset, bad.record) == (4, None)
+        assert bad.record_error.startswith("not valid JSON")
+
+
+def test_the_delta_table_has_the_columns_after_the_backfill(spark, cluster, orders):
+    list(run_tasks(cluster, ["seal", "columns"], now=True))
+    [location] = delta_tables(cluster, orders).values()
+    table = spark.read.format("delta").load(location)
+    found = table.select((F.col("base_offset") + F.col("offset_delta")).alias("offset"), "record")
+    assert rows(found) == rows(read_topic(spark, cluster, "orders", record=True))
+    assert table.where("record.note = 'three'").select("record.item", "record.lines.note").collect() == [("i3", ["x"])]
+
+
+def test_a_stream_of_records_continues_through_a_change_of_the_schema(spark, cluster, orders, tmp_path):
+    def run(frame):
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("path", str(tmp_path / "out"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    frame = read_stream(spark, cluster, subscribe="orders", startingOffsets="earliest", columns="offset,record").select(
+        "offset", "record.item", "record.n"
+    )
+    run(frame)
+    topic = alter_configs(cluster, "orders", {"value.schema": WIDER + ", extra STRING"})
+    log = Log(cluster)
+    append(log, topic, document(5, extra="e"))
+    log.close()
+    run(frame)  # the same DataFrame, with the type that the topic had before
+    found = {(row.offset, row.item, row.n) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert found == {(0, "i1", 1), (1, "i2", 2), (2, "i3", 3), (3, "i4", 4), (4, None, None), (5, "i5", 5)}
+
+
+def test_column_record_needs_one_typed_topic(spark, cluster, orders):
+    make(cluster, "plain")
+    with fails("'plain' has no typed columns"):
+        read(spark, cluster, subscribe="plain", columns="record")
+    with fails("has to name one topic"):
+        read(spark, cluster, subscribe="orders,plain", columns="record")
+    with fails("'plain' has no typed columns"):
+        read_topic(spark, cluster, "plain", record=True)
