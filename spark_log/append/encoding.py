@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
-from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.decoding import ColumnsDefinition, decoder
 from spark_log.errors import (
+    InvalidRecordError,
     LogDirMismatchError,
     NotLeaderForPartitionError,
     SparkLogError,
@@ -44,6 +46,8 @@ class Encoding:
     limits: RecordLimits
     columns: ColumnsDefinition | None = None
     """The typed columns that segment files get."""
+    rejects_bad_values: bool = False
+    """value.bad.records=reject: a value that cannot be decoded is refused."""
 
     @classmethod
     def of(cls, topic: "Topic", producer_codec: str | None = None) -> "Encoding":
@@ -66,6 +70,7 @@ class Encoding:
                 compacted=config.compacts,
             ),
             topic.columns,
+            config.value_bad_records == "reject" and topic.columns is not None,
         )
 
 
@@ -131,7 +136,8 @@ def blob_batch(
 def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
     """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
 
-    `now_ms` is the store's time. Raises the errors of `records.check` for invalid records.
+    `now_ms` is the store's time. Raises the errors of `records.check` for invalid records, and InvalidRecordError for a
+    value that cannot be decoded, where the topic rejects those.
     """
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
@@ -140,7 +146,24 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
         milliseconds = truncate_to_milliseconds(records.column(place))
         records = records.set_column(place, records.schema.field(place), milliseconds)
     check(records, encoding.limits, now_ms)
+    for error in bad_values(records.column("value"), encoding).values():
+        raise error
     return records
+
+
+def bad_values(values: pa.ChunkedArray, encoding: Encoding) -> dict[int, InvalidRecordError]:
+    """The errors of the values that value.bad.records=reject refuses, by row."""
+    if not encoding.rejects_bad_values:
+        return {}
+    assert encoding.columns is not None
+    reasons = decoder(encoding.columns).decode(values.combine_chunks()).reasons
+    if reasons is None:
+        return {}
+    rows = pc.indices_nonzero(reasons.is_valid())
+    return {
+        row: InvalidRecordError(f"value: in row {row}: {reason}")
+        for row, reason in zip(rows.to_pylist(), reasons.take(rows).to_pylist(), strict=True)
+    }
 
 
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:

@@ -1,5 +1,5 @@
-"""The tasks that rewrite segments at the same offsets: seal, merge and columns. Each has a plan for dry runs, which changes
-nothing.
+"""The tasks that rewrite segments at the same offsets: seal, merge and columns. Each has a plan for dry runs, which
+changes nothing.
 """
 
 import os

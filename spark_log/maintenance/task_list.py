@@ -190,8 +190,8 @@ def run_tasks(
     dry_run: bool = False,
     now: bool = False,
 ) -> Iterator[Report]:
-    """Run the named tasks (for None all that have an interval) on these topics (all for None), now; yields reports during the work. With
-    `now` every inline tail is sealed, whatever its age.
+    """Run the named tasks (for None all that have an interval) on these topics (all for None), now; yields reports
+    during the work. With `now` every inline tail is sealed, whatever its age.
 
     With `dry_run` nothing is changed: each report describes the changes that its task would make in the present state,
     without the changes of the tasks before it.

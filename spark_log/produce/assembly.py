@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.append.encoding import Encoding
+from spark_log.append.encoding import Encoding, bad_values
 from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
@@ -55,9 +55,10 @@ def assemble(
     """
     count = len(topic_batch.values)
     per_run = max(1, run_bytes_min * count // max(1, topic_batch.bytes))
-    few = _assemble_few(topic_batch, topic, encoding, now_ms, first_run, per_run) if count <= _FEW else None
-    if few is not None:
-        return few
+    if count <= _FEW and not encoding.rejects_bad_values:
+        few = _assemble_few(topic_batch, topic, encoding, now_ms, first_run, per_run)
+        if few is not None:
+            return few
     (keys, key_sizes), (values, value_sizes) = _binary(topic_batch.keys), _binary(topic_batch.values)
     times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # the array cannot grow while NumPy uses its buffer
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -72,6 +73,7 @@ def assemble(
     extremes = int(times.min()), int(times.max())
     if not has_no_faults(encoding.limits, topic_batch.bytes, *extremes, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
+    bad |= bad_values(records.column("value"), encoding)
     good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from spark_log.ids import LogDirId, TopicPartition
 
 if TYPE_CHECKING:
-    from spark_log.columns.decoding import ColumnsDefinition
     from spark_log.cluster.log_dir import LogDirInfo  # not at run time: it imports pyarrow
+    from spark_log.columns.decoding import ColumnsDefinition
 
 
 class Slice(NamedTuple):

@@ -15,11 +15,12 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spark_log import Producer
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidRecordError
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
@@ -167,7 +168,7 @@ def test_a_schema_that_does_not_fit_the_columns_is_refused(cluster, log):
     for schema, named in ({"item BIGINT": "item", "ITEM STRING": "ITEM", "price STRUCT<a: INT>": "price"}).items():
         with pytest.raises(IncompatibleSchemaError, match=named):
             alter_configs(cluster, "orders", {"value.schema": schema})
-    with pytest.raises(InvalidConfigurationError, match="needs value.schema"):
+    with pytest.raises(InvalidConfigurationError, match=r"needs value\.schema"):
         make(cluster, "other", value_format="json")
     with pytest.raises(InvalidConfigurationError, match="no field 'prize'"):
         make(cluster, "other", value_format="json", value_schema=SCHEMA, value_columns="item,prize")
@@ -195,6 +196,18 @@ def test_only_the_named_fields_become_columns(cluster, log):
     append(log, topic, document(1))
     [(_, rows)] = files(cluster, topic)
     assert rows.column("record").to_pylist() == [{"item": "i1", "n": 1}]
+
+
+def test_rejected_values_are_errors_of_their_records_alone(cluster, log):
+    typed(cluster, value_bad_records="reject")
+    with Producer(cluster=str(cluster.store.address)) as producer:
+        futures = [producer.send("orders", key=b"k", value=value) for value in (document(1).encode(), b"{oops", None)]
+        assert [futures[0].get().offset, futures[2].get().offset] == [0, 1]
+        with pytest.raises(InvalidRecordError, match="row 1: not valid JSON"):
+            futures[1].get()
+        with pytest.raises(InvalidRecordError, match="row 1: not a JSON object"):
+            producer.send_table("orders", pa.table({"value": [document(2), "[1"]})).get()
+    assert list(check_columns(cluster, log).values()) == [document(1).encode(), None]
 
 
 BACKFILL = """

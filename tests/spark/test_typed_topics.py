@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from spark_log import read_topic
 from spark_log.columns.types import to_ddl
@@ -48,12 +48,12 @@ def orders(cluster):
 
 def from_json(frame, schema):
     """What Spark makes of the values."""
-    return frame.select("offset", F.from_json(F.col("value").cast("string"), schema).alias("record"))
+    return frame.select("offset", sf.from_json(sf.col("value").cast("string"), schema).alias("record"))
 
 
 def rows(frame):
     """The records as JSON, by offset: Spark does not compare maps."""
-    return dict(frame.select("offset", F.to_json("record")).collect())
+    return dict(frame.select("offset", sf.to_json("record")).collect())
 
 
 def test_the_columns_are_those_that_from_json_makes_of_the_values(spark, cluster, orders):
@@ -77,7 +77,7 @@ def test_the_delta_table_has_the_columns_after_the_backfill(spark, cluster, orde
     list(run_tasks(cluster, ["seal", "columns"], now=True))
     [location] = delta_tables(cluster, orders).values()
     table = spark.read.format("delta").load(location)
-    found = table.select((F.col("base_offset") + F.col("offset_delta")).alias("offset"), "record")
+    found = table.select((sf.col("base_offset") + sf.col("offset_delta")).alias("offset"), "record")
     assert rows(found) == rows(read_topic(spark, cluster, "orders", record=True))
     assert table.where("record.note = 'three'").select("record.item", "record.lines.note").collect() == [("i3", ["x"])]
 
