@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli import topic_tables as show
+from spark_log.cli.bad_records import bad_records
 from spark_log.cli.erase import erase
 from spark_log.cli.output import count_of, print_json, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before, parse_pairs
@@ -184,6 +185,7 @@ def delete_records(
 
 
 app.command()(erase)
+app.command()(bad_records)
 app.command()(producers)
 
 

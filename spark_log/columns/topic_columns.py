@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from spark_log.columns import types
+from spark_log.columns.checks import walk
 from spark_log.columns.decoding import ColumnsDefinition
 from spark_log.columns.evolution import evolve
 from spark_log.errors import InvalidConfigurationError
@@ -41,6 +42,11 @@ def from_text(text: str) -> ColumnsDefinition:
     """The definition in column topic.value_columns."""
     values = json.loads(text)
     return ColumnsDefinition(**{**values, "fields": types.from_json(json.dumps(values["fields"]))})
+
+
+def column_paths(fields: pa.StructType) -> list[str]:
+    """The dotted paths of all fields, at any depth, in order."""
+    return [".".join(path) for path, _, _ in walk(fields) if path]
 
 
 def contains(whole: pa.DataType, part: pa.DataType) -> bool:

@@ -12,11 +12,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
 
 from spark_log.errors import InvalidOptionError
+from spark_log.log.bad_records import HEADER_PREFIX
 from spark_log.streams.codecs import ERROR, RAW
-
-PREFIX = "__spark_log.errors."
-"""Prefix of the headers that a dead letter gets. Their names are otherwise those of Kafka Connect's dead letter queue;
-with another prefix, a record that went through both has both sets of headers."""
 
 _ORIGINS = ("topic", "partition", "offset")
 _NO_HEADERS = "cast(array() as array<struct<key:string,value:binary>>)"
@@ -60,4 +57,4 @@ def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
 
 
 def _header(name: str, text: Column) -> Column:
-    return sf.struct(sf.lit(PREFIX + name).alias("key"), text.cast(BinaryType()).alias("value"))
+    return sf.struct(sf.lit(HEADER_PREFIX + name).alias("key"), text.cast(BinaryType()).alias("value"))

@@ -1,0 +1,93 @@
+"""`spark-log schema …`: the schemas of typed topics."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.shared_options import Cluster_, Json, TopicName
+
+app = typer.Typer(
+    no_args_is_help=True, help="Show and change the schemas of typed topics (value.format, value.schema)."
+)
+
+
+@app.command("show")
+def show(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
+    """Show the typed columns of a topic: those of its schema, and those of fields that it had before."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.columns.types import to_json, type_ddl
+
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+    columns = topic.columns
+    if as_json:
+        print_json(
+            None
+            if columns is None
+            else {
+                "topic": name, "version": columns.version, "format": columns.format, "framing": columns.framing,
+                "schema": columns.schema, "columns": json.loads(to_json(columns.fields)),
+            }
+        )  # fmt: skip
+    elif columns is None:
+        say(f"Topic {name} has no typed columns: set value.format and value.schema, or `spark-log schema set`.")
+    else:
+        title = f"{name}: {columns.format}, version {columns.version} of the columns"
+        print_table(
+            title, ("column", "type"), [(f"record.{field.name}", type_ddl(field.type)) for field in columns.fields]
+        )
+
+
+@app.command("set")
+def set_(
+    name: TopicName,
+    schema: Annotated[
+        str, typer.Argument(metavar="SCHEMA", help="The schema, or @FILE that has it.", show_default=False)
+    ],
+    cluster: Cluster_,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="value.format. [default: the topic's, or json]"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would change.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Set the schema of a topic. New files get the columns of its fields; no file is written again.
+
+    A new field is a new column. The column of a field that the schema no longer has stays. Another type for a field is
+    refused: give the field another name.
+
+    **Examples**
+
+    - `spark-log schema set orders 'item STRING, price DOUBLE, at TIMESTAMP'`
+    - `spark-log schema set orders @v2.ddl --dry-run`
+    - `spark-log maintenance columns --topic orders` (afterwards the files that are there have the columns too)
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+    from spark_log.columns.topic_columns import column_paths, define, from_text
+    from spark_log.controller.topic_operations import alter_configs
+
+    text = Path(schema[1:]).read_text().strip() if schema.startswith("@") else schema
+    with Cluster.open(cluster) as opened:
+        topic = opened.store.read(lambda connection: find_topic(connection, name))
+        config = topic.config
+        chosen = format_ or (config.value_format if config.value_format != "bytes" else "json")
+        after = from_text(define(chosen, text, config.value_framing, config.value_columns, topic.value_columns))
+        if not dry_run:
+            alter_configs(opened, name, {"value.format": chosen, "value.schema": text})
+    before = [] if topic.all_columns is None else column_paths(topic.all_columns)
+    added = [path for path in column_paths(after.fields) if path not in before]
+    if as_json:
+        print_json({"topic": name, "version": after.version, "added": added, "dry_run": dry_run})
+        return
+    say(f"New columns: {', '.join(added)}." if added else "No new columns.")
+    if not dry_run:
+        say(
+            f"New files of {name} get version {after.version} of the columns; for the files that are there, run"
+            f" spark-log maintenance columns --topic {name}"
+        )
