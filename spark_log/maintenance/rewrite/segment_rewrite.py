@@ -68,7 +68,7 @@ class Segment:
     checksum: str
     inline: bool
     appended_ms: int
-    columns_version: int | None
+    columns_version: int | None = None
 
 
 _SEGMENT_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
