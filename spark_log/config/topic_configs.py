@@ -255,9 +255,9 @@ class TopicConfig:
     value_format: str = _config(
         "value.format",
         "bytes",
-        Choice(("bytes", "json", "avro", "protobuf")),
-        "Not in Kafka. How values are encoded. With json, avro or protobuf, segment files and the Delta table also have"
-        " the columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
+        Choice(("bytes", "json", "avro"), refused=(("protobuf", "Protobuf values have no typed columns yet"),)),
+        "Not in Kafka. How values are encoded. With json or avro, segment files and the Delta table also have the"
+        " columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
         " value stay as they are.",
     )
     value_schema: str = _config(
@@ -273,7 +273,7 @@ class TopicConfig:
         "none",
         Choice(("none", "confluent")),
         "Not in Kafka. confluent: a zero byte and the id of the schema (four bytes) precede each value, as Confluent's"
-        " serializers write it.",
+        " serializers write it. For json; Avro values need value.framing=none.",
     )
     value_columns: str = _config(
         "value.columns",

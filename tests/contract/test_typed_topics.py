@@ -4,9 +4,11 @@ The oracle is Python's json module. It is asked for each value of each file, wit
 value that a reader gets, with the topic's present fields.
 """
 
+import io
 import json
 from itertools import count
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,10 +26,10 @@ from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError,
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
-from spark_log.records.schema import read_schema
+from spark_log.records.schema import normalise, read_schema
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
-from tests.support.records import ranges_of, table
+from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.topics import append, make
 
 pytestmark = pytest.mark.delta
@@ -208,6 +210,27 @@ def test_rejected_values_are_errors_of_their_records_alone(cluster, log):
         with pytest.raises(InvalidRecordError, match="row 1: not a JSON object"):
             producer.send_table("orders", pa.table({"value": [document(2), "[1"]})).get()
     assert list(check_columns(cluster, log).values()) == [document(1).encode(), None]
+
+
+def test_avro_values_are_columns_too(cluster, log):
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "n", "type": "int"}, {"name": "item", "type": ["null", "string"]}],
+    }
+    topic = typed(cluster, value_format="avro", value_schema=json.dumps(schema), inline_max_bytes="0")
+    records = [{"n": 1, "item": "a"}, {"n": -2, "item": None}]
+    values = []
+    for record in records:
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, schema, record)
+        values.append(buffer.getvalue())
+    log.append(topic, [Records(0, normalise(pa.table({"value": [*values, values[0] + b"x"]}), timestamp_ms=NOON_MS))])
+    [(_, rows)] = files(cluster, topic)
+    assert rows.column("record").to_pylist() == [*records, None]
+    assert [reason is None for reason in rows.column("record_error").to_pylist()] == [True, True, False]
+    with pytest.raises(InvalidConfigurationError, match="registry"):
+        alter_configs(cluster, "orders", {"value.framing": "confluent"})
 
 
 BACKFILL = """
