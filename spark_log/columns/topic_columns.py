@@ -23,8 +23,8 @@ def define(format_: str, schema: str, framing: str, selected: str, current: str 
     before = from_text(current) if current is not None else None
     if format_ == "avro" and framing == "confluent":
         raise InvalidConfigurationError(
-            "value.framing=confluent: Avro values with a schema id each need a schema registry, which spark-log does not"
-            " have yet; value.framing=none takes Avro values of one schema"
+            "value.framing=confluent: Avro values with a schema id each need a schema registry, which spark-log has not"
+            " yet; value.framing=none takes Avro values of one schema"
         )
     if format_ == "bytes":
         assert before is not None, "a topic that never had columns has no definition"
