@@ -91,3 +91,34 @@ def set_(
             f"New files of {name} get version {after.version} of the columns; for the files that are there, run"
             f" spark-log maintenance columns --topic {name}"
         )
+
+
+@app.command("infer")
+def infer(
+    name: TopicName,
+    cluster: Cluster_,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, metavar="N", help="The number of newest records to read.")
+    ] = 10_000,
+    as_json: Json = False,
+) -> None:
+    """Print a schema, as DDL, that fits the newest records of a topic with JSON values.
+
+    **Example:** `spark-log schema infer orders > orders.ddl && spark-log schema set orders @orders.ddl`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.columns.inference import infer_json
+    from spark_log.columns.types import to_ddl, to_json
+    from spark_log.log.reader import LogReader
+    from spark_log.log.samples import newest_values
+
+    with Cluster.open(cluster) as opened:
+        log = LogReader(opened)
+        try:
+            fields = infer_json(newest_values(log, log.find_topic(name), sample))
+        finally:
+            log.close()
+    if as_json:
+        typer.echo(to_json(fields))
+    else:
+        typer.echo(to_ddl(fields))

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from spark_log.columns import types
-from spark_log.columns.avro_schema import avro_schema_fields
 from spark_log.columns.checks import walk
-from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.decoding import ColumnsDefinition, schema_fields
 from spark_log.columns.evolution import evolve
 from spark_log.errors import InvalidConfigurationError
 
@@ -71,7 +70,7 @@ def contains(whole: pa.DataType, part: pa.DataType) -> bool:
 def _fields(format_: str, schema: str) -> pa.StructType:
     if not schema:
         raise InvalidConfigurationError(f"value.format={format_} needs value.schema")
-    return avro_schema_fields(schema) if format_ == "avro" else types.parse_ddl(schema)
+    return schema_fields(format_, schema)
 
 
 def _selected(fields: pa.StructType, selected: str) -> pa.StructType:

@@ -1,0 +1,20 @@
+"""Samples of the newest values of a topic."""
+
+import pyarrow as pa
+
+from spark_log.cluster.topics import Topic
+from spark_log.ids import OffsetRange
+from spark_log.log.reader import LogReader
+from spark_log.records.schema import read_schema
+
+
+def newest_values(log: LogReader, topic: Topic, count: int) -> pa.BinaryArray:
+    """The values of about `count` records below the high watermarks, as many of each partition; null values too."""
+    positions = log.positions(topic)
+    share = -(-count // len(positions))
+    ranges = {
+        tp: OffsetRange(max(here.log_start_offset, here.high_watermark - share), here.high_watermark)
+        for tp, here in positions.items()
+    }
+    batches = log.read(ranges, read_schema(columns=["value"]), topics={topic.name: topic})
+    return pa.concat_arrays([batch.column("value") for batch in batches] or [pa.array([], pa.binary())])

@@ -1,0 +1,55 @@
+"""`spark-log schema …` and `spark-log topic bad-records`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_log.cli.main import app
+from spark_log.cluster.cluster import Cluster
+
+DOCUMENTS = [{"item": "tea", "price": 4.5, "at": "2026-11-01T10:00:00Z"}, {"item": "cup", "lines": [{"n": 1}]}]
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    address = str(tmp_path / "cluster")
+    Cluster.init(address).close()
+
+    def invoke(*arguments: str, lines: str = "", fails: bool = False) -> str:
+        done = CliRunner().invoke(app, [*arguments, "--cluster", address], input=lines)
+        assert (done.exit_code != 0) == fails, done.output
+        return done.stderr if fails else done.stdout
+
+    invoke("topic", "create", "orders")
+    return invoke
+
+
+def test_an_inferred_schema_can_be_set_and_changed(run, tmp_path: Path) -> None:
+    run("produce", "orders", lines="\n".join(map(json.dumps, DOCUMENTS)))
+    assert "no typed columns" in run("schema", "show", "orders")
+    ddl = run("schema", "infer", "orders")
+    assert ddl == "item STRING, price DOUBLE, at TIMESTAMP, lines ARRAY<STRUCT<n: BIGINT>>\n"
+    (tmp_path / "orders.ddl").write_text(ddl)
+    assert "New columns: item, price, at, lines" in run("schema", "set", "orders", f"@{tmp_path}/orders.ddl")
+    assert "record.lines" in run("schema", "show", "orders")
+    dry = json.loads(run("schema", "set", "orders", ddl + ", note STRING", "--dry-run", "--json"))
+    assert dry == {"topic": "orders", "version": 2, "added": ["note"], "dry_run": True}
+    assert json.loads(run("schema", "show", "orders", "--json"))["version"] == 1
+    assert "item: the column is STRING, not BIGINT" in run("schema", "set", "orders", "item INT", fails=True)
+
+
+def test_bad_records_are_listed_and_copied(run) -> None:
+    run("schema", "set", "orders", "price DOUBLE")
+    assert "Every value of orders can be decoded" in run("topic", "bad-records", "orders")
+    run("produce", "orders", lines='{"price": 1}\n{"price": "x"}\n[]\n')
+    found = [json.loads(line) for line in run("topic", "bad-records", "orders", "--json").splitlines()]
+    assert [(row["offset"], row["reason"]) for row in found] == [
+        (1, "price: expected DOUBLE, got a string"),
+        (2, "not a JSON object, but an array"),
+    ]
+    assert "more than 1" in run("topic", "bad-records", "orders", "--limit", "1")
+    assert run("topic", "bad-records", "orders", "--to", "dead") == "Copied 2 records to dead.\n"
+    letters = run("consume", "dead", "--from", "earliest", "--json")
+    assert "__spark_log.errors.exception.message" in letters
