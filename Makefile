@@ -20,7 +20,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-kafka clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-kafka clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -87,6 +87,9 @@ bench: venv java postgres delta  ## how fast the log is
 
 bench-first: venv java  ## how long the first results of a session take
 	$(WITH_JAVA) $(PYTHON) -m benchmarks first
+
+bench-jobs: venv java  ## how fast the jobs produce and consume are
+	$(WITH_JAVA) $(PYTHON) -m benchmarks jobs
 
 bench-clients: venv postgres  ## how fast producer, consumer and groups are
 	$(PYTHON) -m benchmarks clients

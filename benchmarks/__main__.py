@@ -1,4 +1,4 @@
-"""`make bench`, and bench-first, -clients, -replication, -maintenance, -streams, -transactions and -kafka: on a
+"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -transactions and -kafka: on a
 PostgreSQL of their own too where it is installed.
 """
 
@@ -10,6 +10,7 @@ from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETS = {
     "first": ("benchmarks.first",),
+    "jobs": ("benchmarks.jobs",),
     "log": ("benchmarks.throughput", "benchmarks.planning"),
     "replication": ("benchmarks.replication", "benchmarks.catch_up"),
     "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),

@@ -217,10 +217,12 @@ class _Jobs:
         self.log = work / "spark.log"
         self.log.write_text("")
         self._command = [str(home / "bin" / "spark-submit"), "--master", master]
+        if "SPARK_CONF_DIR" not in os.environ:
+            self._command += ["--properties-file", str(REPOSITORY / "conf" / "spark-defaults.conf")]
         self._environment = {
             "PYSPARK_PYTHON": launcher.executable(),
             "PYSPARK_DRIVER_PYTHON": launcher.executable(),
-            "SPARK_CONF_DIR": str(REPOSITORY / "conf"),
+            "SPARK_SUBMIT_OPTS": " ".join(_quick_start()),
             **({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}),
             **os.environ,
             "SPARK_HOME": str(home),
@@ -243,6 +245,19 @@ class _Jobs:
                 console.print(f"  {told[-1]}", markup=False)
         if process.returncode != 0:
             raise DemoError(f"{job} failed with exit code {process.returncode}; Spark's log is {self.log}")
+
+
+def _quick_start() -> list[str]:
+    """Java options for the short jobs of the demo: no optimizing compiler, and the archive of `make class-archive`, if
+    there is one. Java would not use it if the settings came from SPARK_CONF_DIR.
+    """
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    archive = Path(sys.prefix) / "spark-classes.jsa"
+    if archive.exists():
+        options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    if "SPARK_CONF_DIR" not in os.environ:
+        options.append(f"-Dlog4j2.configurationFile={(REPOSITORY / 'conf' / 'log4j2.properties').as_uri()}")
+    return options
 
 
 def _group(address: str, topic: str) -> list[str]:

@@ -53,7 +53,7 @@ YEAR_S = 365 * 24 * 3600
 CLOSING = pd.Timestamp("2014-03-01T00:00:00Z")
 """Event time of the records that end the year: windows and joins wait for time to pass, and nothing else would come."""
 WATERMARK = "1 day"
-BATCHES = 8
+BATCHES = 4
 """Micro-batches of a query that goes as fast as it can."""
 FLIGHT = "origin STRING, tailnum STRING, dep_delay INT"
 WEATHER = "origin STRING, precip DOUBLE, wind_speed DOUBLE"

@@ -1,0 +1,199 @@
+"""How fast jobs/produce.py and jobs/consume.py are, as ratios against the same queries on Parquet. `make bench-jobs`.
+
+Input: --records rows of flights in one CSV file. `produce` writes them as JSON with key and timestamp, `consume` parses
+the JSON and writes Parquet files. The peers run the same queries, from the same CSV file into Parquet files and from
+these into Parquet files. Each run is a program of its own, with a JVM of its own. Both take turns --rounds times, and
+the medians of their seconds without the start of Spark are compared. Nothing here is a test.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.first import _cpu_seconds
+from benchmarks.machine import describe_machine
+from benchmarks.throughput import Result
+from spark_log import Cluster, create_topic, launcher
+from spark_log.controller.topic_operations import delete_topic
+
+BAR = 0.8
+TOPIC = "flights"
+SCHEMA = "carrier STRING, flight INT, tailnum STRING, origin STRING, dep_delay INT, arr_delay INT, time_hour TIMESTAMP"
+PRODUCE = ["--schema", SCHEMA, "--option", "header=true", "--key", "tailnum", "--timestamp", "time_hour"]
+CONSUME = ["--value-schema", SCHEMA]
+_FIRST_S = 1_356_998_400
+"""2013-01-01 in seconds."""
+
+
+@dataclass
+class Run:
+    """Seconds of a program without the start of Spark, and the CPU seconds of all its processes."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.program:
+        print(json.dumps(asdict(_program(arguments.program, Path(arguments.folder)))))
+        return
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
+        folder = Path(name)
+        _make_input(folder / "flights.csv", arguments.records)
+        Cluster.init(str(folder / "cluster")).close()
+        runs: dict[str, list[Run]] = {program: [] for program in PROGRAMS}
+        for turn in range(arguments.rounds):
+            for program in PROGRAMS:
+                runs[program].append(_run(program, folder))
+                shown = f"{runs[program][-1].seconds:.1f} s, CPU {runs[program][-1].cpu_seconds:.1f} s"
+                console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] turn {turn + 1}: {program}: {shown}")
+    results = [_result(job, runs[job], runs[f"{job} parquet"]) for job in ("produce", "consume")]
+    table = Table(title=f"{arguments.records:,} rows of CSV, {arguments.rounds} rounds, medians")
+    for column in ("what", "ours", "peer", "ratio", "bar"):
+        table.add_column(column)
+    for each in results:
+        table.add_row(each.what, each.ours, each.peer, f"{each.ratio:.2f}", f">= {each.bar}")
+    console.print(table)
+    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps([asdict(each) for each in results], indent=1))
+
+
+def _result(job: str, ours: list[Run], peer: list[Run]) -> Result:
+    mine, theirs = (statistics.median(run.seconds for run in runs) for runs in (ours, peer))
+    cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in (ours, peer))
+    shown = [f"{seconds:.1f} s, CPU {used:.1f} s" for seconds, used in zip((mine, theirs), cpu, strict=True)]
+    return Result(f"jobs/{job}.py / the same query with Parquet", *shown, theirs / mine, BAR)
+
+
+def _run(program: str, folder: Path) -> Run:
+    """Run a program in a process of its own, with the recommended settings."""
+    conf = Path(__file__).resolve().parents[1] / "conf" / "spark-defaults.conf"
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": launcher.executable(),
+        "PYSPARK_DRIVER_PYTHON": launcher.executable(),
+        "PYSPARK_SUBMIT_ARGS": f"--driver-memory 3g --properties-file {conf} pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOG_CLUSTER": str(folder / "cluster"),
+    }
+    command = [sys.executable, "-m", "benchmarks.jobs", "--program", program, "--folder", str(folder)]
+    output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    return Run(**json.loads(output.splitlines()[-1]))
+
+
+def _program(program: str, folder: Path) -> Run:
+    begun = _cpu_seconds()
+    seconds = PROGRAMS[program](folder)
+    return Run(seconds, _cpu_seconds() - begun)
+
+
+def _produce(folder: Path) -> float:
+    from spark_log.jobs.produce import main as produce
+
+    with Cluster.open(str(folder / "cluster")) as cluster:
+        with contextlib.suppress(Exception):
+            delete_topic(cluster, TOPIC)
+        create_topic(cluster, TOPIC, 4, configs={"retention.ms": "-1"})
+    return _job(produce, [TOPIC, str(folder / "flights.csv"), *PRODUCE])
+
+
+def _consume(folder: Path) -> float:
+    from spark_log.jobs.consume import main as consume
+
+    return _job(consume, ["--subscribe", TOPIC, *CONSUME, "--parquet", str(folder / "consumed"), "--mode", "overwrite"])
+
+
+def _job(job: Callable[[list[str]], int], arguments: list[str]) -> float:
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert job([*arguments, "--json"]) == 0
+    return float(json.loads(told.getvalue().splitlines()[-1])["seconds"])
+
+
+def _produce_parquet(folder: Path) -> float:
+    from spark_log.jobs.produce import JOB
+    from spark_log.jobs.queries.produce_query import read, shape
+    from spark_log.jobs.session import start_session
+
+    given = JOB.parse([TOPIC, str(folder / "flights.csv"), *PRODUCE])
+    spark = start_session("produce parquet", delta=False)
+    begin = time.perf_counter()
+    rows = shape(read(spark, given), given.columns)
+    rows.write.option("compression", "zstd").mode("overwrite").parquet(str(folder / "produced"))
+    return time.perf_counter() - begin
+
+
+def _consume_parquet(folder: Path) -> float:
+    from spark_log.jobs.session import start_session
+
+    spark = start_session("consume parquet", delta=False)
+    begin = time.perf_counter()
+    rows = spark.read.parquet(str(folder / "produced"))
+    value = F.from_json(
+        F.col("value").cast("string"), f"{SCHEMA}, _malformed STRING", {"columnNameOfCorruptRecord": "_malformed"}
+    )
+    parsed = rows.select(
+        F.col("key").cast("string").alias("_key"), F.col("timestamp").alias("_timestamp"), value.alias("value")
+    )
+    parsed.select("_key", "_timestamp", "value.*").write.mode("overwrite").parquet(str(folder / "consumed-parquet"))
+    return time.perf_counter() - begin
+
+
+PROGRAMS = {
+    "produce": _produce,
+    "produce parquet": _produce_parquet,
+    "consume": _consume,
+    "consume parquet": _consume_parquet,
+}
+
+
+def _make_input(path: Path, records: int) -> None:
+    random = np.random.default_rng(7)
+    carriers, origins = np.array(["AA", "B6", "DL", "EV", "MQ", "UA", "US", "WN"]), np.array(["EWR", "JFK", "LGA"])
+    tails = np.array([f"N{number:05d}" for number in range(4_000)])
+    hours = _FIRST_S + (np.arange(records) * (365 * 24) // records) * 3600
+    columns = {
+        "carrier": carriers[random.integers(0, len(carriers), records)],
+        "flight": random.integers(1, 9_000, records),
+        "tailnum": tails[random.integers(0, len(tails), records)],
+        "origin": origins[random.integers(0, len(origins), records)],
+        "dep_delay": random.integers(-20, 300, records),
+        "arr_delay": random.integers(-40, 320, records),
+        "time_hour": pa.array(hours, pa.timestamp("s")).cast(pa.string()),
+    }
+    pyarrow.csv.write_csv(pa.table(columns), path)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=3_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--postgresql", help="not used")
+    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
+    parser.add_argument("--json", help="write the results to this file as well")
+    parser.add_argument("--program", choices=list(PROGRAMS), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
