@@ -72,7 +72,7 @@ def main() -> None:
 
     sys.argv[:] = take_over(sys.argv) or sys.argv
     if sys.argv[0] == _DAEMON:
-        _run_daemon()
+        run_program(_run_daemon)
     else:
         run_program(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
 
