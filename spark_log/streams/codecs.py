@@ -135,7 +135,7 @@ def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
             # otherwise contain these expressions and parse the bytes several times for each row
             .select("*", sf.explode(sf.array(sf.when(raw.isNotNull(), reason))).alias(ERROR))
         )
-    good = sf.when(sf.col(ERROR).isNull(), sf.col(_PARSED)["value"])
+    good = sf.when(sf.col(ERROR).isNull(), parser.value(sf.col(_PARSED)))
     return parsed.withColumn(column, good).select(*frame.columns, RAW, ERROR)
 
 

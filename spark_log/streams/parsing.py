@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 
@@ -28,12 +28,13 @@ _END = uuid.uuid4().bytes
 
 
 class Parser(NamedTuple):
-    """`parsed` turns the bytes into a struct with the field `value`. `reason(bytes, parsed)` is for bytes that are not
-    null: the reason why they are bad, null if they are valid.
+    """`parsed` turns the bytes into a struct, from which `value` takes the value. `reason(bytes, parsed)` is for bytes
+    that are not null: the reason why they are bad, null if they are valid.
     """
 
     parsed: Callable[[Column], Column]
     reason: Callable[[Column, Column], Column]
+    value: Callable[[Column], Column] = lambda parsed: parsed["value"]
 
 
 def from_column(given: str | Column) -> Column:
@@ -65,18 +66,30 @@ def avro_parser(schema: str) -> Parser:
 
 
 def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
-    """A text T is exactly one JSON object if {"value":T} parses to a struct and [T] to one element: text after the
-    object that closes the first envelope breaks the second.
+    """A text T is exactly one JSON object if {"name":[T,{"end":""}]} parses to an array of T and the end.
+
+    Writers of records cannot know the names, so no T closes the array and the object and continues them.
     """
-    envelope = StructType().add("value", schema).add(_CORRUPT, StringType())
+    name, end = uuid.uuid4().hex, uuid.uuid4().hex
+    items = ArrayType(StructType([*schema.fields, StructField(end, StringType())]))
+    envelope = StructType().add(name, items).add(_CORRUPT, StringType())
     given = {"allowSingleQuotes": "false", **options, **_PERMISSIVE, "columnNameOfCorruptRecord": _CORRUPT}
 
     def parsed(bare: Column) -> Column:
-        return sf.from_json(sf.concat(sf.lit('{"value":'), bare.cast(StringType()), sf.lit("}")), envelope, given)
+        whole = sf.concat(sf.lit(f'{{"{name}":['), bare.cast(StringType()), sf.lit(f',{{"{end}":""}}]}}'))
+        return sf.from_json(whole, envelope, given)
+
+    def item(parsed: Column) -> Column:
+        return sf.get(parsed[name], sf.lit(0))
+
+    def value(parsed: Column) -> Column:
+        fields = (item(parsed).getField(each.name).alias(each.name) for each in schema.fields)
+        return sf.when(item(parsed).isNotNull(), sf.struct(*fields))
 
     def reason(bare: Column, parsed: Column) -> Column:
-        text, value, corrupt = bare.cast(StringType()), parsed["value"], parsed[_CORRUPT]
-        alone = sf.coalesce(sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]"))) == 1, sf.lit(False))
+        text, value, corrupt = bare.cast(StringType()), item(parsed), parsed[_CORRUPT]
+        follows = sf.get(parsed[name], sf.lit(1)).getField(end) == sf.lit("")
+        alone = sf.coalesce((sf.size(parsed[name]) == 2) & follows, sf.lit(False))
         misfits = [
             sf.when(
                 value[each.name].isNull(),
@@ -96,7 +109,7 @@ def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
             .otherwise(sf.coalesce(*missing, sf.lit(None).cast(StringType())))
         )
 
-    return Parser(parsed, reason)
+    return Parser(parsed, reason, value)
 
 
 def _can_be_named(name: str) -> bool:
