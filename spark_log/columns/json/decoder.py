@@ -1,7 +1,8 @@
 """JSON to columns, with msgspec.
 
-A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep. A field that is missing or null is
-null; fields that the schema does not have are ignored; the last of several fields with the same name counts.
+A value is one JSON object of RFC 8259 in UTF-8, nested at most 200 levels deep, with at most 16,777,216 fields in the
+structs of its arrays and maps. A field that is missing or null is null; fields that the schema does not have are
+ignored; the last of several fields with the same name counts.
 
     BIGINT      a whole number of 64 bits, without point and exponent
     DOUBLE      a number within the range of a double, rounded to the nearest one
@@ -27,7 +28,7 @@ import pyarrow as pa
 from spark_log.columns.checks import walk
 from spark_log.columns.decoding import Decoded, concatenated
 from spark_log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
-from spark_log.columns.json.field_by_field import BadRecordError, FieldByField, check_text, might_be_deep
+from spark_log.columns.json.field_by_field import BadRecordError, FieldByField
 from spark_log.columns.json.leaves import json_leaf
 from spark_log.columns.json.record_classes import RecordClasses, splitting
 from spark_log.columns.python_columns import Bad, Columns, Leaf, Split
@@ -61,13 +62,13 @@ class JsonDecoder:
             framed, (values, ids) = values, unframed(values)
             for row in np.flatnonzero((ids == NOT_FRAMED) & framed.is_valid().to_numpy(zero_copy_only=False)).tolist():
                 bad.add(row, NO_FRAMING)
-        parse, plain = self._parse, _is_plain(values)
+        parse, plain = self._parse, self._is_plain(values)
         objects: list[Any] = bytes_of(values)
         for row, value in enumerate(objects):
             if value is not None:
                 try:
                     if not plain:
-                        check_text(value)
+                        self._field_by_field.check(value)
                     objects[row] = parse(value)
                 except (ValueError, RecursionError, BadRecordError):
                     objects[row] = self._second_look(value, row, bad)
@@ -78,6 +79,14 @@ class JsonDecoder:
             objects[row] = None
         record = self._columns.array(objects, Bad())
         return Decoded(record, pa.array([bad.reasons.get(row) for row in range(len(objects))], pa.string()))
+
+    def _is_plain(self, values: pa.BinaryArray) -> bool:
+        """Whether all values are UTF-8, and none can be nested too deep or have too many fields."""
+        try:
+            values.cast(pa.string())
+        except pa.ArrowInvalid:
+            return False
+        return not self._field_by_field.needs_check(values)
 
     def _second_look(self, value: bytes, row: int, bad: Bad) -> Any:
         try:
@@ -101,12 +110,3 @@ class _Objects:
 
     def empty(self, kind: pa.StructType) -> Any:
         return self._classes.of(kind)()
-
-
-def _is_plain(values: pa.BinaryArray) -> bool:
-    """Whether all values are UTF-8, and none can be nested too deep."""
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return False
-    return not might_be_deep(values)

@@ -13,6 +13,8 @@ from spark_log.columns.types import type_name
 
 MAX_NESTING = 200
 """Levels of a JSON text. Python's limit of recursion would depend on who calls."""
+MAX_VALUES = 1 << 24
+"""Values of one record in structs within arrays and maps: three bytes, `{},`, may stand for thousands of nulls."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -46,10 +48,18 @@ class FieldByField:
     def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
         self._classes = classes
         self._record = self._struct(fields, "")
+        self._widest = _widest_item(fields)
+
+    def check(self, value: bytes) -> None:
+        """BadRecordError for a text that is bad whatever the types of its fields are."""
+        check_text(value, self._widest)
+
+    def needs_check(self, values: pa.BinaryArray) -> bool:
+        return needs_check(values, self._widest)
 
     def record(self, value: bytes) -> Any:
         """BadRecordError with the reason."""
-        check_text(value)
+        self.check(value)
         try:
             return self._record(value)
         except RecursionError as error:
@@ -129,8 +139,10 @@ def _unexpected(kind: pa.DataType, path: str, raw: bytes) -> str:
     return f"{path}: {problem}" if got == expected else f"{path}: expected {type_name(kind)}, got {got}"
 
 
-def check_text(value: bytes) -> None:
-    """BadRecordError for a text that is no JSON whatever its fields are, or that is nested too deep."""
+def check_text(value: bytes, widest: int = 0) -> None:
+    """BadRecordError for a text that is no JSON whatever its fields are, that is nested too deep, or whose objects have
+    too many fields if each has as many as `widest`.
+    """
     if not value.strip():
         raise BadRecordError("empty, which is not valid JSON")
     if value.startswith(_BYTE_ORDER_MARK):
@@ -139,23 +151,41 @@ def check_text(value: bytes) -> None:
         value.decode()
     except UnicodeDecodeError as error:
         raise BadRecordError(f"not UTF-8 (byte {error.start})") from error
-    if _depth(value) > MAX_NESTING:
-        raise BadRecordError(_TOO_DEEP)
+    objects = value.count(b"{")
+    if objects + value.count(b"[") > MAX_NESTING or objects * widest > MAX_VALUES:
+        _check_brackets(value, widest)
 
 
-def might_be_deep(values: pa.BinaryArray) -> bool:
-    """Whether a value has more opening brackets than levels are allowed."""
-    lengths = pc.max(pc.binary_length(values)).as_py()
-    if lengths is None or lengths <= 2 * MAX_NESTING:
+def needs_check(values: pa.BinaryArray, widest: int) -> bool:
+    """Whether a value has so many brackets that it may be nested too deep or have too many fields."""
+    length = pc.max(pc.binary_length(values)).as_py()
+    if length is None or length <= 2 * MAX_NESTING:
         return False
-    brackets = pc.add(pc.count_substring(values, "["), pc.count_substring(values, "{"))
-    return bool(pc.max(brackets).as_py() > MAX_NESTING)
+    objects = pc.count_substring(values, "{")
+    most = pc.max(pc.add(objects, pc.count_substring(values, "["))).as_py()
+    return bool(most > MAX_NESTING or pc.max(objects).as_py() * widest > MAX_VALUES)
 
 
-def _depth(value: bytes) -> int:
-    """The levels of brackets outside of strings."""
-    if value.count(b"[") + value.count(b"{") <= MAX_NESTING:
+def _widest_item(fields: pa.StructType) -> int:
+    """The most fields that one item of an array or map has, those of nested structs included."""
+    most = 0
+
+    def count(kind: pa.DataType) -> int:
+        nonlocal most
+        if pa.types.is_struct(kind):
+            return sum(1 + count(field.type) for field in kind)
+        if pa.types.is_list(kind) or pa.types.is_map(kind):
+            most = max(most, count(kind.value_type if pa.types.is_list(kind) else kind.item_type))
         return 0
-    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+
+    count(fields)
+    return most
+
+
+def _check_brackets(value: bytes, widest: int) -> None:
+    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
     steps = _STEPS[np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)]
-    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
+    if np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_NESTING:
+        raise BadRecordError(_TOO_DEEP)
+    if outside.count(b"{") * widest > MAX_VALUES:
+        raise BadRecordError(f"more than {MAX_VALUES} fields in its objects, those that are missing included")

@@ -193,6 +193,21 @@ def test_nesting_is_limited_at_200_levels_wherever_the_decoder_is_called() -> No
     assert [reason is None for reason in called_within(0).reasons.to_pylist()] == [True, False]  # type: ignore[union-attr]
 
 
+def test_a_short_text_that_stands_for_too_many_values_is_bad() -> None:
+    wide = ", ".join(f"f{number}: INT" for number in range(5000))
+    fields = parse_ddl(f"a ARRAY<STRUCT<s: STRUCT<{wide}>>>, b STRING")
+    objects = b"{}" + b",{}" * 3500
+    values = [b'{"a":[%b]}' % objects, b'{"b":"%b","a":[{}]}' % objects, b'{"b":"[","z":[%b]}' % objects]
+    record, reasons = decode(fields, *values)
+    assert reasons is not None
+    assert reasons.to_pylist() == [
+        "more than 16777216 fields in its objects, those that are missing included",
+        None,
+        "more than 16777216 fields in its objects, those that are missing included",
+    ]
+    assert record[1].as_py()["b"] == objects.decode()
+
+
 def test_a_schema_of_10000_fields_decodes_in_any_order() -> None:
     fields = parse_ddl(", ".join(f"f{number} INT" for number in range(10_000)))
     record = {f"f{number}": number for number in range(10_000)}
