@@ -13,7 +13,7 @@ export SPARK_LOCAL_IP        ?= 127.0.0.1
 export PATH                  := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Tests start hundreds of interpreters, and each would compile spark_log anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Each has a Spark of its own, which uses two cores now and then.
+# Tests of one SparkSession, which uses two cores now and then, run in one of them.
 WORKERS ?= 2
 SEED := $(or $(SEED),$(shell date +%s))
 # Recipes that need Java start with this: an old default Java does not matter while a good one is installed.
