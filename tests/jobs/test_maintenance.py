@@ -12,7 +12,7 @@ from spark_log.maintenance import TASKS
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    everything = tuple(task.name for task in TASKS)
+    everything = tuple(task.name for task in TASKS if task.every_ms is not None)
     least = JOB.parse(["--cluster", "/log"])
     assert (least.cluster, least.topics, least.tasks, least.dry_run, least.json) == (
         "/log",
