@@ -107,7 +107,7 @@ def test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing(cluster, log, p
     planned = list(run_tasks(cluster, dry_run=True))
     assert everything(cluster) == before
     assert all(report.dry_run for report in planned)
-    assert {report.task for report in planned} == {task.name for task in TASKS}
+    assert {report.task for report in planned} == {task.name for task in TASKS if task.every_ms is not None}
 
     notes = {(report.task, report.topic): "; ".join(report.notes) for report in planned}
     assert notes["retention", "expired"] == (
