@@ -98,8 +98,8 @@ class Log(LogReader):
         holder: str = "log",
         seal_beside: bool = False,
     ) -> None:
-        """With `seal_beside` tails are sealed in the background, for a process that appends repeatedly. An append seals
-        a full tail itself only if the background thread does not keep up.
+        """With `seal_beside` tails are sealed and files are published in the background, for a process that appends
+        repeatedly. An append seals a full tail itself only if the background thread does not keep up.
         """
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
@@ -333,7 +333,9 @@ class Log(LogReader):
             elif self._try_seal(topic, partition):
                 touched.add(topic_id)
         for topic_id in sorted(touched):
-            if not try_publish(self.cluster, [topics[topic_id]]):
+            if self._seal_beside:
+                self._sealer.publish(topics[topic_id])
+            elif not try_publish(self.cluster, [topics[topic_id]]):
                 self._sealer.watch(topics[topic_id])
         self._sealer.run_due()
 

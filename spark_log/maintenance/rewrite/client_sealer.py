@@ -1,4 +1,4 @@
-"""Sealing by the clients that append, in time for delta.max.lag.ms, where no coordinator runs.
+"""Sealing and publication by the clients that append, in time for delta.max.lag.ms, where no coordinator runs.
 
 A client remembers the topics to which it has appended small batches, and reads the age of their tails from the store.
 So it also finds a tail that a killed process left, as soon as it appends to the topic.
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_S_MIN = 1.0
 """Minimum time between two checks of the tails of a topic."""
+_PUBLISH_EVERY_S = 1.0
+"""Minimum time between two publications of new files of a topic in the background: appends share them."""
 _MERGE_BYTES_MAX = 16 * 2**20
 """Size of the largest file that a client merges; the coordinator merges larger ones."""
 
@@ -35,13 +37,15 @@ _MERGE_BYTES_MAX = 16 * 2**20
 class _Watched:
     """A topic with tails to which this process has appended.
 
-    `full`: partitions that are to be sealed at once. `appended`: an append came since the last check began. `failures`:
-    number of consecutive checks that could not do the due work.
+    `full`: partitions that are to be sealed at once. `publish_at_s`: when new files are to be published. `appended`: an
+    append came since the last check began. `failures`: number of consecutive checks that could not do the due work.
     """
 
     topic: Topic
     check_at_s: float = math.inf
     full: set[int] = field(default_factory=set)
+    publish_at_s: float = math.inf
+    published_s: float = -math.inf
     appended: bool = True
     failures: int = 0
 
@@ -57,10 +61,10 @@ class _Watched:
 
 
 class Sealer:
-    """Seals the tails of topics that a process appends to. Thread-safe.
+    """Seals the tails of topics that a process appends to, and with `beside` publishes its files. Thread-safe.
 
-    With `beside`, it works in a daemon thread, which starts with the first tail; otherwise in the calls of `run_due`
-    and `close`.
+    With `beside`, it works in a daemon thread, which starts with the first tail or file; otherwise in the calls of
+    `run_due` and `close`.
     """
 
     def __init__(
@@ -83,6 +87,22 @@ class Sealer:
         """The topic has a tail, of unknown age, or files that could not be published."""
         self._watch(topic, None)
 
+    def publish(self, topic: Topic) -> None:
+        """The topic has new files: publish them in the thread, together with those of the next appends."""
+        with self._changed:
+            watched = self._watched.setdefault(topic.topic_id, _Watched(topic))
+            watched.topic = topic
+            if watched.publish_at_s == math.inf:
+                watched.publish_at_s = watched.published_s + _PUBLISH_EVERY_S
+                self._start()
+                self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._beside and self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
+            self._thread.start()
+            stop_at_exit(self)
+
     def _watch(self, topic: Topic, full: int | None) -> None:
         with self._changed:
             watched = self._watched.setdefault(topic.topic_id, _Watched(topic))
@@ -97,10 +117,7 @@ class Sealer:
                 # without the thread the process may end soon, and `close` checks the tails
                 soon_s = clock.monotonic_s() + (0 if self._beside else watched.check_every_s)
                 watched.check_at_s = min(watched.check_at_s, soon_s)
-            if self._beside and self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="spark-log-sealer", daemon=True)
-                self._thread.start()
-                stop_at_exit(self)
+            self._start()
             self._changed.notify_all()
 
     def run_due(self) -> None:
@@ -109,7 +126,8 @@ class Sealer:
             self._handle(*due)
 
     def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
-        """Seal the full tails, and all tails of the topics that were appended to unless a coordinator runs.
+        """Seal the full tails, publish new files, and seal all tails of the topics that were appended to unless a
+        coordinator runs.
 
         With `more_to_come` only tails that are due are sealed, or those of a topic that got no new files for a while:
         the first micro-batch after a pause is sealed, since it may be the only one, and many consecutive micro-batches
@@ -118,13 +136,21 @@ class Sealer:
         """
         with self._changed:
             until_s = self._until_s = min(self._until_s, clock.monotonic_s() + timeout_s)
+            for each in self._watched.values():
+                if each.publish_at_s < math.inf:
+                    each.publish_at_s = -math.inf  # now
+            self._changed.notify_all()
             self._changed.wait_for(self._has_ended, max(0.0, until_s - clock.monotonic_s()))
         for thread in self.request_stop():
             thread.join(max(0.0, until_s - clock.monotonic_s()))
         with self._changed:
-            left = [each.topic for each in self._watched.values() if each.topic.config.delta_max_lag_ms >= 0]
+            unpublished = [each.topic for each in self._watched.values() if each.publish_at_s < math.inf]
+            left = [each.topic for each in self._watched.values() if each.check_at_s < math.inf]
             self._watched.clear()
         try:
+            for topic in unpublished:  # the thread was stopped before
+                if self._time_is_left():
+                    try_publish(self._cluster, [topic])
             if not left or self._has_coordinator():
                 return
             for topic in left:
@@ -136,9 +162,10 @@ class Sealer:
             logger.exception("inline tails are left to the next client that appends")
 
     def _has_ended(self) -> bool:
-        """Whether the thread has sealed all full tails, or has stopped."""
+        """Whether the thread has sealed all full tails and published all new files, or has stopped."""
         stopped = self._stopped or not self._time_is_left()
-        return not self._busy and (stopped or not any(each.full for each in self._watched.values()))
+        due = (each.full or each.publish_at_s < math.inf for each in self._watched.values())
+        return not self._busy and (stopped or not any(due))
 
     def stop_after_current_tail(self) -> None:
         """End a `close` in another thread, running or future, as soon as its current tail is sealed and published."""
@@ -160,7 +187,8 @@ class Sealer:
         while True:
             with self._changed:
                 while not self._stopped and (due := self._take(clock.monotonic_s())) is None:
-                    next_s = min((each.check_at_s for each in self._watched.values()), default=math.inf)
+                    times_s = (min(each.check_at_s, each.publish_at_s) for each in self._watched.values())
+                    next_s = min(times_s, default=math.inf)
                     self._changed.wait(min(next_s - clock.monotonic_s(), threading.TIMEOUT_MAX))
                 if self._stopped:
                     return
@@ -173,30 +201,32 @@ class Sealer:
                     self._busy = False
                     self._changed.notify_all()
 
-    def _take(self, now_s: float) -> tuple[_Watched, list[int], bool] | None:
-        """Return a topic with due work: the topic, its full partitions, and whether to check its other tails. None:
-        nothing is due.
+    def _take(self, now_s: float) -> tuple[_Watched, list[int], bool, bool] | None:
+        """Return a topic with due work: the topic, its full partitions, whether to publish new files, and whether to
+        check its other tails. None: nothing is due.
         """
         with self._changed:
             for topic_id, watched in self._watched.items():
-                check = watched.check_at_s <= now_s
-                if watched.full or check:
+                check, publish = watched.check_at_s <= now_s, watched.publish_at_s <= now_s
+                if watched.full or publish or check:
                     self._watched[topic_id] = self._watched.pop(topic_id)  # behind the other topics
                     full, watched.full = sorted(watched.full), set()
+                    if publish:
+                        watched.publish_at_s, watched.published_s = math.inf, now_s
                     if check:
                         watched.check_at_s = now_s + watched.retry_s
                         watched.appended = False
-                    return watched, full, check
+                    return watched, full, publish, check
         return None
 
-    def _handle(self, watched: _Watched, full: list[int], check: bool) -> None:
+    def _handle(self, watched: _Watched, full: list[int], publish: bool, check: bool) -> None:
         """Raises nothing: work that fails is due again at the next check, and for every other client."""
         topic = watched.topic
         try:
             if check:
-                self._check(watched, full)
+                self._check(watched, full, publish)
             else:
-                self._seal_full(topic, full)
+                self._seal_full(topic, full, publish)
             return
         except (SparkLogError, OSError) as error:
             logger.info("topic %s: tails not sealed, tried again later: %s", topic.name, redact(str(error)))
@@ -204,13 +234,13 @@ class Sealer:
             logger.exception("topic %s: tails not sealed", topic.name)
         watched.failures += 1
 
-    def _check(self, watched: _Watched, full: list[int]) -> None:
+    def _check(self, watched: _Watched, full: list[int], publish: bool) -> None:
         topic = watched.topic
         found = self._tails(topic)
         now_ms = self._cluster.store.now().wall_ms
         due = due_tails(found, topic.config, now_ms)
         if self._has_coordinator():
-            self._seal_full(topic, full)
+            self._seal_full(topic, full, publish)
             done = not due
         else:
             done = self._seal_and_merge(topic, sorted({*full, *(tail.partition for tail in due)}))
@@ -221,7 +251,8 @@ class Sealer:
                 wait_s = max(_CHECK_S_MIN, until_due_s) if done else watched.retry_s
                 watched.check_at_s = clock.monotonic_s() + wait_s
             watched.failures = 0 if done else watched.failures + 1
-            if done and not found and not watched.full and not watched.appended:  # the next append adds it again
+            idle = not watched.full and not watched.appended and watched.publish_at_s == math.inf
+            if done and not found and idle:  # the next append adds it again
                 self._watched.pop(topic.topic_id, None)
 
     def _may_be_the_last(self, topic: Topic) -> bool:
@@ -231,9 +262,10 @@ class Sealer:
         paused_ms = topic.config.delta_max_lag_ms - seal_after_ms(topic.config)
         return bool(due_tails(self._tails(topic), topic.config, now_ms)) or not 0 <= now_ms - files_ms < paused_ms
 
-    def _seal_full(self, topic: Topic, partitions: list[int]) -> None:
-        if sum(self._seal(topic, partition) for partition in partitions):
-            try_publish(self._cluster, [topic])
+    def _seal_full(self, topic: Topic, partitions: list[int], publish: bool) -> None:
+        sealed = sum(self._seal(topic, partition) for partition in partitions)
+        if (sealed or publish) and not try_publish(self._cluster, [topic]) and publish:
+            self.watch(topic)
 
     def _seal_and_merge(self, topic: Topic, partitions: list[int]) -> bool:
         """Seal the tails of these partitions, publish, and merge small files. Returns whether all of these were sealed
