@@ -1,7 +1,7 @@
 """The buffer of the producer: records wait by topic until they are due and the sender is free. Bounded in bytes.
 
 A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
-or `flush` is called. The sender takes all topic batches that are due together.
+or a thread waits for room in the buffer, or `flush` is called. The sender takes all topic batches that are due together.
 """
 
 import itertools
@@ -45,6 +45,8 @@ class Accumulator:
         self._queues: dict[str, Queue] = {}
         self._outstanding: dict[TopicBatch, None] = {}
         self._used = 0
+        self._blocked = 0
+        """Number of threads that wait for room."""
         self._sleeping = False
         self._closing = False
         self.sender: threading.Thread | None = None
@@ -188,7 +190,7 @@ class Accumulator:
         for queue in self._queues.values():
             if queue.open is not None:
                 due_s = queue.open.made_s + self._linger_s
-                if now_s >= due_s or queue.open.bytes >= queue.full_bytes:
+                if now_s >= due_s or queue.open.bytes >= queue.full_bytes or self._blocked:
                     queue.closed.append(queue.open)
                     queue.open = None
                 else:
@@ -202,12 +204,16 @@ class Accumulator:
         if threading.current_thread() is self.sender:
             return  # a callback calls `send`: only this thread can make room
         fits: Callable[[], bool] = lambda: self._used + size <= self._limit or not self._used or self._closing  # noqa: E731
-        for queue in self._queues.values():
-            self._close(queue)
-        if not self._room.wait_for(fits, self._max_block_s):
-            raise KafkaTimeoutError(
-                f"no room for {size} bytes within max_block_ms: {self._used} of buffer_memory={self._limit} are taken"
-            )
+        self._blocked += 1
+        self._due.notify()
+        try:
+            if not self._room.wait_for(fits, self._max_block_s):
+                raise KafkaTimeoutError(
+                    f"no room for {size} bytes within max_block_ms: {self._used} of buffer_memory={self._limit} are"
+                    " taken"
+                )
+        finally:
+            self._blocked -= 1
 
 
 _numbers = itertools.count(1)
