@@ -82,13 +82,27 @@ def test_add_times_out_when_the_buffer_is_full():
     queue = box.queue("t", 10**6)
     add(box, queue)
     add(box, queue)
+    taken = []
+    sender = threading.Thread(target=lambda: taken.extend(box.take(None)), daemon=True)
+    sender.start()
     with pytest.raises(KafkaTimeoutError, match="no room for 100 bytes within max_block_ms: 200 of buffer_memory=250"):
         add(box, queue)
     assert box.available_bytes == 50
-    assert len(box.take(None)[0].values) == 2, "a wait for room makes everything due"
+    sender.join(timeout=20)
+    assert [len(each) for each in values(taken)] == [2], "a wait for room makes everything due"
     box.release(200)
     add(box, queue, size=1000)
     assert box.available_bytes == 0, "a record larger than the buffer goes alone"
+
+
+def test_a_full_buffer_does_not_split_the_records_while_the_sender_is_busy():
+    box = accumulator(linger_ms=HOUR_MS, buffer_memory=250, max_block_ms=1)
+    queue = box.queue("t", 10**6)
+    for _ in range(2):
+        add(box, queue)
+        with pytest.raises(KafkaTimeoutError):
+            add(box, queue, size=200)
+    assert [len(each) for each in values(box.flush())] == [2]
 
 
 def test_add_waits_for_room():
