@@ -1,7 +1,8 @@
 """The buffer of the producer: records wait by topic until they are due and the sender is free. Bounded in bytes.
 
 A topic batch is due when its first record has waited `linger_ms`, or it holds `batch_size` bytes for each partition,
-or a thread waits for room in the buffer, or `flush` is called. The sender takes all topic batches that are due together.
+or a thread waits for room in the buffer, or `flush` is called. The sender takes all topic batches that are due
+together.
 """
 
 import itertools

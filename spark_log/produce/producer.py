@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TransactionAbortedError
@@ -18,7 +18,6 @@ from spark_log import clock
 from spark_log.append.partitioner import partition_of
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
-from spark_log.groups.committed_offsets import check_commits
 from spark_log.kafka_errors import kafka_error, kafka_errors
 from spark_log.log.log import Log
 from spark_log.produce.accumulator import Accumulator, next_client_id
@@ -26,11 +25,13 @@ from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.partitioner_setting import ClusterView, choose_with
 from spark_log.produce.producer_batch import Headers
-from spark_log.produce.producer_settings import KAFKA_DEFAULTS, parse, serialize_with
-from spark_log.produce.producer_transaction import ProducerTransaction, committer, of_topics_read
+from spark_log.produce.producer_settings import KAFKA_DEFAULTS, ProducerSettings, parse, serialize_with
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
 from spark_log.produce.table_batches import checked, topic_batches
+
+if TYPE_CHECKING:
+    from spark_log.produce.producer_transaction import ProducerTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Producer:
         self._view = ClusterView(self._topics.by_name)
         log = Log(cluster, holder=f"producer {settings.client_id}", seal_beside=True)
         self._log = log
-        self._transaction = ProducerTransaction(cluster, settings) if settings.transactional_id is not None else None
+        self._transaction = _transaction(cluster, settings)
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
         # runs when the producer is garbage-collected, and when the interpreter ends
@@ -258,6 +259,9 @@ class Producer:
         Raises, now or in the commit, CommitFailedError if the consumer does not own the partitions any more, and
         UnknownTopicOrPartitionError if the topic that it read has been deleted: abort then.
         """
+        from spark_log.groups.committed_offsets import check_commits
+        from spark_log.produce.producer_transaction import committer, of_topics_read
+
         commits = of_topics_read(check_commits(offsets, self._log.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
 
@@ -292,7 +296,7 @@ class Producer:
         self._accumulator.wait_for(unsent, None)
         transaction.abort(number)
 
-    def _transactional(self) -> ProducerTransaction:
+    def _transactional(self) -> "ProducerTransaction":
         if self._state.refusal is not None:
             raise IllegalStateError(self._state.refusal)
         if self._transaction is None:
@@ -350,6 +354,15 @@ class Producer:
     def _check_partitions(count: int, explicit: pa.ChunkedArray) -> None:
         """Check explicit partitions before the first slice is sent, so that nothing of an invalid table is sent."""
         partition_of(pa.nulls(len(explicit), pa.binary()), explicit, count)
+
+
+def _transaction(cluster: Cluster, settings: ProducerSettings) -> "ProducerTransaction | None":
+    """The transactions of a producer with a transactional_id."""
+    if settings.transactional_id is None:
+        return None
+    from spark_log.produce.producer_transaction import ProducerTransaction  # imports the groups, which few need
+
+    return ProducerTransaction(cluster, settings)
 
 
 class _State:

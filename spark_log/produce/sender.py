@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from spark_log import clock
 from spark_log.append.producer_rows import register_producer
@@ -36,8 +37,10 @@ from spark_log.produce.metrics import Metrics
 from spark_log.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.produce.producer_identity import Identity
 from spark_log.produce.producer_settings import ProducerSettings
-from spark_log.produce.producer_transaction import ProducerTransaction
 from spark_log.produce.table_batches import TableBatch
+
+if TYPE_CHECKING:
+    from spark_log.produce.producer_transaction import ProducerTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class Sender(threading.Thread):
         settings: ProducerSettings,
         accumulator: Accumulator,
         topics: KnownTopics,
-        transaction: ProducerTransaction | None,
+        transaction: "ProducerTransaction | None",
     ) -> None:
         super().__init__(name=f"{settings.client_id} sender", daemon=True)
         self.metrics = Metrics()
@@ -231,7 +234,7 @@ class Sender(threading.Thread):
         for each in self._log.expired.take():
             logger.warning("%s", each)
 
-    def _register(self, transaction: ProducerTransaction, batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
+    def _register(self, transaction: "ProducerTransaction", batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """Register the batches in the transaction. A future succeeds, without an offset, when its record is pending."""
         began_s = clock.monotonic_s()
         try:
