@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.errors import InvalidRecordError
+from spark_log.records.arrow_numpy import from_numpy, is_null
 from spark_log.records.byte_rows import word_rows
 
 _M = np.uint32(0x5BD1E995)
@@ -46,7 +47,7 @@ def partition_of(
     free = chosen < 0
     if not free.any():
         return chosen.astype(np.int32)
-    without_key = free & np.asarray(keys.is_null()) if keys.null_count else np.zeros(len(keys), bool)
+    without_key = free & is_null(keys) if keys.null_count else np.zeros(len(keys), bool)
     with_key = free & ~without_key
     if with_key.all():
         return _of_hashes(murmur2(keys), partitions).astype(np.int32)
@@ -94,7 +95,7 @@ def split_by_partition(records: pa.Table, partitions: npt.NDArray[np.int32]) -> 
         return
     order = np.argsort(partitions.astype(np.uint16) if partitions.max() < 1 << 16 else partitions, kind="stable")
     ordered = partitions[order]
-    moved = records.take(pa.array(order))
+    moved = records.take(from_numpy(order))
     starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
     for begin, end in pairwise(starts):
         yield int(ordered[begin]), moved.slice(begin, end - begin)

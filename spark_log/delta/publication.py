@@ -317,7 +317,7 @@ def _add_columns(table: "DeltaTable", columns: pa.StructType) -> bool:
 
 def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
     """The table's active files by path, with the facts that a removal must repeat."""
-    columns = pa.table(table.get_add_actions(flatten=True))
+    columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
     rows = zip(
         facts["path"], facts["size_bytes"], facts["partition.partition"], facts["partition.base_offset"], strict=True

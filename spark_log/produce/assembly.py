@@ -1,28 +1,26 @@
 """Conversion of the columns of a topic batch to tables by partition. Pure."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_log.append.encoding import Encoding, bad_values
 from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.produce.faults import faults, has_no_faults
-from spark_log.produce.producer_batch import Headers, TopicBatch
+from spark_log.produce.producer_batch import RECORD_BYTES, Headers, TopicBatch
+from spark_log.records.arrow_numpy import Longs, binary_array, from_numpy, validity
 from spark_log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
-
-Longs = npt.NDArray[np.int64]
 
 _FEW = 16
 """Up to this number, records are processed one by one: NumPy and Arrow calls would take longer."""
-
-_RECORDS = pa.struct(list(RECORD_SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,28 @@ def assemble(
         few = _assemble_few(topic_batch, topic, encoding, now_ms, first_run, per_run)
         if few is not None:
             return few
-    (keys, key_sizes), (values, value_sizes) = _binary(topic_batch.keys), _binary(topic_batch.values)
+    (keys, key_sizes), (values, value_sizes) = binary_array(topic_batch.keys), binary_array(topic_batch.values)
     times = np.frombuffer(topic_batch.timestamps, np.int64).copy()  # the array cannot grow while NumPy uses its buffer
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         times[:] = now_ms
     headers = _header_array(topic_batch.headers, count) if topic_batch.headers else pa.nulls(count, HEADERS)
-    stamps = pa.array(times * MICROSECONDS_PER_MILLISECOND).view(TIMESTAMP)
+    stamps = from_numpy(times * MICROSECONDS_PER_MILLISECOND, TIMESTAMP)
     records = pa.Table.from_arrays([keys, values, headers, stamps], schema=RECORD_SCHEMA)
     explicit = _explicit(topic_batch.partitions, count) if topic_batch.partitions else None
     bad: dict[int, SparkLogError] = {}
     if explicit is not None:
         bad |= _missing(explicit, topic)
     extremes = int(times.min()), int(times.max())
-    if not has_no_faults(encoding.limits, topic_batch.bytes, *extremes, keys.null_count, now_ms):
+    bytes_max = topic_batch.bytes
+    if not topic_batch.headers:
+        bytes_max = min(bytes_max, RECORD_BYTES + max(0, int(np.max(key_sizes))) + max(0, int(np.max(value_sizes))))
+    if not has_no_faults(encoding.limits, bytes_max, *extremes, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
     bad |= bad_values(records.column("value"), encoding)
     good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))
-        records = records.take(pa.array(good))
+        records = records.take(from_numpy(good))
         explicit = explicit[good] if explicit is not None else None
     numbers = _partitions(records.column("key"), explicit, topic.partition_count, first_run, per_run)
     parts, batch_of, row_of = split(records, numbers)
@@ -118,11 +119,23 @@ def _assemble_few(
     for part, (number, rows) in enumerate(sorted(rows_of.items())):
         for place, row in enumerate(rows):
             batch_of[row], row_of[row] = part, place
-        columns = ((keys[row], values[row], topic_batch.headers.get(row), times[row] * 1000) for row in rows)
-        parts.append((number, pa.Table.from_struct_array(pa.array(columns, _RECORDS, size=len(rows)))))
+        parts.append((number, _table(topic_batch, rows, times)))
     key_sizes, value_sizes = ([-1 if data is None else len(data) for data in column] for column in (keys, values))
     runs = _runs(partitions, count, per_run)
     return Assembled(parts, batch_of, row_of, times, key_sizes, value_sizes, {}, runs)
+
+
+def _table(topic_batch: TopicBatch, rows: Sequence[int], times_ms: Sequence[int]) -> pa.Table:
+    """A few of the records."""
+    headers = {place: topic_batch.headers[row] for place, row in enumerate(rows) if row in topic_batch.headers}
+    stamps = array("q", [times_ms[row] * MICROSECONDS_PER_MILLISECOND for row in rows])
+    columns = [
+        binary_array([topic_batch.keys[row] for row in rows])[0],
+        binary_array([topic_batch.values[row] for row in rows])[0],
+        _header_array(headers, len(rows)) if headers else pa.nulls(len(rows), HEADERS),
+        pa.Array.from_buffers(TIMESTAMP, len(rows), [None, pa.py_buffer(stamps)]),
+    ]
+    return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
 def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
@@ -139,36 +152,18 @@ def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int,
     batch_of, row_of = np.empty(count, np.int64), np.empty(count, np.int64)
     batch_of[order] = np.repeat(np.arange(len(starts)), lengths)
     row_of[order] = np.arange(count) - np.repeat(starts, lengths)
-    moved = records.take(pa.array(order))
+    moved = records.take(from_numpy(order))
     bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
     return [(int(ordered[start]), moved.slice(start, length)) for start, length in bounds], batch_of, row_of
 
 
-def _binary(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs]:
-    """The Arrow column, and the length of each value, -1 for null."""
-    try:  # several times as fast as Arrow's converter
-        data = b"".join(rows)  # type: ignore[arg-type]  # a None raises
-    except TypeError:
-        column = pa.array(rows, pa.binary())
-        return column, np.asarray(pc.fill_null(pc.binary_length(column), -1), np.int64)
-    sizes = np.fromiter(map(len, rows), np.int64, len(rows))  # type: ignore[arg-type]
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(rows), buffers, null_count=0), sizes
-
-
 def _header_array(headers: Mapping[int, Headers], count: int) -> pa.Array:
     rows = [headers.get(row, ()) for row in range(count)]
-    lengths = np.fromiter(map(len, rows), np.int32, count)
     items = [item for row in rows for item in row]
-    keys, values = (
-        pa.array([key for key, _ in items], pa.string()),
-        pa.array([value for _, value in items], pa.binary()),
-    )
-    structs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    return pa.ListArray.from_arrays(offsets, structs, type=HEADERS, mask=pa.array(lengths == 0))
+    keys, values = binary_array([key.encode() for key, _ in items])[0], binary_array([value for _, value in items])[0]
+    structs = pa.StructArray.from_arrays([keys.cast(pa.string()), values], fields=list(HEADERS.value_type))
+    offsets = pa.py_buffer(array("i", accumulate(map(len, rows), initial=0)))
+    return pa.Array.from_buffers(HEADERS, count, [validity([bool(row) for row in rows]), offsets], children=[structs])
 
 
 def _explicit(partitions: Mapping[int, int], count: int) -> Longs:

@@ -9,15 +9,15 @@ from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND
 
 
 def has_no_faults(
-    limits: RecordLimits, bytes_total: int, oldest_ms: int, newest_ms: int, null_keys: int, now_ms: int
+    limits: RecordLimits, bytes_max: int, oldest_ms: int, newest_ms: int, null_keys: int, now_ms: int
 ) -> bool:
-    """Whether the batch's totals and extremes prove that no record violates the limits. Cheap; most batches pass.
+    """Whether the batch's extremes prove that no record violates the limits. Cheap; most batches pass.
 
-    `bytes_total` is at least the sum of the records' sizes.
+    `bytes_max` is at least the size of the largest record.
     """
     low, high = _times(limits, now_ms)
     return (
-        bytes_total <= min(limits.max_message_bytes, RECORD_BYTES_MAX)
+        bytes_max <= min(limits.max_message_bytes, RECORD_BYTES_MAX)
         and not (limits.compacted and null_keys)
         and low <= oldest_ms
         and newest_ms <= high

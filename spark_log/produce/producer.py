@@ -24,7 +24,7 @@ from spark_log.produce.accumulator import Accumulator, next_client_id
 from spark_log.produce.future import SendFuture, TableFuture, Written
 from spark_log.produce.known_topics import KnownTopics
 from spark_log.produce.partitioner_setting import ClusterView, choose_with
-from spark_log.produce.producer_batch import Headers
+from spark_log.produce.producer_batch import RECORD_BYTES, Headers
 from spark_log.produce.producer_settings import KAFKA_DEFAULTS, ProducerSettings, parse, serialize_with
 from spark_log.produce.record_checks import check_timestamp, checked_bytes, checked_headers
 from spark_log.produce.sender import Sender
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 AT_EXIT_S = 10.0
 """Maximum time that a program that ends without `close` waits for its records."""
-
-_RECORD_BYTES = 96
-"""Bytes that count for a record besides key, value and headers: at least Kafka's bound of 82 and its varints."""
 
 
 class Producer:
@@ -123,7 +120,7 @@ class Producer:
             else:
                 check_timestamp(timestamp_ms)
             known = self._topics.by_name.get(topic) or self._find(topic)
-            size = _RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
+            size = RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
             if headers or size > self._settings.max_request_size:
                 size = self._checked_size(key_bytes, value_bytes, headers)
             if partition is not None or self._choose is not None:

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _Longs = npt.NDArray[np.int64] | Sequence[int]
 Headers = list[tuple[str, bytes]]
+RECORD_BYTES = 96
+"""Bytes that count for a record besides key, value and headers: at least Kafka's bound of 82 and its varints."""
+
 Callback = Callable[[Any], object]
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_log.records.arrow_numpy import is_null
+
 _WORDS_PER_STEP = 1 << 18
 """Words gathered at once: 2 MB of uint64 stay in the cache and bound the memory, whatever the batch."""
 
@@ -74,5 +76,5 @@ def _layout(
     lengths = np.diff(offsets)
     if values.null_count:
         # Arrow allows bytes behind a null.
-        lengths[np.asarray(values.is_null())] = 0
+        lengths[is_null(values)] = 0
     return offsets[:-1] - first, lengths, data

@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError, InvalidRecordError
+from spark_log.records.arrow_numpy import to_numpy
 from spark_log.records.read_shape import BATCH_RECORDS, ReadShape
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
 from spark_log.records.segment_open import corrupt_on_bad_bytes
@@ -62,7 +63,7 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
     low = high = NO_TIMESTAMP_MS
     if records.num_rows:
         # The integers behind the timestamps: making datetime objects takes longer than the rest of a small blob.
-        micros = timestamps.view(pa.int64()).to_numpy()
+        micros = to_numpy(timestamps)
         low = int(micros.min()) // MICROSECONDS_PER_MILLISECOND
         high = int(micros.max()) // MICROSECONDS_PER_MILLISECOND
     facts = SegmentFacts(records.num_rows, len(data), low, high, _CODECS[used], xxhash.xxh3_128_hexdigest(data))

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
+from spark_log.records.arrow_numpy import from_numpy
 from spark_log.records.schema import TYPED, TimestampType, read_schema
 
 STORED = ("timestamp", "key", "value", "headers", *TYPED)
@@ -50,7 +51,7 @@ class ReadShape:
             if name in STORED:
                 columns.append(stored.column(name).slice(start, rows))
             elif name == "offset":
-                columns.append(pa.array(self._offsets(deltas, start, stop)))
+                columns.append(from_numpy(self._offsets(deltas, start, stop)))
             else:
                 columns.append(self._constant(name, rows))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

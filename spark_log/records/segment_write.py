@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from spark_log.columns.decoding import ColumnsDefinition, decoder
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
+from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.check import RECORD_BYTES_MAX
 from spark_log.records.compression_codecs import codec_level, codec_name
 from spark_log.records.hashed_stream import HashedStream, Sink
@@ -108,7 +109,7 @@ class SegmentWriter:
             raise InvalidRecordError(f"timestamp: null in {timestamps.null_count} records")
         deltas = self._deltas(records.num_rows, offset_deltas)
         rows = pa.table(
-            [pa.array(deltas), timestamps, *(records.column(n) for n in ("key", "value", "headers"))],
+            [from_numpy(deltas), timestamps, *(records.column(n) for n in ("key", "value", "headers"))],
             schema=SEGMENT_SCHEMA,
         )
         pieces = list(_pieces(rows))
@@ -157,7 +158,7 @@ class SegmentWriter:
         if given is None:
             deltas = np.arange(self._next_delta, self._next_delta + count, dtype=np.int64)
         else:
-            deltas = np.asarray(given).astype(np.int64, casting="safe")
+            deltas = (np.asarray(given) if given.null_count else to_numpy(given)).astype(np.int64, casting="safe")
             if len(deltas) != count:
                 raise InvalidRecordError(f"offset_delta: {len(deltas)} values for {count} records")
             if deltas[0] < self._next_delta or (np.diff(deltas) <= 0).any():

@@ -41,6 +41,23 @@ def test_importing_the_clients_loads_neither_spark_nor_delta_nor_pandas() -> Non
     assert imported & (SPARK | {"alembic", "deltalake", "pandas", "psycopg", "rich", "typer"}) == set()
 
 
+def test_sending_sealing_and_publishing_load_no_pandas(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from spark_log import Cluster, Producer, create_topic
+
+with Cluster.init(sys.argv[1]) as cluster:
+    create_topic(cluster, "clicks", 2)
+with Producer(cluster=sys.argv[1]) as producer:
+    assert producer.send("clicks", value=b"x").get(timeout=10).offset == 0
+    for number in range(20_000):
+        producer.send("clicks", os.urandom(100), b"%d" % number if number % 3 else None)
+    producer.flush()
+    producer.send("clicks", value=b"y").get(timeout=10)
+"""
+    assert imported_by(program, str(tmp_path / "log")) & {"deltalake", "pandas"} == {"deltalake"}
+
+
 def test_using_the_clients_and_the_command_line_loads_no_spark(tmp_path: Path) -> None:
     program = """
 import sys

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from spark_log.append.append_transaction import check_write_id
@@ -35,6 +34,7 @@ from spark_log.metadata.columns import PARTITION, SEGMENT
 from spark_log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.partitions.replication_rules import rewrite
 from spark_log.partitions.retired_files import retire_files
+from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.inline import decode as decode_inline
 from spark_log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.records.segment_file import SegmentFacts
@@ -187,7 +187,7 @@ def write(
             if keep is not None:
                 stays = keep(offsets, records)
                 offsets, records = offsets.filter(stays), records.filter(stays)
-            files.append(records, pc.subtract(offsets, rewriting.base_offset))
+            files.append(records, from_numpy(to_numpy(offsets) - rewriting.base_offset))
         facts = files.commit()
     except BaseException:
         files.abort()
@@ -222,7 +222,7 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
         else:  # undivided, since there may be thousands
             records = decode_inline(piece.data, piece.checksum, piece.record_count)
-            offsets = pa.array(np.arange(piece.base_offset, piece.end))
+            offsets = from_numpy(np.arange(piece.base_offset, piece.end, dtype=np.int64))
             yield records.append_column(_READ_SCHEMA.field("offset"), offsets).select(_READ_SCHEMA.names)
 
 
