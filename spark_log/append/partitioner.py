@@ -52,7 +52,7 @@ def partition_of(
     if with_key.all():
         return _of_hashes(murmur2(keys), partitions).astype(np.int32)
     if with_key.any():
-        chosen[with_key] = _of_hashes(murmur2(keys.filter(pa.array(with_key))), partitions)
+        chosen[with_key] = _of_hashes(murmur2(keys.take(from_numpy(np.flatnonzero(with_key)))), partitions)
     count = int(without_key.sum())
     if count:
         runs = max(1, min(partitions, count // max(1, run_records_min)))

@@ -1,7 +1,7 @@
 """Transactions and their pending batches in the metadata store: locked and read, and written back."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from spark_log.errors import InvalidProducerIdMappingError
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import StoreClock
 from spark_log.segments.segment_rows import delete_blobs
 from spark_log.transactions.rules import ONGOING, Transaction, TransactionRef, TransactionState
@@ -69,29 +69,40 @@ def insert_empty_transaction(connection: sa.Connection, producer_id: int) -> Non
     insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
 
 
-def read_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
-    """The transaction, without the count of its pending batches."""
-    rows = _READ.rows(connection, {"producer_id": producer_id})
-    if not rows:
-        raise InvalidProducerIdMappingError(
-            f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
-        )
-    [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms)] = rows
-    state = TransactionState(state)
-    expired = state is ONGOING and now.expired(until_ms, clock_epoch)
-    found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
-    return _Row(found, timeout_ms)
+def ask_transaction(connection: sa.Connection, now: Callable[[], StoreClock], producer_id: int) -> Callable[[], _Row]:
+    """The transaction, without the count of its pending batches. Inside `one_message` it can be read after the block;
+    InvalidProducerIdMappingError then.
+    """
+    answer = _READ.ask(connection, {"producer_id": producer_id})
+
+    def read() -> _Row:
+        rows = answer.rows()
+        if not rows:
+            raise InvalidProducerIdMappingError(
+                f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
+            )
+        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms)] = rows
+        state = TransactionState(state)
+        expired = state is ONGOING and now().expired(until_ms, clock_epoch)
+        found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
+        return _Row(found, timeout_ms)
+
+    return read
 
 
 def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
     """Lock the producer's row until the end of the store's transaction, and read its transaction."""
-    _LOCK.rows(connection, {"producer_id": producer_id})
-    # a separate statement: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the lock
-    found = read_transaction(connection, now, producer_id)
+    with one_message(connection):
+        locked = _LOCK.ask(connection, {"producer_id": producer_id})
+        # separate statements: on PostgreSQL the first one sees the row of `transaction` as of before the wait for the
+        # lock
+        transaction = ask_transaction(connection, lambda: now, producer_id)
+        pending = _PENDING.ask(connection, {"producer_id": producer_id})
+    locked.rows()
+    found, [(count,)] = transaction(), pending.rows()
     if found.transaction.state is not ONGOING:
         return found
-    [(pending,)] = _PENDING.rows(connection, {"producer_id": producer_id})
-    return _Row(replace(found.transaction, pending=pending), found.timeout_ms)
+    return _Row(replace(found.transaction, pending=count), found.timeout_ms)
 
 
 def save_transaction(

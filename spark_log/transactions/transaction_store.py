@@ -26,17 +26,18 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.metadata.columns import SEGMENT
+from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.segments.segment_rows import insert_blobs
 from spark_log.transactions import rules
 from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
+    ask_transaction,
     insert_empty_transaction,
     insert_pending,
     lock_transaction,
     read_pending,
-    read_transaction,
     save_transaction,
 )
 
@@ -83,7 +84,10 @@ def init_producer(
 
 def check(store: Store, connection: sa.Connection, ref: TransactionRef) -> None:
     """Raise the errors of `transactions.rules.check` unless the transaction can go on or begin."""
-    rules.check(read_transaction(connection, store.clock(connection), ref.producer_id).transaction, ref)
+    with one_message(connection):
+        now = store.ask_clock(connection)
+        found = ask_transaction(connection, now, ref.producer_id)
+    rules.check(found().transaction, ref)
 
 
 def register(
@@ -112,11 +116,13 @@ def register(
         before = lock_transaction(connection, now, ref.producer_id)
         there = {each.position: each.batch for each in read_pending(connection, ref.producer_id)} if again else {}
         new = [each for each in batches if each.position not in there]
-        save_transaction(connection, now, before, rules.register(before.transaction, ref, len(new)))
-        if new:
-            insert_pending(connection, ref, new)
-            names = [each.batch.name for each in new if each.batch.inline]
-            insert_blobs(connection, {name: blobs[name] for name in names})
+        after = rules.register(before.transaction, ref, len(new))
+        with sent_with_commit(connection):
+            save_transaction(connection, now, before, after)
+            if new:
+                insert_pending(connection, ref, new)
+                names = [each.batch.name for each in new if each.batch.inline]
+                insert_blobs(connection, {name: blobs[name] for name in names})
         return [there.get(each.position, each.batch) for each in batches]
 
     registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
@@ -130,7 +136,8 @@ def commit_transaction_hook(ref: TransactionRef, batches: int) -> CommitHook:
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_transaction(connection, now, ref.producer_id)
         after = rules.commit(before.transaction, ref, batches)
-        save_transaction(connection, now, before, after, keep_blobs=True)
+        with sent_with_commit(connection):
+            save_transaction(connection, now, before, after, keep_blobs=True)
         return after is not before.transaction
 
     return end
