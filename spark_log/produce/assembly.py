@@ -112,8 +112,9 @@ def _assemble_few(
     chosen.update(topic_batch.partitions)
     rows_of: dict[int, list[int]] = {}
     for row, key in enumerate(keys):
-        number = chosen[row] if row in chosen else partition_of_key(key, partitions) if key is not None else 0
-        rows_of.setdefault(number, []).append(row)
+        if row not in chosen and key is not None:
+            chosen[row] = partition_of_key(key, partitions)
+        rows_of.setdefault(chosen[row], []).append(row)
     parts = []
     batch_of, row_of = [0] * count, [0] * count
     for part, (number, rows) in enumerate(sorted(rows_of.items())):

@@ -42,6 +42,8 @@ def to_numpy(values: pa.Array | pa.ChunkedArray) -> Integers:
 def binary_array(rows: Sequence[bytes | None]) -> tuple[pa.Array, Longs | list[int]]:
     """The values as an Arrow array, and the length of each, -1 for null."""
     count, nulls = len(rows), rows.count(None)
+    if nulls == count:
+        return pa.nulls(count, pa.binary()), np.full(count, -1)
     data = b"".join(rows) if not nulls else b"".join(row for row in rows if row is not None)  # type: ignore[arg-type]
     lengths = map(len, rows) if not nulls else (-1 if row is None else len(row) for row in rows)  # type: ignore[arg-type]
     sizes: Longs | list[int]

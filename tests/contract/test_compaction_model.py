@@ -129,7 +129,7 @@ def young_records_go_too(patch):
 
 
 def offsets_close_ranks(patch):
-    patch(segment_rewrite.pc, "subtract", lambda offsets, base: pa.array(np.arange(len(offsets))))
+    patch(segment_rewrite, "offset_deltas", lambda offsets, base: pa.array(np.arange(len(offsets))))
 
 
 def a_pass_reads_its_first_unit_only(patch):

@@ -187,12 +187,17 @@ def write(
             if keep is not None:
                 stays = keep(offsets, records)
                 offsets, records = offsets.filter(stays), records.filter(stays)
-            files.append(records, from_numpy(to_numpy(offsets) - rewriting.base_offset))
+            files.append(records, offset_deltas(offsets, rewriting.base_offset))
         facts = files.commit()
     except BaseException:
         files.abort()
         raise
     return Written(name, facts, files.brokers, frozenset(files.failures))
+
+
+def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
+    """The offsets relative to the file's base offset."""
+    return from_numpy(to_numpy(offsets) - base_offset)
 
 
 def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
