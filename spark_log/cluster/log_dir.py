@@ -18,7 +18,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from spark_log.cluster.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, fsync, make_folders, make_root
+from spark_log.cluster.new_file import (
+    LocalFile,
+    NewFile,
+    RemoteCopy,
+    RemoteFile,
+    create_whole,
+    fsync,
+    make_folders,
+    make_root,
+)
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,
@@ -143,6 +152,16 @@ class LogDir:
             if self.local:
                 return LocalFile(Path(path), Path(self._root), f"-{uuids.uuid4().hex[:12]}")
             return RemoteCopy(self._fs, path)
+
+    def create_whole(self, relative: str, data: bytes) -> bool:
+        """Create a file with this content, durably; False if it exists. Of several processes one succeeds. Only for
+        local log dirs, and in a folder that exists.
+        """
+        assert self.local, "pyarrow.fs has no conditional put"
+        path = self._resolve(relative)
+        self._verify_again()
+        with self._storage_errors(relative):
+            return create_whole(Path(path), data)
 
     def read_blocks(self, relative: str) -> Generator[memoryview, None, None]:
         """A file's bytes from first to last; each block is good until the next one is asked for.

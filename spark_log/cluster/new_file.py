@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import uuid
 import weakref
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +75,23 @@ def _forget_files_of_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_files_of_parent)
+
+
+def create_whole(path: Path, data: bytes) -> bool:
+    """temp file -> fsync -> link -> fsync the folder. False if the file exists: a link never replaces one."""
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync(path.parent)
+    return True
 
 
 class RemoteFile:

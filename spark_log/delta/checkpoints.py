@@ -18,6 +18,7 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.delta import publication_state
 from spark_log.delta.publication import publish, storage_options, sync_checkpoint
+from spark_log.delta.unopened_commit import is_newest
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.metadata.tables import publication as t_publication
 
@@ -59,7 +60,7 @@ def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
     failed: Exception | None = None
     for info in _tables(cluster, topic):
         try:
-            done = _tidy(cluster.log_dir(info), info, topic)
+            done = _tidy(cluster, cluster.log_dir(info), info, topic)
         except (SparkLogError, OSError) as error:
             failed = failed or error
             continue
@@ -74,7 +75,7 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
     versions: list[int] = []
     for info in _tables(cluster, topic):
         with _delta_errors(topic, info):
-            table = _due_table(cluster.log_dir(info), info, topic)
+            table = _due_table(cluster, cluster.log_dir(info), info, topic)
             versions += [] if table is None else [table.version()]
     return versions
 
@@ -86,25 +87,28 @@ def _tables(cluster: Cluster, topic: Topic) -> list[LogDirInfo]:
     return [infos[log_dir_id] for log_dir_id in found]
 
 
-def _due_table(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
+def _due_table(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> DeltaTable | None:
     """The table in the log dir; None if there is none or if it has fewer than COMMITS_MAX commits since its
     checkpoint.
     """
     log_dir.verify(info.uuid)
     location, options = log_dir.location(topic.folder), storage_options(log_dir)
+    recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
+    checkpointed = _checkpointed(log_dir, f"{topic.folder}/_delta_log")
+    if recorded is not None and recorded[1] - checkpointed < COMMITS_MAX and is_newest(log_dir, topic, recorded[1]):
+        return None  # without opening the table, which takes longer with every file that it lists
     try:
         # not is_deltatable: it holds the GIL while it waits for an object store, which stops all our other threads
         table = DeltaTable(location, storage_options=options)
     except TableNotFoundError:
         return None
-    due = table.version() - _checkpointed(log_dir, f"{topic.folder}/_delta_log") >= COMMITS_MAX
-    return table if due else None
+    return table if table.version() - checkpointed >= COMMITS_MAX else None
 
 
-def _tidy(log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
+def _tidy(cluster: Cluster, log_dir: LogDir, info: LogDirInfo, topic: Topic) -> LogFiles | None:
     folder = f"{topic.folder}/_delta_log"
     with _delta_errors(topic, info):
-        table = _due_table(log_dir, info, topic)
+        table = _due_table(cluster, log_dir, info, topic)
         if table is None:
             return None
         version = table.version()

@@ -5,6 +5,7 @@ It is based on state, not on events: it commits the difference between the metad
 is refused unless the table is still at the version that was compared. So the next publication corrects the effects of a
 second publisher, of a crash between any two steps and of a foreign commit. If the table is known to be unchanged (its
 version and our app transaction are those recorded), only the segments that changed since are compared; otherwise all.
+In a local log dir an unchanged table that this process has opened before is not opened again (`unopened_commit`).
 """
 
 import json
@@ -26,6 +27,14 @@ from spark_log.columns.topic_columns import contains
 from spark_log.delta import publication_intent, publication_state
 from spark_log.delta.delta_log_repair import repair
 from spark_log.delta.publication_state import Cursor, PublishedFile
+from spark_log.delta.unopened_commit import (
+    commit_content,
+    commit_path,
+    is_data_change,
+    is_newest,
+    partition_values,
+    statistics,
+)
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
@@ -53,6 +62,11 @@ _PROPERTIES = {
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
 }
 _ATTEMPTS = 20
+
+_opened: set[str] = set()
+"""Application ids of the tables that this process has opened. A power loss, which may tear a log (`delta_log_repair`),
+ends every process of the host: so each opens a table once, and finds a torn log then.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,14 +125,17 @@ def try_publish(cluster: Cluster, topics: Iterable[Topic]) -> bool:
 
 
 def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_replicas: bool) -> None:
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
     log_dir = cluster.log_dir(info)
     log_dir.verify(info.uuid)  # each time: a folder that is back but empty must not get a new table unnoticed
+    if _publish_unopened(cluster, topic, info, log_dir):
+        return
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
     for _ in range(_ATTEMPTS):
         try:
             table = _open_table(log_dir, topic, create=has_replicas)
             if table is None or _publish_once(cluster, topic, info, log_dir, table):
+                _opened.add(_application(topic, info))
                 return
         except CommitFailedError:  # another process committed first: compare with the new state
             continue
@@ -183,8 +200,62 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
     return _Found(recorded, in_doubt, due, cursors, incremental, wanted, gone, columns)
 
 
+def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
+    """Publish to a table that nobody has changed since the last publication. False if the table must be opened: it has
+    been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or its
+    log dir is an object store.
+    """
+    if _application(topic, info) not in _opened:
+        return False
+    recorded = cluster.store.read(lambda connection: publication_state.recorded(connection, topic, info))
+    if recorded is None or not is_newest(log_dir, topic, recorded[1]):
+        return False
+    found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, recorded))
+    if found is None:
+        return True
+    version = recorded[1] + 1
+    if found.recorded != recorded or not found.incremental or not log_dir.local or _is_checkpointed(version):
+        return False
+    what = Difference(found.wanted, found.gone)
+    if not what:
+        cluster.store.transact(
+            lambda c, _attempt: publication_state.record(c, topic, info, recorded, recorded, found.due)
+        )
+        return True
+    noted = cluster.store.transact(
+        lambda c, _attempt: publication_intent.note(c, topic, info, recorded, recorded, what.add, found.due)
+    )
+    if noted is None:
+        return False
+    failpoint("publish.before-commit")
+    content = commit_content(what.add, what.remove, found.cursors, _application(topic, info), noted, clock.wall_ms())
+    if not log_dir.create_whole(commit_path(topic, version), content):
+        return False  # another process committed first
+    _settle(cluster, topic, info, noted)
+    return True
+
+
+def _is_checkpointed(version: int) -> bool:
+    """Whether deltalake's commit of this version writes a checkpoint too."""
+    return (version + 1) % _CHECKPOINT_COMMITS == 0
+
+
+def _application(topic: Topic, info: LogDirInfo) -> str:
+    """The application id of our transactions in the topic's table."""
+    return f"spark-log/{topic.uuid}/{info.uuid}"
+
+
+def _settle(cluster: Cluster, topic: Topic, info: LogDirInfo, transaction_version: int) -> None:
+    """Record a commit that is done and on disk."""
+    failpoint("publish.committed")
+    cluster.store.transact(
+        lambda c, _attempt: publication_intent.settle(c, topic, info, transaction_version), durable=False
+    )
+    failpoint("publish.recorded")
+
+
 def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir, table: "DeltaTable") -> bool:
-    application = f"spark-log/{topic.uuid}/{info.uuid}"
+    application = _application(topic, info)
     in_table = table.transaction_version(application) or 0
     left_at = (in_table, table.version())
     found = cluster.store.read(lambda connection: _find_changes(connection, topic, info, left_at))
@@ -219,12 +290,10 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     # without retries a commit makes exactly the version after the compared one, or fails
     delta_version = table.version() + 1
     _commit(table, what, active, cursors, application, version)
-    log_dir.sync(f"{topic.folder}/_delta_log/{delta_version:020d}.json")
-    if (delta_version + 1) % _CHECKPOINT_COMMITS == 0:
+    log_dir.sync(commit_path(topic, delta_version))
+    if _is_checkpointed(delta_version):
         sync_checkpoint(log_dir, topic, delta_version)
-    failpoint("publish.committed")
-    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, version), durable=False)
-    failpoint("publish.recorded")
+    _settle(cluster, topic, info, version)
     return True
 
 
@@ -256,7 +325,7 @@ def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
     `DeltaTable.history` has it too, but holds the GIL while it waits for an object store.
     """
     try:
-        blocks = log_dir.read_blocks(f"{topic.folder}/_delta_log/{version:020d}.json")
+        blocks = log_dir.read_blocks(commit_path(topic, version))
         actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
     except CorruptRecordError:
         return 0
@@ -294,7 +363,7 @@ def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable |
             configuration=_PROPERTIES,
             storage_options=options,
         )
-        log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
+        log_dir.sync(commit_path(topic, table.version()))
         return table
     except DeltaError:  # another publisher created it first
         return DeltaTable(location, storage_options=options)
@@ -347,17 +416,14 @@ def _commit(
             False,
             now_ms,
             active[path]["size"],
-            _partition_values(active[path]["partition"], active[path]["base_offset"]),
+            partition_values(active[path]["partition"], active[path]["base_offset"]),
         )
         for path in what.remove
     ]
     for file in what.add:
-        seen_before = cursors.get(file.partition, Cursor()).has_seen(file)
-        values = _partition_values(file.partition, file.base_offset)
+        values = partition_values(file.partition, file.base_offset)
         actions.append(
-            AddAction(
-                file.path, file.bytes, values, now_ms, not seen_before, json.dumps({"numRecords": file.record_count})
-            )
+            AddAction(file.path, file.bytes, values, now_ms, is_data_change(file, cursors), statistics(file))
         )
     table.create_write_transaction(
         actions,
@@ -369,13 +435,6 @@ def _commit(
         ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
     )
-
-
-def _partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:
-    return {
-        "partition": None if partition is None else str(partition),
-        "base_offset": None if base_offset is None else str(base_offset),
-    }
 
 
 def storage_options(log_dir: LogDir) -> dict[str, str]:

@@ -12,9 +12,11 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic, delete_topic
-from spark_log.delta import publication_intent
+from spark_log.delta import publication, publication_intent
 from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish
+from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata.columns import SEGMENT
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import forkserver
@@ -202,6 +204,26 @@ def test_vacuum_deletes_no_unpublished_file(topic):
     topic.is_whole()
 
 
+def test_a_table_that_only_spark_log_changes_is_opened_once(topic, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "_open_table", lambda *_, **__: pytest.fail("opened"))
+        topic.append("d")
+        topic.publish()
+        delete_records(topic.cluster, {TopicPartition("t", 0): 2})
+    topic.is_whole()
+    foreign_insert(topic)
+    topic.append("e")
+    topic.is_whole()
+
+
+def test_a_commit_without_opening_the_table_never_replaces_a_foreign_one(topic, monkeypatch):
+    foreign_insert(topic)
+    with monkeypatch.context() as patch:  # the foreign commit comes after the check
+        patch.setattr(publication, "is_newest", lambda *_: True)
+        topic.append("d")
+    topic.is_whole()
+
+
 def test_a_lost_table_is_created_again(topic):
     shutil.rmtree(Path(topic.location, "_delta_log"))
     topic.publish()
@@ -239,6 +261,7 @@ def test_a_delta_log_torn_by_a_power_loss_is_repaired(topic, file, tear, monkeyp
         names["last commit"] = f"{topic.delta.version():020d}.json"
     path = Path(topic.location, "_delta_log", names[file])
     path.write_bytes(tear(path.read_bytes()))
+    monkeypatch.setattr(publication, "_opened", set())  # it ends every process
     topic.publish()
     topic.is_whole()
     topic.append("later")
