@@ -188,12 +188,13 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
         return None
     if not due.has_replicas and now is None:
         return None  # deleted meanwhile, together with its records
-    # a table without a commit by spark-log has not shown any record
-    cursors = publication_state.cursors(connection, topic, info) if in_table else {}
     incremental, gone = as_we_left_it and not due.fallen, []
+    # a table without a commit by spark-log has not shown any record
+    changed = due.cursors.keys() if incremental else None
+    cursors = publication_state.cursors(connection, topic, info, changed) if in_table else {}
     if incremental:
-        wanted = publication_state.changed_segments(connection, topic, info)
-        gone = publication_state.retired_paths(connection, topic, info)
+        wanted = publication_state.changed_segments(connection, topic, info, due.cursors)
+        gone = publication_state.retired_paths(connection, topic, info, due.cursors)
     else:
         wanted = publication_state.all_segments(connection, topic, info)
     columns = now.all_columns if now is not None and now.topic_id == topic.topic_id else None
@@ -203,7 +204,7 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
     """Publish to a table that nobody has changed since the last publication. False if the table must be opened: it has
     been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or its
-    log dir is an object store.
+    log dir is an object store, or its topic has typed columns.
     """
     if _application(topic, info) not in _opened:
         return False
@@ -216,6 +217,8 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     version = recorded[1] + 1
     if found.recorded != recorded or not found.incremental or not log_dir.local or _is_checkpointed(version):
         return False
+    if found.columns is not None:
+        return False  # the table may lack typed columns
     what = Difference(found.wanted, found.gone)
     if not what:
         cluster.store.transact(
@@ -279,7 +282,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
         return True
     if columns is not None and _add_columns(table, columns):
-        log_dir.sync(f"{topic.folder}/_delta_log/{table.version():020d}.json")
+        log_dir.sync(commit_path(topic, table.version()))
         return False
     version = cluster.store.transact(
         lambda c, _attempt: publication_intent.note(c, topic, info, recorded, compared, what.add, due)

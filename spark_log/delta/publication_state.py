@@ -4,7 +4,7 @@ A log dir's table of a topic lists the sealed segments of *its* replicas, each u
 LEO). A cursor for each partition records the last publication, so that only later changes are compared.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,12 @@ _CHUNK = 5_000
 _TOPIC: sa.BindParameter[int] = sa.bindparam("in_topic")
 _LOG_DIR: sa.BindParameter[int] = sa.bindparam("in_log_dir")
 
+_IN_LOG_DIR = REPLICA.log_dir_id + 0 == _LOG_DIR
+"""+ 0 keeps databases from the index of log_dir_id, which would list the replicas of all topics in the log dir."""
+
 _REPLICAS = t.partition.join(
     t.replica,
-    (REPLICA.topic_id == PARTITION.topic_id)
-    & (REPLICA.partition == PARTITION.partition)
-    & (REPLICA.log_dir_id == _LOG_DIR),
+    (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition) & _IN_LOG_DIR,
 ).outerjoin(
     t.publication_cursor,
     (PUBLICATION_CURSOR.topic_id == PARTITION.topic_id)
@@ -51,6 +52,27 @@ _REPLICAS = t.partition.join(
 
 _STALE = (PARTITION.topic_id == _TOPIC) & (PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0))
 """Partitions of the topic that have changed since they were published."""
+
+_FEW = 500
+_THESE = PARTITION.partition.in_(sa.bindparam("numbers", expanding=True))
+
+
+def _of_few_and_many(build: Callable[[sa.ColumnElement[bool]], Any]) -> tuple[Any, Any]:
+    """A statement about the stale partitions, limited to at most _FEW that are known, and without this limit.
+
+    Usually a few partitions of a topic are stale: only the statement that finds them goes through all.
+    """
+    return build(_STALE & _THESE), build(_STALE)
+
+
+def _rows(
+    connection: sa.Connection, statements: tuple[Any, Any], topic: Topic, info: LogDirInfo, numbers: Collection[int]
+) -> Any:
+    """Rows of a pair of statements made by `_of_few_and_many`. `numbers`: the stale partitions."""
+    if len(numbers) <= _FEW:
+        return connection.execute(statements[0], {**_parameters(topic, info), "numbers": list(numbers)})
+    return connection.execute(statements[1], _parameters(topic, info))
+
 
 _SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PARTITION.partition)
 
@@ -78,12 +100,14 @@ _STALE_PARTITIONS = (
     .select_from(_REPLICAS)
     .where(_STALE)
 )
-_ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, REPLICA.log_dir_id == _LOG_DIR).limit(1)
-_FIRST_BLOBS = (
-    sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
-    .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
-    .where(_STALE)
-    .group_by(PARTITION.partition)
+_ANY_REPLICA = sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR).limit(1)
+_FIRST_BLOBS = _of_few_and_many(
+    lambda stale: (
+        sa.select(PARTITION.partition, sa.func.min(SEGMENT.base_offset))
+        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & SEGMENT.inline))
+        .where(stale)
+        .group_by(PARTITION.partition)
+    )
 )
 _CURSORS_HERE = (PUBLICATION_CURSOR.topic_id == _TOPIC) & (PUBLICATION_CURSOR.log_dir_id == _LOG_DIR)
 _CURSORS = sa.select(
@@ -95,12 +119,9 @@ _CURSORS = sa.select(
 _LOST = (
     sa.select(PUBLICATION_CURSOR.partition, PUBLICATION_CURSOR.change, PUBLICATION_CURSOR.seen_offset)
     .where(_CURSORS_HERE, PUBLICATION_CURSOR.high_watermark > 0)
+    # not a correlated EXISTS: for each partition, SQLite would search all replicas of the log dir
     .where(
-        ~sa.exists().where(
-            (REPLICA.topic_id == PUBLICATION_CURSOR.topic_id)
-            & (REPLICA.partition == PUBLICATION_CURSOR.partition)
-            & (REPLICA.log_dir_id == PUBLICATION_CURSOR.log_dir_id)
-        )
+        PUBLICATION_CURSOR.partition.not_in(sa.select(REPLICA.partition).where(REPLICA.topic_id == _TOPIC, _IN_LOG_DIR))
     )
 )
 _ALL_SEGMENTS = (
@@ -109,28 +130,32 @@ _ALL_SEGMENTS = (
     .where(PARTITION.topic_id == _TOPIC, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
     .order_by(SEGMENT.partition, SEGMENT.base_offset)
 )
-_CHANGED_SEGMENTS = sa.union(  # two index scans are faster than one OR
-    *(
-        sa.select(*_FILE_COLUMNS)
-        .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
-        .where(_STALE, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
-        for condition in (
-            SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
-            SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
+_CHANGED_SEGMENTS = _of_few_and_many(
+    lambda stale: sa.union(  # two index scans are faster than one OR
+        *(
+            sa.select(*_FILE_COLUMNS)
+            .select_from(_REPLICAS.join(t.segment, _SEGMENTS & condition))
+            .where(stale, ~SEGMENT.inline, SEGMENT.end_offset <= REPLICA_LIMIT)
+            for condition in (
+                SEGMENT.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0),
+                SEGMENT.base_offset >= sa.func.coalesce(PUBLICATION_CURSOR.high_watermark, 0),
+            )
         )
     )
 )
-_RETIRED_PATHS = (
-    sa.select(RETIRED_FILE.path)
-    .select_from(
-        _REPLICAS.join(
-            t.retired_file,
-            (RETIRED_FILE.topic_id == PARTITION.topic_id)
-            & (RETIRED_FILE.partition == PARTITION.partition)
-            & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+_RETIRED_PATHS = _of_few_and_many(
+    lambda stale: (
+        sa.select(RETIRED_FILE.path)
+        .select_from(
+            _REPLICAS.join(
+                t.retired_file,
+                (RETIRED_FILE.topic_id == PARTITION.topic_id)
+                & (RETIRED_FILE.partition == PARTITION.partition)
+                & (RETIRED_FILE.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)),
+            )
         )
+        .where(stale)
     )
-    .where(_STALE)
 )
 
 
@@ -208,10 +233,12 @@ def recorded(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> tuple
 def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     """The partitions of the topic that have changed in this log dir since its publication."""
     here = _parameters(topic, info)
-    blobs_from = {number: base for number, base in connection.execute(_FIRST_BLOBS, here)}  # noqa: C416
+    stale = connection.execute(_STALE_PARTITIONS, here).all()
+    blobs = _rows(connection, _FIRST_BLOBS, topic, info, [row.partition for row in stale]) if stale else ()
+    blobs_from: dict[int, int] = dict(tuple(row) for row in blobs)
     cursors: dict[int, Cursor] = {}
     fallen = False
-    for partition, change, limit, limit_before, seen_before in connection.execute(_STALE_PARTITIONS, here):
+    for partition, change, limit, limit_before, seen_before in stale:
         seen = max(seen_before or 0, min(limit, blobs_from.get(partition, limit)))
         cursors[partition] = Cursor(change, limit, seen)
         fallen = fallen or limit < (limit_before or 0)
@@ -221,9 +248,14 @@ def due(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> Due:
     return Due({**cursors, **lost}, fallen or bool(lost), has_replicas)
 
 
-def cursors(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> dict[int, Cursor]:
-    """The cursors of all published partitions, as the last publication noted them."""
-    return {partition: Cursor(*facts) for partition, *facts in connection.execute(_CURSORS, _parameters(topic, info))}
+def cursors(
+    connection: sa.Connection, topic: Topic, info: LogDirInfo, numbers: Collection[int] | None = None
+) -> dict[int, Cursor]:
+    """The cursors of these published partitions, None for all, as the last publication noted them."""
+    query, parameters = _CURSORS, _parameters(topic, info)
+    if numbers is not None and len(numbers) <= _FEW:
+        query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
+    return {partition: Cursor(*facts) for partition, *facts in connection.execute(query, parameters)}
 
 
 def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
@@ -243,9 +275,11 @@ def all_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> l
     return _files(connection.execute(_ALL_SEGMENTS, _parameters(topic, info)))
 
 
-def changed_segments(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[PublishedFile]:
-    """Segments that were added since the cursors, or lay above their limit then."""
-    return _files(sorted(connection.execute(_CHANGED_SEGMENTS, _parameters(topic, info)).all()))
+def changed_segments(
+    connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]
+) -> list[PublishedFile]:
+    """Segments that were added since the cursors, or lay above their limit then. `changed`: the partitions of `due`."""
+    return _files(sorted(_rows(connection, _CHANGED_SEGMENTS, topic, info, changed).all()))
 
 
 def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
@@ -258,9 +292,11 @@ def named_paths(connection: sa.Connection, topic: Topic) -> set[str]:
     return named | {path[len(topic.folder) + 1 :] for path in connection.execute(retired).scalars()}
 
 
-def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo) -> list[str]:
-    """Files, relative to the topic's table, that the metadata has ceased to name since the cursors."""
-    found = connection.execute(_RETIRED_PATHS, _parameters(topic, info)).scalars()
+def retired_paths(connection: sa.Connection, topic: Topic, info: LogDirInfo, changed: Collection[int]) -> list[str]:
+    """Files, relative to the topic's table, that the metadata has ceased to name since the cursors. `changed`: the
+    partitions of `due`.
+    """
+    found = _rows(connection, _RETIRED_PATHS, topic, info, changed).scalars()
     return [path[len(topic.folder) + 1 :] for path in found]
 
 
