@@ -20,7 +20,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-kafka clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-scale bench-soak bench-kafka clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -105,6 +105,12 @@ bench-streams: venv java  ## how fast windowed aggregation is
 
 bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions
+
+bench-scale: venv postgres  ## what each operation costs as the log grows; how many processes can append to one store
+	$(PYTHON) -m benchmarks scale
+
+bench-soak: venv java delta  ## an hour of producers, a group, a stream and all maintenance: does anything grow?
+	$(WITH_JAVA) $(PYTHON) -m benchmarks.soak
 
 bench-kafka: venv java  ## spark-log beside a real Kafka broker, its clients and Spark's connector for it
 	$(WITH_JAVA) $(PYTHON) -m benchmarks kafka

@@ -1,4 +1,4 @@
-"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -transactions and -kafka: on a
+"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -transactions, -scale and -kafka: on a
 PostgreSQL of their own too where it is installed.
 """
 
@@ -17,6 +17,7 @@ SETS = {
     "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
     "transactions": ("benchmarks.transactions",),
+    "scale": ("benchmarks.scale", "benchmarks.writers"),
     "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }
 

@@ -94,7 +94,8 @@ class LogReader:
         def find(connection: sa.Connection) -> Wanted:
             found = find_topics(connection, {name for name, _ in ranges})
             _check_topics(found, ranges, topics)
-            _check_ranges(planner.positions(connection, found.values()), ranges)
+            here = planner.find_positions(connection, ranges.keys())
+            _check_ranges({topic_partition: at.positions for topic_partition, at in here.items()}, ranges)
             return Wanted(found, ranges)
 
         return self.plan_in_snapshot(find, times, rack)

@@ -19,7 +19,7 @@ class HashedStream:
     def __init__(self, sink: Sink) -> None:
         self.bytes_written = 0
         self.closed = False
-        self._sink = sink
+        self._sink: Sink | None = sink
         self._hash = xxhash.xxh3_128()
         self._held: list[bytes] | None = None
 
@@ -27,6 +27,7 @@ class HashedStream:
         if self._held is not None:
             self._held.append(bytes(data))
         else:
+            assert self._sink is not None, "detached"
             self._sink.write(data)
             self._hash.update(data)
             self.bytes_written += len(data)
@@ -39,6 +40,12 @@ class HashedStream:
         closing = b"".join(self._held or [])
         self._held = None
         self.write(segment_footer.sealed(closing))
+
+    def detach(self) -> None:
+        """Release the sink, after the last byte. Arrow holds this stream where the garbage collector cannot see it, so
+        that a sink that refers to its Parquet writer would stay in memory for ever.
+        """
+        self._sink = None
 
     def checksum(self) -> str:
         return self._hash.hexdigest()

@@ -133,6 +133,7 @@ class SegmentWriter:
         self._stream.hold()
         self._parquet.close()
         self._stream.release()
+        self._stream.detach()
         return SegmentFacts(
             record_count=self.record_count,
             bytes=self.bytes_written,
@@ -151,6 +152,7 @@ class SegmentWriter:
         self._waiting = []
         self._stream.hold()
         self._parquet.close()
+        self._stream.detach()
 
     def _deltas(
         self, count: int, given: pa.Array | pa.ChunkedArray | None

@@ -1,5 +1,8 @@
 import errno
+import gc
 import io
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -190,3 +193,25 @@ def test_full_disk_and_abort() -> None:
     writer.abort()
     del writer
     assert len(sink.getvalue()) == size
+
+
+class SinkWithWriter:
+    """A sink that owns the writer that writes to it, as `append.encoding.SegmentFiles` does."""
+
+    def __init__(self) -> None:
+        self.writer = SegmentWriter(self)
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+@pytest.mark.parametrize("end", [SegmentWriter.close, SegmentWriter.abort])
+def test_a_finished_writer_and_its_sink_leave_the_memory(end: Callable[[SegmentWriter], object]) -> None:
+    """Arrow's reference to the stream is invisible to the garbage collector: with a cycle each file would leak."""
+    sink = SinkWithWriter()
+    sink.writer.write(example_table())
+    end(sink.writer)
+    remains = weakref.ref(sink)
+    del sink
+    gc.collect()
+    assert remains() is None
