@@ -1,5 +1,5 @@
-"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -transactions, -scale and -kafka: on a
-PostgreSQL of their own too where it is installed.
+"""`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -transactions, -scale and
+-kafka: on a PostgreSQL of their own too where it is installed.
 """
 
 import argparse
