@@ -19,7 +19,7 @@ TRUNCATED = "the bytes of the Avro record end too early"
 class Cursor:
     """One position for each value that is read, in ascending order: `pos[i] <= end[i]`, in the record of row `row[i]`.
 
-    A value that cannot be read makes its row bad; its position is then the end of its record.
+    A value that cannot be read makes its row bad; its position is then `end[i]`, which is not after `pos[i + 1]`.
     """
 
     data: "np.ndarray[tuple[int], np.dtype[np.uint8]]"

@@ -165,28 +165,35 @@ _Skip = Callable[[memoryview, int, int], int]
 
 
 def _items(cursor: Cursor, skip: _Skip) -> tuple[Cursor, Ints]:
-    """Step over an array or map at each position. Returns a cursor at all their items, and each one's first item."""
+    """Step over an array or map at each position. Returns a cursor at all their items, and each one's first item.
+
+    Each item has its own end: where one is bad, the positions of those that follow are still larger.
+    """
     data = memoryview(cursor.data)  # type: ignore[arg-type]
-    starts, counts, ends = list[int](), list[int](), list[int]()
+    bounds, counts, ends = list[int](), list[int](), list[int]()
     failed = np.zeros(len(cursor), np.bool_)
     for number, (pos, end) in enumerate(zip(cursor.pos.tolist(), cursor.end.tolist(), strict=True)):
-        before = len(starts)
+        before = len(bounds)
         try:
-            pos = _skip_items(data, pos, end, skip, starts)
+            pos = _skip_items(data, pos, end, skip, bounds)
         except IndexError:
-            del starts[before:]
+            del bounds[before:]
             failed[number] = True
         ends.append(pos)
-        counts.append(len(starts) - before)
+        counts.append((len(bounds) - before) // 2)
     cursor.pos = np.array(ends, np.int64)
     cursor.fail(failed, TRUNCATED)
     each = np.repeat(np.arange(len(cursor)), counts)
-    items = Cursor(cursor.data, np.array(starts, np.int64), cursor.end[each], cursor.row[each], cursor.bad)
-    return items, np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    first, last = np.array(bounds, np.int64).reshape(-1, 2).T
+    return Cursor(cursor.data, first, last, cursor.row[each], cursor.bad), np.concatenate(
+        ([0], np.cumsum(counts, dtype=np.int64))
+    )
 
 
-def _skip_items(data: memoryview, pos: int, end: int, skip: _Skip, starts: list[int]) -> int:
-    """The position after the blocks of an array or map. IndexError if it is after `end`."""
+def _skip_items(data: memoryview, pos: int, end: int, skip: _Skip, bounds: list[int]) -> int:
+    """The position after the blocks of an array or map. `bounds` gets the start and the end of each item. IndexError if
+    they exceed `end`.
+    """
     while True:
         count, pos = zigzag(data, pos)
         if count < 0:  # the block's length in bytes follows
@@ -196,7 +203,8 @@ def _skip_items(data: memoryview, pos: int, end: int, skip: _Skip, starts: list[
         if not count:
             return pos
         for _ in range(count):
-            starts.append(pos)
+            bounds.append(pos)
             pos = skip(data, pos, end)
             if pos > end:
                 raise IndexError
+            bounds.append(pos)

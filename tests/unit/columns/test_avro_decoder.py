@@ -108,6 +108,11 @@ def logical(kind: str, name: str) -> dict[str, str]:
         (LONGS, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01\x02", TRUNCATED),
         (LONGS, b"\x02" + b"\xff" * 9 + b"\x02\x00", "a[]: a number of more than 64 bits"),
         ({"type": "array", "items": "string"}, b"\x02\x01\x00", TRUNCATED),
+        (
+            {"type": "array", "items": record(("b", ENUM), ("c", "string"))},
+            b"\x06\x00\x02x\x01\x02y\x00\x02z\x00",
+            "a[].b: no such symbol of the Avro enum",
+        ),
         ({"type": "map", "values": "long"}, b"\x06\x02x\x02\x02y\x04\x02x\x06\x00", [("y", 2), ("x", 3)]),
         (DECIMAL, b"\x02\x96", decimal.Decimal("-1.06")),
         (DECIMAL, b"\x00", decimal.Decimal("0.00")),
