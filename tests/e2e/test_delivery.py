@@ -10,10 +10,12 @@ import pytest
 
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.delta.delta_lag import delta_lags
 from spark_log.delta.publication import publish
 from spark_log.metadata import tables as t
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.group_members import until
 from tests.support.markdown_blocks import blocks
 from tests.support.pages import REPOSITORY
 from tests.support.power_cut import Disk, Unforced, needs_a_disk
@@ -143,6 +145,8 @@ def test_a_power_cut_loses_no_segment_that_a_delta_table_lists(own_postgres_serv
     machine = Unforced(own_postgres_server)
     with Producer(cluster=url) as producer:
         producer.send("unforced", b"order").get(timeout=60)
+        with Cluster.open(url) as cluster:  # the producer publishes beside its appends
+            until(lambda: all(lag.sealed_ms is None for lag in cluster.store.read(delta_lags).values()), cluster.store)
         machine.cut_the_power()
     with Cluster.open(url) as cluster:
         publish(cluster, topic)

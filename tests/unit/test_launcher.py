@@ -5,6 +5,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -82,14 +83,17 @@ DAEMON = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd_open")
-def test_idle_worker_ends_silently_when_spark_closes_its_connection(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "from spark_log.launcher import main; main()", "-m", "pyspark.daemon"],
-        env={**os.environ, **DAEMON, "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as daemon:
+def test_idle_worker_ends_silently_when_spark_closes_its_connection() -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,  # the path of a Unix socket has at most 107 characters
+        subprocess.Popen(
+            [sys.executable, "-c", "from spark_log.launcher import main; main()", "-m", "pyspark.daemon"],
+            env={**os.environ, **DAEMON, "PYTHON_WORKER_FACTORY_SOCK_DIR": short},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as daemon,
+    ):
         assert daemon.stdin is not None and daemon.stdout is not None and daemon.stderr is not None
         address = daemon.stdout.read(int.from_bytes(daemon.stdout.read(4), "big"))
         with socket.socket(socket.AF_UNIX) as connection:
