@@ -215,7 +215,7 @@ def _ten_segments(log: Log, topic: Topic) -> dict[TopicPartition, OffsetRange]:
 
 
 class MicroBatches:
-    """What the driver of a stream does to plan a batch: the end offsets, and the tasks."""
+    """Plan a micro-batch as the driver of a stream does: the end offsets, and the tasks."""
 
     def __init__(self, address: str, topic: Topic) -> None:
         options = ReadOptions.parse({"subscribe": topic.name, "cluster": address}, streaming=True, environ={})

@@ -17,7 +17,9 @@ from spark_log.metadata.address import SQLITE_FILE
 
 @dataclass(frozen=True)
 class Kind:
-    """What counts as growth: the last quarter is larger than `ratio` x the second quarter, and by more than `slack`."""
+    """The limits of growth: a series grows if its last quarter is larger than `ratio` x the second quarter, and by more
+    than `slack`.
+    """
 
     unit: str
     ratio: float

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnsDefinition:
-    """What the keys or values of a topic are decoded to.
+    """The columns that the keys or values of a topic are decoded to.
 
     `version`: the version of the topic's schema.
     `format`: json, avro or protobuf.

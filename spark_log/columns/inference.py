@@ -66,7 +66,7 @@ def infer_json(values: pa.BinaryArray) -> pa.StructType:
 
 
 class _Seen:
-    """What was seen at one place of the records."""
+    """The values seen at one place of the records."""
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()

@@ -17,7 +17,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.delta import publication_state
-from spark_log.delta.publication import publish, storage_options, sync_checkpoint
+from spark_log.delta.delta_table import storage_options, sync_checkpoint
+from spark_log.delta.publication import publish
 from spark_log.delta.unopened_commit import is_newest
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.metadata.tables import publication as t_publication

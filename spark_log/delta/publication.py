@@ -11,10 +11,8 @@ In a local log dir an unchanged table that this process has opened before is not
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -23,65 +21,40 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.columns.topic_columns import contains
 from spark_log.delta import publication_intent, publication_state
 from spark_log.delta.delta_log_repair import repair
+from spark_log.delta.delta_table import (
+    Difference,
+    active_files,
+    add_columns,
+    commit_changes,
+    difference,
+    is_checkpointed,
+    open_table,
+    sync_checkpoint,
+)
 from spark_log.delta.publication_state import Cursor, PublishedFile
 from spark_log.delta.unopened_commit import (
     commit_content,
     commit_path,
-    is_data_change,
     is_newest,
-    partition_values,
-    statistics,
 )
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.metadata.server_identity import accepted_at_ms, check_identity
-from spark_log.records.schema import SEGMENT_SCHEMA, segment_schema
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
     from deltalake import DeltaTable
 
 logger = logging.getLogger(__name__)
 
-PARTITION_COLUMNS = ["partition", "base_offset"]
-DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
-"""offset = base_offset + offset_delta, for any Delta reader. A topic with typed columns has two more columns."""
-
-_CHECKPOINT_COMMITS = 100
-"""Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
-
-_PROPERTIES = {
-    "delta.appendOnly": "true",
-    # VACUUM must keep the files that a lagging reader of an older version reads; spark-log itself cleans up segments.
-    # The time is limited, since every checkpoint lists the files that were removed within it
-    "delta.deletedFileRetentionDuration": "interval 30 days",
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
-}
 _ATTEMPTS = 20
 
 _opened: set[str] = set()
 """Application ids of the tables that this process has opened. A power loss, which may tear a log (`delta_log_repair`),
 ends every process of the host: so each opens a table once, and finds a torn log then.
 """
-
-
-@dataclass(frozen=True)
-class Difference:
-    add: Sequence[PublishedFile]
-    remove: Sequence[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.remove)
-
-
-def difference(wanted: Mapping[str, PublishedFile], active: Iterable[str]) -> Difference:
-    """The changes after which the active files of a table are the wanted ones."""
-    there = set(active)
-    return Difference([file for path, file in wanted.items() if path not in there], sorted(there - wanted.keys()))
 
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
@@ -133,7 +106,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
 
     for _ in range(_ATTEMPTS):
         try:
-            table = _open_table(log_dir, topic, create=has_replicas)
+            table = open_table(log_dir, topic, create=has_replicas)
             if table is None or _publish_once(cluster, topic, info, log_dir, table):
                 _opened.add(_application(topic, info))
                 return
@@ -202,7 +175,7 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
 
 
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
-    """Publish to a table that nobody has changed since the last publication. False if the table must be opened: it has
+    """Publish to a table that is unchanged since the last publication. False if the table must be opened: it has
     been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or its
     log dir is an object store, or its topic has typed columns.
     """
@@ -215,7 +188,7 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     if found is None:
         return True
     version = recorded[1] + 1
-    if found.recorded != recorded or not found.incremental or not log_dir.local or _is_checkpointed(version):
+    if found.recorded != recorded or not found.incremental or not log_dir.local or is_checkpointed(version):
         return False
     if found.columns is not None:
         return False  # the table may lack typed columns
@@ -236,11 +209,6 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
         return False  # another process committed first
     _settle(cluster, topic, info, noted)
     return True
-
-
-def _is_checkpointed(version: int) -> bool:
-    """Whether deltalake's commit of this version writes a checkpoint too."""
-    return (version + 1) % _CHECKPOINT_COMMITS == 0
 
 
 def _application(topic: Topic, info: LogDirInfo) -> str:
@@ -268,7 +236,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if in_doubt:  # a publisher died before it recorded its commit
         cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, topic, info, in_table))
         return False
-    active = _active_files(table)
+    active = active_files(table)
     if incremental:
         what = Difference(
             [file for file in wanted if file.path not in active], [path for path in gone if path in active]
@@ -281,7 +249,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if not what:
         cluster.store.transact(lambda c, _attempt: publication_state.record(c, topic, info, recorded, compared, due))
         return True
-    if columns is not None and _add_columns(table, columns):
+    if columns is not None and add_columns(table, columns):
         log_dir.sync(commit_path(topic, table.version()))
         return False
     version = cluster.store.transact(
@@ -292,9 +260,9 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     failpoint("publish.before-commit")
     # without retries a commit makes exactly the version after the compared one, or fails
     delta_version = table.version() + 1
-    _commit(table, what, active, cursors, application, version)
+    commit_changes(table, what, active, cursors, application, version)
     log_dir.sync(commit_path(topic, delta_version))
-    if _is_checkpointed(delta_version):
+    if is_checkpointed(delta_version):
         sync_checkpoint(log_dir, topic, delta_version)
     _settle(cluster, topic, info, version)
     return True
@@ -333,132 +301,3 @@ def _committed_ms(log_dir: LogDir, topic: Topic, version: int) -> int:
     except CorruptRecordError:
         return 0
     return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
-
-
-def sync_checkpoint(log_dir: LogDir, topic: Topic, version: int) -> None:
-    """Force the checkpoint of this version to disk, which deltalake does not do: a torn one stops every reader."""
-    paths = [f"{topic.folder}/_delta_log/{name}" for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint")]
-    for path, size in zip(paths, log_dir.sizes(paths), strict=True):
-        if size is not None:
-            log_dir.sync(path)
-
-
-def _open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | None":
-    """The topic's table in the log dir, created with `create`; None if there is none and it is not created."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    location, options = log_dir.location(topic.folder), storage_options(log_dir)
-    try:
-        return DeltaTable(location, storage_options=options)
-    except TableNotFoundError:
-        if not create:
-            return None
-    if log_dir.local:
-        log_dir.make_folder(f"{topic.folder}/_delta_log")
-    try:
-        table = DeltaTable.create(
-            location,
-            schema=DELTA_SCHEMA,
-            partition_by=PARTITION_COLUMNS,
-            name=topic.name,
-            description="A spark-log topic. offset = base_offset + offset_delta. Written by spark-log alone.",
-            configuration=_PROPERTIES,
-            storage_options=options,
-        )
-        log_dir.sync(commit_path(topic, table.version()))
-        return table
-    except DeltaError:  # another publisher created it first
-        return DeltaTable(location, storage_options=options)
-
-
-def _add_columns(table: "DeltaTable", columns: pa.StructType) -> bool:
-    """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read. Returns
-    whether there were any. A stream over the table stops at this commit once, as at every change of a Delta schema.
-    """
-    from deltalake import CommitProperties, Schema
-
-    typed = [segment_schema(columns).field(name) for name in ("record_error", "record")]
-    if contains(pa.struct(list(pa.schema(table.schema()))), pa.struct(typed)):
-        return False
-    table.alter.add_columns(
-        list(Schema.from_arrow(pa.schema(typed)).fields), commit_properties=CommitProperties(max_commit_retries=0)
-    )
-    return True
-
-
-def _active_files(table: "DeltaTable") -> dict[str, dict[str, Any]]:
-    """The table's active files by path, with the facts that a removal must repeat."""
-    columns = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
-    facts = columns.select(["path", "size_bytes", "partition.partition", "partition.base_offset"]).to_pydict()
-    rows = zip(
-        facts["path"], facts["size_bytes"], facts["partition.partition"], facts["partition.base_offset"], strict=True
-    )
-    return {path: {"size": size, "partition": part, "base_offset": base} for path, size, part, base in rows}
-
-
-def _commit(
-    table: "DeltaTable",
-    what: Difference,
-    active: Mapping[str, dict[str, Any]],
-    cursors: Mapping[int, Cursor],
-    application: str,
-    transaction_version: int,
-) -> None:
-    """Make one Delta commit, on exactly the version that was compared. CommitFailedError if another process was
-    first.
-    """
-    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
-    from deltalake.transaction import AddAction, RemoveAction
-
-    now_ms = clock.wall_ms()
-    actions: list[AddAction | RemoveAction] = [
-        # never a data change: that would end every stream that reads the table
-        RemoveAction(
-            path,
-            False,
-            now_ms,
-            active[path]["size"],
-            partition_values(active[path]["partition"], active[path]["base_offset"]),
-        )
-        for path in what.remove
-    ]
-    for file in what.add:
-        values = partition_values(file.partition, file.base_offset)
-        actions.append(
-            AddAction(file.path, file.bytes, values, now_ms, is_data_change(file, cursors), statistics(file))
-        )
-    table.create_write_transaction(
-        actions,
-        mode="append",
-        schema=table.schema(),
-        partition_by=PARTITION_COLUMNS,
-        commit_properties=CommitProperties(
-            app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
-        ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
-    )
-
-
-def storage_options(log_dir: LogDir) -> dict[str, str]:
-    """deltalake's storage options for a log dir whose URI is written for pyarrow.fs.
-
-    Both take settings that are not in the URI from the same AWS_... environment variables.
-    """
-    parts = urlsplit(log_dir.uri)
-    if log_dir.local or parts.scheme != "s3":
-        return {}
-    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    # the user has chosen the http:// endpoint, in the URI or in AWS_ENDPOINT_URL, and the records are sent to it too
-    options = {"aws_allow_http": "true"}
-    if parts.username:
-        options["aws_access_key_id"] = unquote(parts.username)
-    if parts.password:
-        options["aws_secret_access_key"] = unquote(parts.password)
-    if "region" in query:
-        options["aws_region"] = query["region"]
-    if "endpoint_override" in query:
-        endpoint = query["endpoint_override"]
-        scheme = query.get("scheme", "https")
-        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-    return options

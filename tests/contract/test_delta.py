@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic, delete_topic
 from spark_log.delta import publication, publication_intent
-from spark_log.delta.publication import DELTA_SCHEMA, PARTITION_COLUMNS, delta_tables, publish
+from spark_log.delta.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
+from spark_log.delta.publication import delta_tables, publish
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
@@ -206,7 +207,7 @@ def test_vacuum_deletes_no_unpublished_file(topic):
 
 def test_a_table_that_only_spark_log_changes_is_opened_once(topic, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(publication, "_open_table", lambda *_, **__: pytest.fail("opened"))
+        patch.setattr(publication, "open_table", lambda *_, **__: pytest.fail("opened"))
         topic.append("d")
         topic.publish()
         delete_records(topic.cluster, {TopicPartition("t", 0): 2})

@@ -16,7 +16,8 @@ from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, refuse_overlap, segment_path
 from spark_log.controller.topic_operations import create_topic
-from spark_log.delta.publication import delta_tables, publish, storage_options
+from spark_log.delta.delta_table import storage_options
+from spark_log.delta.publication import delta_tables, publish
 from spark_log.errors import (
     CorruptRecordError,
     InvalidConfigurationError,

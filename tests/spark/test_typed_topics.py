@@ -47,7 +47,7 @@ def orders(cluster):
 
 
 def from_json(frame, schema):
-    """What Spark makes of the values."""
+    """The records that from_json makes of the values."""
     return frame.select("offset", sf.from_json(sf.col("value").cast("string"), schema).alias("record"))
 
 

@@ -281,7 +281,7 @@ def test_without_the_package_of_protobuf_the_error_says_how_to_install_it(monkey
 
 
 def _values(kind: pa.DataType) -> st.SearchStrategy[tuple[Any, Any]]:
-    """What json.dumps gets, and the value of the column."""
+    """A value for json.dumps, and the value of the column."""
     if pa.types.is_struct(kind):
         parts = {field.name: _values(field.type) for field in kind}
         some = st.fixed_dictionaries({}, optional=parts)

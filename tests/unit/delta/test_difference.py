@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_log.delta.publication import difference
+from spark_log.delta.delta_table import difference
 from spark_log.delta.publication_state import PublishedFile
 
 paths = st.sets(st.sampled_from([f"_segments/0/{n}.parquet" for n in range(12)] + ["part-0.parquet"]))
