@@ -33,18 +33,19 @@ _KEYS = [b"key-%d" % number for number in range(1_000)]
 WRITER = """
 import sys, time
 kind, address, messages, pause_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+topic = "latency-" + kind
 if kind == "spark-log":
     from spark_log import Producer
     client = Producer(cluster=address)
-    send = lambda value: client.send("latency", value).get()
+    send = lambda value: client.send(topic, value).get()
 elif kind == "kafka-python":
     from kafka import KafkaProducer
     client = KafkaProducer(bootstrap_servers=address)
-    send = lambda value: client.send("latency", value).get()
+    send = lambda value: client.send(topic, value).get()
 else:
     from confluent_kafka import Producer
     client = Producer({"bootstrap.servers": address, "linger.ms": 0})
-    send = lambda value: (client.produce("latency", value), client.flush())
+    send = lambda value: (client.produce(topic, value), client.flush())
 send(b"0")
 sys.stdin.readline()
 for _ in range(messages):
@@ -61,9 +62,10 @@ class Bench:
         self.address, self.broker, self.rounds = str(folder / "cluster"), broker, arguments.rounds
         self.sends, self.gets, self.messages = arguments.sends, arguments.gets, arguments.messages
         with Cluster.init(self.address) as cluster:
-            for name, partitions in (("send", 4), ("get", 1), ("read", 1), ("latency", 1)):
+            for name, partitions in (("send", 4), ("get", 1), ("read", 1)):
                 create_topic(cluster, name, partitions)
                 broker.create_topic(name, partitions)
+            create_topic(cluster, "latency-spark-log", 1)
         broker.create_topic("send-flushed", 4, flush_messages=1)
         broker.create_topic("get-flushed", 1, flush_messages=1)
 
@@ -213,16 +215,19 @@ class Bench:
     # --- from one process to another --------------------------------------------------------------------------------
 
     def _latency(self) -> Iterator[Row]:
-        ours = Consumer(cluster=self.address, auto_offset_reset="latest", enable_auto_commit=False)
-        ours.assign([kafka.TopicPartition("latency", 0)])
+        for name in ("latency-kafka-python", "latency-confluent-kafka"):  # each consumer sees its own messages only
+            self.broker.create_topic(name, 1)
+        ours = Consumer(cluster=self.address, auto_offset_reset="earliest", enable_auto_commit=False)
+        ours.assign([kafka.TopicPartition("latency-spark-log", 0)])
         python = kafka.KafkaConsumer(
-            bootstrap_servers=self.broker.address, auto_offset_reset="latest", enable_auto_commit=False
+            bootstrap_servers=self.broker.address, auto_offset_reset="earliest", enable_auto_commit=False
         )
-        python.assign([kafka.TopicPartition("latency", 0)])
+        python.assign([kafka.TopicPartition("latency-kafka-python", 0)])
         confluent = confluent_kafka.Consumer(
             {"bootstrap.servers": self.broker.address, "group.id": "latency", "enable.auto.commit": False}
         )
-        confluent.assign([confluent_kafka.TopicPartition("latency", 0, confluent_kafka.OFFSET_END)])
+        beginning = confluent_kafka.OFFSET_BEGINNING
+        confluent.assign([confluent_kafka.TopicPartition("latency-confluent-kafka", 0, beginning)])
 
         def poll(consumer: Consumer | kafka.KafkaConsumer) -> list[bytes]:
             return [record.value for records in consumer.poll(1_000).values() for record in records]

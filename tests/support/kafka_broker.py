@@ -1,7 +1,9 @@
 """A real Kafka broker on a free loopback port: one node that is broker and controller (KRaft)."""
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,6 +18,7 @@ from tests.support.kafka_jars import broker_class_path
 from tests.support.postgres import free_port
 
 _CLUSTER_ID = "sparklogbenchmark00000"  # 16 bytes in base64
+_PR_SET_PDEATHSIG = 1
 
 
 class KafkaBroker:
@@ -62,7 +65,9 @@ class KafkaBroker:
         )
         with (self._root / "log").open("wb") as log:
             command = [*self._java(), "kafka.Kafka", str(properties)]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._root)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._root, preexec_fn=_end_with_the_parent
+            )
         deadline = time.monotonic() + timeout_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -114,3 +119,8 @@ class KafkaBroker:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.stop()
+
+
+def _end_with_the_parent() -> None:
+    """The broker gets SIGTERM when the thread that started it ends, also by a signal (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
