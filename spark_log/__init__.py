@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spark_log.datasource.write.topic_write import write_topic as write_topic
     from spark_log.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
     from spark_log.produce.producer import Producer as Producer
+    from spark_log.registry.registry import Registry as Registry
 
 _HOME = {
     "DELTA_SETTINGS": "spark_log.delta_jars",
@@ -30,6 +31,7 @@ _HOME = {
     "Consumer": "spark_log.consume.consumer",
     "Producer": "spark_log.produce.producer",
     "Coordinator": "spark_log.coordinator.coordinator",
+    "Registry": "spark_log.registry.registry",
     "activate_session": "spark_log.datasource.write.active_session",
     "create_topic": "spark_log.controller.topic_operations",
     "read_topic": "spark_log.datasource.read.read_topic",
@@ -44,6 +46,7 @@ __all__ = [
     "Consumer",
     "Coordinator",
     "Producer",
+    "Registry",
     "activate_session",
     "create_topic",
     "read_topic",

@@ -9,6 +9,7 @@ SparkLogError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
 │   ├── NotCoordinatorError, NotControllerError
+│   ├── SchemaRegistryUnavailableError
 │   └── KafkaTimeoutError
 └── FatalError                        the same call fails again
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
@@ -17,7 +18,8 @@ SparkLogError
     ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError, MessageSizeTooLargeError, InvalidTimestampError
-    ├── InvalidSchemaError, IncompatibleSchemaError
+    ├── InvalidSchemaError, IncompatibleSchemaError, SchemaRegistryError
+    │   └── SchemaNotFoundError           (a SchemaRegistryError)
     ├── OffsetOutOfRangeError, LogTruncationError, NoOffsetForPartitionError, DataLossError
     ├── CommitFailedError, IllegalStateError
     ├── InvalidTxnStateError, TransactionAbortableError, InvalidTransactionTimeoutError,
@@ -125,6 +127,14 @@ class NotControllerError(RetriableError):
 
     Remedy: none, unless it occurs often: then the process was suspended for longer than controller.lease.ms, or its
     host is overloaded.
+    """
+
+
+class SchemaRegistryUnavailableError(RetriableError):
+    """The schema registry of a topic (schema.registry.url) does not answer. Tails with values of a schema that is not
+    known yet are sealed later; appends continue.
+
+    Remedy: check the address and the server; what waits is done when it answers again.
     """
 
 
@@ -257,10 +267,32 @@ class InvalidSchemaError(FatalError):
 
 
 class IncompatibleSchemaError(FatalError):
-    """The new schema gives a column of the topic another type, or has a name that differs from a column's in case only.
-    The schema was not changed.
+    """The new schema gives a column of the topic another type, or has a name that differs from a column's in case only;
+    or it is not compatible with the versions of its subject in the schema registry. The schema was not changed.
 
-    Remedy: give the field a new name.
+    Remedy: give the field a new name; or, for a subject, give a new field a default, or change the compatibility level.
+    """
+
+
+class SchemaRegistryError(FatalError):
+    """The schema registry refuses the request: the version, the mode, the compatibility level or the subject's name is
+    not valid, the subject is read-only, or another schema refers to the version.
+
+    Remedy: correct the argument that the message names. `error_code` is that of Confluent's Schema Registry.
+    """
+
+    def __init__(self, message: str, error_code: int) -> None:
+        super().__init__(message, error_code)
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SchemaNotFoundError(SchemaRegistryError):
+    """The schema registry has no such subject, version or schema.
+
+    Remedy: list what there is with `Registry.subjects()` and `Registry.versions()`; register the schema.
     """
 
 

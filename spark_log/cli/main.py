@@ -20,6 +20,7 @@ from spark_log.cli import (
     partition,
     path,
     produce,
+    registry,
     schema,
     store,
     topic,
@@ -57,6 +58,7 @@ app.command("status")(cluster.status)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")
+app.command("registry")(registry.registry)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")

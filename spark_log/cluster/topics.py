@@ -173,6 +173,11 @@ def set_overrides(
     _update(connection, topic_id, configs=_configs_json(overrides), value_columns=value_columns)
 
 
+def set_value_columns(connection: sa.Connection, topic_id: int, value_columns: str) -> None:
+    """Store the typed columns that follow from a change of a schema that the topic uses."""
+    _update(connection, topic_id, value_columns=value_columns)
+
+
 def set_partition_count(connection: sa.Connection, topic_id: int, count: int) -> None:
     _update(connection, topic_id, partition_count=count)
 

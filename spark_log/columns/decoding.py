@@ -26,9 +26,10 @@ class ColumnsDefinition:
     `version`: the version of the topic's schema.
     `format`: json, avro or protobuf.
     `framing`: none or confluent.
-    `schema`: the source text that the topic was given: DDL, Avro's JSON, or that of `protobuf_schema`.
+    `schema`: the source text: DDL or a JSON Schema, Avro's JSON, or that of `protobuf_schema`.
     `fields`: the columns, those of removed fields included.
-    `schemas_by_id`: with framing confluent, the source text of each schema id.
+    `schemas_by_id`: with framing confluent, the source text of each schema id that is known. json does not need it: its
+    values have the names of their fields.
     """
 
     version: int
@@ -67,11 +68,16 @@ class Decoder(Protocol):
 
 
 def schema_fields(format: str, schema: str) -> pa.StructType:
-    """The columns of a schema: DDL for json, Avro's JSON for avro, a text of `protobuf_schema` for protobuf.
+    """The columns of a schema: DDL or a JSON Schema for json, Avro's JSON for avro, a text of `protobuf_schema` for
+    protobuf.
 
     InvalidSchemaError names what cannot be a column.
     """
     if format == "json":
+        if schema.lstrip().startswith("{"):
+            from spark_log.columns.json.json_schema import json_schema_fields
+
+            return json_schema_fields(schema)
         return parse_ddl(schema)
     if format == "avro":
         from spark_log.columns.avro.schema import avro_schema_fields

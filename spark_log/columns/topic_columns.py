@@ -1,7 +1,8 @@
 """The typed columns of a topic: how they follow from its configs, and their text in the metadata store. Pure."""
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -9,29 +10,65 @@ from spark_log.columns import types
 from spark_log.columns.checks import walk
 from spark_log.columns.decoding import ColumnsDefinition, schema_fields
 from spark_log.columns.evolution import evolve
-from spark_log.errors import InvalidConfigurationError
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 
 
-def define(format_: str, schema: str, framing: str, selected: str, current: str | None) -> str:
+@dataclass(frozen=True)
+class SubjectSchemas:
+    """The schemas of a subject of a schema registry, as source texts.
+
+    `schema`: the version that the topic has. `by_id`: all versions of the subject. `follows`: whether the fields of all
+    versions become columns, not only those of `schema`.
+    """
+
+    schema: str
+    by_id: Mapping[int, str]
+    follows: bool
+
+
+def define(
+    format_: str,
+    schema: str,
+    framing: str,
+    selected: str,
+    current: str | None,
+    subject: SubjectSchemas | None = None,
+) -> str:
     """The typed columns (text for the store) of a topic with these configs: value.format, value.schema, value.framing,
-    value.columns. `current` is the text so far.
+    value.columns. `current` is the text so far. `subject`: the schemas to which a value.schema of a registry refers.
 
     A column is never removed, and never changes its type. The version grows if any value could be decoded in another
-    way than before. Raises InvalidConfigurationError, IncompatibleSchemaError.
+    way than before. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
+    IncompatibleSchemaError.
     """
     before = from_text(current) if current is not None else None
-    if format_ == "avro" and framing == "confluent":
+    if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":
         raise InvalidConfigurationError(
-            "value.framing=confluent: Avro values with a schema id each need a schema registry, which spark-log has not"
-            " yet; value.framing=none takes Avro values of one schema"
+            "value.framing=confluent: each value has the id of its schema, so value.schema has to name the subject of a"
+            " schema registry: registry:SUBJECT; value.framing=none takes values of one schema"
         )
     if format_ == "bytes":
         assert before is not None, "a topic that never had columns has no definition"
-        return to_text(replace(before, format="bytes"))
-    fields = _selected(_fields(format_, schema), selected)
+        return to_text(replace(before, format="bytes", schemas_by_id={}))
+    source = schema if subject is None else subject.schema
+    fields = _selected(_fields(format_, source), selected)
     if before is not None:
         fields = evolve(before.fields, fields).fields
-    after = ColumnsDefinition(before.version if before else 1, format_, framing, schema, fields)
+    known: dict[int, str] = {}
+    if subject is not None:  # the ids that were known stay: the topic has records with them
+        known = {**(before.schemas_by_id if before and before.format == format_ else {}), **subject.by_id}
+    by_id: dict[int, str] = {}
+    for number, text in sorted(known.items(), reverse=True):
+        try:
+            both = evolve(fields, schema_fields(format_, text)).fields
+        except (IncompatibleSchemaError, InvalidSchemaError):
+            continue
+        by_id[number] = text
+        if subject is not None and subject.follows and selected == "all":
+            fields = both
+    if framing != "confluent":
+        by_id = {}
+    after = ColumnsDefinition(before.version if before else 1, format_, framing, source, fields, by_id)
     if before is not None and after != before:
         after = replace(after, version=before.version + 1)
     return to_text(after)
@@ -46,7 +83,9 @@ def to_text(definition: ColumnsDefinition) -> str:
 def from_text(text: str) -> ColumnsDefinition:
     """The definition in column topic.value_columns."""
     values = json.loads(text)
-    return ColumnsDefinition(**{**values, "fields": types.from_json(json.dumps(values["fields"]))})
+    by_id = {int(number): text for number, text in values["schemas_by_id"].items()}
+    fields = types.from_json(json.dumps(values["fields"]))
+    return ColumnsDefinition(**{**values, "fields": fields, "schemas_by_id": by_id})
 
 
 def column_paths(fields: pa.StructType) -> list[str]:

@@ -255,25 +255,33 @@ class TopicConfig:
     value_format: str = _config(
         "value.format",
         "bytes",
-        Choice(("bytes", "json", "avro"), refused=(("protobuf", "Protobuf values have no typed columns yet"),)),
-        "Not in Kafka. How values are encoded. With json or avro, segment files and the Delta table also have the"
-        " columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
+        Choice(("bytes", "json", "avro", "protobuf")),
+        "Not in Kafka. How values are encoded. With json, avro or protobuf, segment files and the Delta table also have"
+        " the columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
         " value stay as they are.",
     )
     value_schema: str = _config(
         "value.schema",
         "",
         Text("a schema in the language of value.format"),
-        "Not in Kafka. The fields of the values: Spark DDL (`item STRING, price DOUBLE`) for json, a schema in JSON for"
-        " avro. A change may add fields and leave fields out; the column of a field that is left out stays. Another"
-        " type for a field is refused.",
+        "Not in Kafka. The fields of the values: Spark DDL (`item STRING, price DOUBLE`) or a JSON Schema for json, a"
+        " schema in JSON for avro. A change may add fields and leave fields out; the column of a field that is left out"
+        " stays. Another type for a field is refused. `registry:SUBJECT` takes the latest version of a subject of the"
+        " schema registry, and follows it; `registry:SUBJECT@N` takes version N. For Protobuf, `#my.package.Message`"
+        " after it chooses another message than the first one of the file.",
+    )
+    schema_registry_url: str = _config(
+        "schema.registry.url",
+        "",
+        Text("addresses that begin with http:// or https://, separated by commas"),
+        "The schema registry of value.schema=registry:SUBJECT, by its REST API. Empty: the cluster's own registry.",
     )
     value_framing: str = _config(
         "value.framing",
         "none",
         Choice(("none", "confluent")),
         "Not in Kafka. confluent: a zero byte and the id of the schema (four bytes) precede each value, as Confluent's"
-        " serializers write it. For json; Avro values need value.framing=none.",
+        " serializers write it. Avro and Protobuf values then need value.schema=registry:SUBJECT.",
     )
     value_columns: str = _config(
         "value.columns",

@@ -29,9 +29,15 @@ from spark_log.metadata.columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPI
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import insert_partitions
 from spark_log.partitions.retired_files import retire_folder
+from spark_log.registry.rows import lock_registry
+from spark_log.registry.topic_schemas import external_subject, lock_subjects, value_columns
 
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow."""
+
+
+_COLUMN_CONFIGS = {"schema.registry.url", "value.columns", "value.format", "value.framing", "value.schema"}
+"""The configs from which the typed columns follow."""
 
 
 def create_topic(
@@ -55,19 +61,21 @@ def create_topic(
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
-    value_columns = _value_columns(config, None)
+    external = external_subject(config)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
+        lock_subjects(connection, config)
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
         if taken is not None:
             reason = "exists already" if taken == name else f"collides with {taken!r}: '.' and '_' count as the same"
             raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
         loads = _broker_loads(connection, cluster.store.clock(connection))
         placement = place_replicas(loads, partitions, replication_factor)
+        columns = value_columns(connection, config, None, external)
         if validate_only:
             return None
         now = cluster.store.clock(connection)
-        return insert_topic(connection, name, placement, replication_factor, overrides, now, value_columns)
+        return insert_topic(connection, name, placement, replication_factor, overrides, now, columns)
 
     try:
         return cluster.store.transact(create, announce=True)
@@ -90,16 +98,24 @@ def alter_configs(
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
+    changes_columns = not _COLUMN_CONFIGS.isdisjoint(changes)
+    external = None
+    if changes_columns:
+        topic = cluster.store.read(lambda connection: find_topic(connection, name))
+        external = external_subject(_merged(topic, changes)[1])
+
     def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        if changes_columns:
+            lock_registry(connection)
         topic = find_topic(connection, name, lock=True)
-        merged = {**topic.overrides, **changes}
-        overrides = {key: value for key, value in merged.items() if value is not None}
-        config = TopicConfig.from_overrides(overrides)
+        overrides, config = _merged(topic, changes)
         _check_min_isr(config, topic.replication_factor)
-        value_columns = _value_columns(config, topic.value_columns)
+        columns = topic.value_columns
+        if changes_columns:
+            columns = value_columns(connection, config, columns, external)
         if validate_only:
             return topic
-        set_overrides(connection, topic.topic_id, overrides, value_columns)
+        set_overrides(connection, topic.topic_id, overrides, columns)
         return find_topic(connection, name)
 
     return cluster.store.transact(alter)
@@ -161,15 +177,11 @@ def insert_topic(
     return topic
 
 
-def _value_columns(config: TopicConfig, current: str | None) -> str | None:
-    """The typed columns after a change of the configs. Raises InvalidConfigurationError for a schema that cannot be
-    read, IncompatibleSchemaError for one that does not fit the columns that the topic has.
-    """
-    if config.value_format == "bytes" and current is None:
-        return None
-    from spark_log.columns.topic_columns import define  # imports pyarrow, which most clients of topics do not need
-
-    return define(config.value_format, config.value_schema, config.value_framing, config.value_columns, current)
+def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, str], TopicConfig]:
+    """The configs of the topic after the changes."""
+    merged = {**topic.overrides, **changes}
+    overrides = {key: value for key, value in merged.items() if value is not None}
+    return overrides, TopicConfig.from_overrides(overrides)
 
 
 def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:

@@ -20,6 +20,7 @@ from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.tail_seal import Tail, due_tails, sealing, tails
 from spark_log.quantities import count_of
+from spark_log.registry.external_ids import learn_schemas
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Several threads are useful: decoding, encoding and disk access do not block other threads."""
@@ -116,14 +117,22 @@ def plan_merge(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
-    """Write the files that lack the present typed columns of their topic again."""
-    yield from rewrite_partitions(
-        context,
-        "columns",
-        _partitions_to_backfill(context),
-        lambda topic, partition: backfill(context.cluster, context.writer, topic, partition, context.fence),
-        _THREADS,
-    )
+    """Write the files that lack the present typed columns of their topic again. Topics with an external schema registry
+    get the present versions of their subject first.
+    """
+    with FirstFailure() as failure:
+        for topic in context.topics():
+            if topic.config.schema_registry_url:
+                with failure.attempt():
+                    learn_schemas(context.cluster, topic)
+        with failure.attempt():
+            yield from rewrite_partitions(
+                context,
+                "columns",
+                _partitions_to_backfill(context),
+                lambda topic, partition: backfill(context.cluster, context.writer, topic, partition, context.fence),
+                _THREADS,
+            )
 
 
 def plan_backfill(context: MaintenanceContext) -> Iterator[Report]:

@@ -1,15 +1,17 @@
 """Sealing: writes the inline tail of a partition into Parquet segments, at the same offsets."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import sqlalchemy as sa
 
 from spark_log.append.write_ids import Writer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
+from spark_log.columns.framing import unframed
 from spark_log.config import TopicConfig
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
@@ -24,6 +26,8 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     write,
 )
 from spark_log.metadata.columns import PARTITION, SEGMENT
+from spark_log.records.inline import decode as decode_inline
+from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
@@ -61,7 +65,8 @@ def sealing(
     """As `seal`, but yields each file when it has been swapped in. With `end_offset` only segments that end at or below
     it.
 
-    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
+    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile. Raises
+    SchemaRegistryUnavailableError if the tail has schema ids that only an external registry knows, and it is away.
     """
     tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
     if end_offset is not None:
@@ -70,12 +75,26 @@ def sealing(
         rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
         if rewriting is None:
             continue
+        unknown = unknown_ids(topic, _schema_ids(rewriting)) if topic.config.schema_registry_url else set()
+        if unknown:
+            topic = learn_schemas(cluster, topic, unknown)
+            rewriting = replace(rewriting, topic=topic)
         write_id, name = writer.file_name()
         written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
         failpoint("seal.file-written")
         if swap(cluster, write_id, rewriting, written, fence):
             failpoint("seal.committed")
             yield rewriting, written
+
+
+def _schema_ids(rewriting: Rewriting) -> set[int]:
+    """The ids of Confluent's framing in the values of inline segments."""
+    found: set[int] = set()
+    for piece in rewriting.slices:
+        assert piece.data is not None
+        values = decode_inline(piece.data, piece.checksum, piece.record_count).column("value").combine_chunks()
+        found.update(np.unique(unframed(values)[1]).tolist())
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 Times are milliseconds; offsets are half-open ranges [base_offset, end_offset). Each table's and column's meaning is in
 its comment, which PostgreSQL stores too. A module holds the tables that one folder of spark_log writes.
 
-Lock order, in every transaction: lease, broker, log dir, topic, producer or transaction, group, partition (sorted by
-topic and number), replica.
+Lock order, in every transaction: lease, broker, log dir, schema registry, topic, producer or transaction, group,
+partition (sorted by topic and number), replica.
 """
 
 from spark_log.metadata.tables.append_tables import producer, producer_batch, spark_batch, write_id
@@ -29,6 +29,7 @@ from spark_log.metadata.tables.partitions_tables import (
     retired_replica,
     truncation,
 )
+from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
 from spark_log.metadata.tables.segments_tables import blob, segment
 from spark_log.metadata.tables.transactions_tables import transaction, transaction_segment
 
@@ -59,8 +60,11 @@ __all__ = [
     "retired_copy",
     "retired_file",
     "retired_replica",
+    "schema",
     "segment",
     "spark_batch",
+    "subject_config",
+    "subject_version",
     "topic",
     "transaction",
     "transaction_segment",

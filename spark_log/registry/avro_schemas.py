@@ -1,0 +1,47 @@
+"""Avro schemas: parsing and compatibility by Apache Avro's own package."""
+
+import json
+from typing import TYPE_CHECKING
+
+from spark_log.errors import InvalidConfigurationError, InvalidSchemaError
+from spark_log.registry.schemas import SchemaText
+
+if TYPE_CHECKING:
+    import avro.schema
+
+
+def parse(schema: SchemaText) -> "avro.schema.Schema":
+    """InvalidSchemaError says what is not valid."""
+    try:
+        import avro.errors
+        import avro.name
+        import avro.schema
+    except ImportError as error:
+        raise InvalidConfigurationError(
+            "Avro schemas in the registry need a package that is not installed: pip install 'spark-log[registry]'"
+        ) from error
+    names = avro.name.Names()
+    try:
+        for _, text in schema.imports:
+            avro.schema.make_avsc_object(json.loads(text), names)
+        return avro.schema.make_avsc_object(json.loads(schema.text), names)
+    except (avro.errors.AvroException, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidSchemaError(f"not an Avro schema: {error}") from error
+
+
+def column_source(schema: SchemaText) -> str:
+    """The schema with the types of its imports inside."""
+    return json.dumps(parse(schema).to_json()) if schema.imports else schema.text
+
+
+def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
+    """See `schemas.problems`."""
+    parsed = parse(reader), parse(writer)
+    from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+
+    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+    result = checker.get_compatibility(*parsed)
+    if result.compatibility is SchemaCompatibilityType.compatible:
+        return []
+    kinds = ", ".join(dict.fromkeys(each.value for each in result.incompatibilities))
+    return [f"{kinds} at {', '.join(sorted(result.locations))}: {'; '.join(sorted(result.messages))}"]

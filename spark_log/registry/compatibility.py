@@ -1,0 +1,37 @@
+"""The rule of compatibility levels: which versions a new schema is compared with, and in which direction. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from spark_log.registry.schemas import SchemaText, problems
+
+LEVELS = (
+    "NONE",
+    "BACKWARD",
+    "BACKWARD_TRANSITIVE",
+    "FORWARD",
+    "FORWARD_TRANSITIVE",
+    "FULL",
+    "FULL_TRANSITIVE",
+)
+DEFAULT_LEVEL = "BACKWARD"
+
+
+def incompatibilities(
+    level: str,
+    new: SchemaText,
+    versions: Sequence[tuple[int, SchemaText]],
+    compare: Callable[[SchemaText, SchemaText], list[str]] = problems,
+) -> list[str]:
+    """Why `new` is not compatible with the versions of its subject, which are in order; empty if it is.
+
+    BACKWARD: the new schema reads the records of the last version. FORWARD: the last version reads those of the new
+    one. FULL: both. With _TRANSITIVE, of all versions.
+    """
+    direction, _, transitive = level.partition("_")
+    found: list[str] = []
+    for version, old in versions if transitive else versions[-1:]:
+        if direction in ("BACKWARD", "FULL"):
+            found += [f"version {version} cannot be read: {each}" for each in compare(new, old)]
+        if direction in ("FORWARD", "FULL"):
+            found += [f"version {version} cannot read it: {each}" for each in compare(old, new)]
+    return found

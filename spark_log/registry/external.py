@@ -1,0 +1,104 @@
+"""A schema registry outside of the cluster, by its REST API. Versions and ids never change: they are cached."""
+
+import json
+from functools import lru_cache
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from spark_log.errors import (
+    InvalidConfigurationError,
+    SchemaNotFoundError,
+    SchemaRegistryError,
+    SchemaRegistryUnavailableError,
+    redact,
+)
+from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+
+_TIMEOUT_S = 10
+_ANSWER_BYTES_MAX = 64 << 20
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
+    """The version, or the latest one for None, and all versions as pairs of schema id and text.
+
+    Raises SchemaRegistryUnavailableError, SchemaNotFoundError, SchemaRegistryError.
+    """
+    numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
+    versions = [_version(url, subject, number) for number in numbers]
+    if version is not None and version not in numbers:
+        versions.append(_version(url, subject, version))
+    chosen = versions[-1] if version is None else next(each for each in versions if each.version == version)
+    return chosen, [(each.id, _text(url, each.schema)) for each in versions]
+
+
+@lru_cache(maxsize=4096)
+def find_id(url: str, schema_id: int) -> SchemaText:
+    """The schema with this id, with its imports. Raises as `find_subject` does."""
+    path = f"/schemas/ids/{schema_id}"
+    return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
+
+
+@lru_cache(maxsize=4096)
+def _version(url: str, subject: str, version: int) -> RegisteredSchema:
+    path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+    answer = _serialized(url, path, _get(url, path))
+    return RegisteredSchema(subject, version, _schema(answer["id"], answer))
+
+
+def _serialized(url: str, path: str, answer: Any) -> Any:
+    """For Protobuf the answer with a descriptor instead of a .proto text, which would have to be compiled."""
+    return _get(url, f"{path}?format=serialized") if answer.get("schemaType") == "PROTOBUF" else answer
+
+
+def _schema(schema_id: int, answer: Any) -> Schema:
+    references = [Reference(each["name"], each["subject"], each["version"]) for each in answer.get("references") or ()]
+    return Schema(schema_id, answer.get("schemaType", "AVRO"), answer["schema"], tuple(references))
+
+
+def _text(url: str, schema: Schema) -> SchemaText:
+    imports: dict[str, str] = {}
+
+    def add(references: tuple[Reference, ...]) -> None:
+        for each in references:
+            if each.name not in imports:
+                found = _version(url, each.subject, each.version).schema
+                add(found.references)
+                imports[each.name] = found.text
+
+    add(schema.references)
+    return SchemaText(schema.type, schema.text, tuple(imports.items()))
+
+
+def _get(urls: str, path: str) -> Any:
+    """The answer of the first of the addresses that answers."""
+    failure: Exception | None = None
+    for url in urls.split(","):
+        address = url.strip().rstrip("/")
+        if not address.startswith(("http://", "https://")):
+            raise InvalidConfigurationError(
+                f"schema.registry.url: expected http:// or https://, got {redact(address)!r}"
+            )
+        try:
+            with urlopen(Request(address + path, headers={"Accept": _ACCEPT}), timeout=_TIMEOUT_S) as response:
+                return json.loads(response.read(_ANSWER_BYTES_MAX))
+        except HTTPError as error:
+            if error.code < 500:
+                raise _refused(address, error) from error
+            failure = error
+        except (URLError, HTTPException, OSError, ValueError) as error:
+            failure = error
+    raise SchemaRegistryUnavailableError(f"schema registry {redact(urls)}: {redact(str(failure))}") from failure
+
+
+def _refused(address: str, error: HTTPError) -> SchemaRegistryError:
+    try:
+        answer = json.loads(error.read(_ANSWER_BYTES_MAX))
+        code, message = int(answer["error_code"]), str(answer["message"])
+    except (KeyError, TypeError, ValueError, OSError):
+        code, message = error.code, str(error)
+    kind = SchemaNotFoundError if error.code == 404 else SchemaRegistryError
+    return kind(f"schema registry {redact(address)}: {message}", code)

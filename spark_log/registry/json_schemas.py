@@ -1,0 +1,40 @@
+"""JSON Schemas. They are compatible if their columns are: the rule of `columns.evolution`."""
+
+import json
+from typing import Any
+
+from spark_log.columns.evolution import evolve
+from spark_log.columns.json.json_schema import json_schema_fields
+from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
+from spark_log.registry.schemas import SchemaText
+
+
+def parse(schema: SchemaText) -> Any:
+    """The schema as Python objects. InvalidSchemaError if it is not JSON, or neither an object nor a boolean."""
+    try:
+        parsed = json.loads(schema.text)
+    except (RecursionError, ValueError) as error:
+        raise InvalidSchemaError(f"not a JSON schema: {error}") from error
+    if not isinstance(parsed, dict | bool):
+        raise InvalidSchemaError("not a JSON schema: expected an object")
+    return parsed
+
+
+def column_source(schema: SchemaText) -> str:
+    """The schema with its imports among its definitions, under the names by which it refers to them."""
+    parsed = parse(schema)
+    if not schema.imports or not isinstance(parsed, dict):
+        return schema.text
+    imported = {name: parse(SchemaText("JSON", text)) for name, text in schema.imports}
+    return json.dumps({**parsed, "$imports": imported})
+
+
+def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
+    """See `schemas.problems`. Schemas without columns are compatible if they are equal."""
+    try:
+        evolve(json_schema_fields(column_source(reader)), json_schema_fields(column_source(writer)))
+    except InvalidSchemaError as error:
+        return [] if parse(reader) == parse(writer) else [str(error)]
+    except IncompatibleSchemaError as error:
+        return [str(error)]
+    return []

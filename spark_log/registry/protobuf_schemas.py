@@ -1,0 +1,216 @@
+"""Protobuf schemas: a .proto text, or the descriptor of a file in base64, as Confluent's Python client sends it.
+
+A .proto text is compiled with the protoc that the package grpcio-tools contains.
+"""
+
+import base64
+import binascii
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spark_log.columns.decoding import schema_fields
+from spark_log.columns.evolution import evolve
+from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.registry.schemas import SchemaText
+
+_FILE = "schema.proto"
+_COMPILE_S_MAX = 60
+_IMPORT = re.compile(r'\bimport\s+(?:public\s+|weak\s+)?"([^"]+)"\s*;')
+_INSTALLED = ("google/protobuf/", "google/type/")
+"""Files that schemas import without a reference. The descriptors are in Python packages."""
+
+
+def canonical(schema: SchemaText) -> str:
+    """The file's descriptor in base64, without its name: equal for a .proto text and its descriptor."""
+    file = _copy(_files(schema)[-1])
+    file.ClearField("name")
+    file.ClearField("source_code_info")
+    for field in _fields([*file.message_type], [*file.extension]):
+        if field.json_name == _default_json_name(field.name):
+            field.ClearField("json_name")
+    return base64.b64encode(file.SerializeToString(deterministic=True)).decode()
+
+
+def serialized(schema: SchemaText) -> str:
+    """The file's descriptor in base64, as Confluent's Python client asks for it (format=serialized)."""
+    return base64.b64encode(_files(schema)[-1].SerializeToString()).decode()
+
+
+def column_source(schema: SchemaText, message: str = "") -> str:
+    """A text of `protobuf_schema`: of the message with this full name, or of the first one of the file."""
+    from spark_log.columns.protobuf.schema import protobuf_schema
+
+    files = _files(schema)
+    if not message:
+        if not files[-1].message_type:
+            raise InvalidSchemaError("schema: the .proto file has no message")
+        message = _full_name(files[-1].package, files[-1].message_type[0].name)
+    return protobuf_schema(message, _set_of(files))
+
+
+def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
+    """See `schemas.problems`. The columns of each message have to be compatible, and a field keeps its number."""
+    found: list[str] = []
+    messages = _messages(_files(reader)[-1])
+    for name, written in _messages(_files(writer)[-1]).items():
+        if name not in messages:
+            found.append(f"message {name} is missing")
+            continue
+        numbers = {field.name: field.number for field in messages[name].field}
+        found += [
+            f"{name}.{field.name}: the number is {numbers[field.name]}, not {field.number}"
+            for field in written.field
+            if numbers.get(field.name, field.number) != field.number
+        ]
+        try:
+            columns = [schema_fields("protobuf", column_source(each, name)) for each in (reader, writer)]
+        except InvalidSchemaError:
+            continue  # a message without columns, such as one that contains itself
+        try:
+            evolve(*columns)
+        except IncompatibleSchemaError as error:
+            found.append(f"message {name}: {error}")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _files(schema: SchemaText) -> tuple[Any, ...]:
+    """The descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports, and last
+    the schema's. InvalidSchemaError if they do not make a schema.
+    """
+    try:
+        from google.protobuf import descriptor_pool
+    except ImportError as error:
+        raise _missing("protobuf") from error
+    files: dict[str, Any] = {}
+    for name, text in schema.imports:
+        _add(files, name, text)
+    _add(files, "", schema.text)
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for file in files.values():
+            pool.Add(file)
+            pool.FindFileByName(file.name)
+    except (KeyError, TypeError) as error:
+        raise InvalidSchemaError(f"not a Protobuf schema: {error}") from error
+    return tuple(files.values())
+
+
+def _add(files: dict[str, Any], name: str, text: str) -> None:
+    """Add the file and those files of Python packages that it imports. `name`: empty for the schema itself."""
+    file = _decoded(text)
+    imported = _IMPORT.findall(text) if file is None else file.dependency
+    for each in imported:
+        _add_installed(files, each)
+    if file is None:
+        file = _compiled(text, name or _FILE, list(files.values()))
+    else:
+        file.name = name or file.name or _FILE
+    files[file.name] = file
+
+
+def _add_installed(files: dict[str, Any], name: str) -> None:
+    if name in files or not name.startswith(_INSTALLED):
+        return
+    try:
+        descriptor = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR
+    except ImportError as error:
+        raise InvalidSchemaError(f"not a Protobuf schema: import {name!r}: there is no such file") from error
+    for each in descriptor.dependencies:
+        _add_installed(files, each.name)
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    files[name] = FileDescriptorProto.FromString(descriptor.serialized_pb)
+
+
+def _decoded(text: str) -> Any | None:
+    """The descriptor of a file, if the text is one in base64."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, DecodeError, ValueError):
+        return None
+
+
+def _compiled(text: str, name: str, imports: list[Any]) -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    if find_spec("grpc_tools") is None:
+        raise _missing("grpcio-tools")
+    if name.startswith("/") or ".." in Path(name).parts:
+        raise InvalidSchemaError(f"not a Protobuf schema: the path {name!r} has to be relative")
+    with tempfile.TemporaryDirectory(prefix="spark-log-proto-") as folder:
+        source = Path(folder, "source", name)
+        source.parent.mkdir(parents=True)
+        source.write_text(text)
+        known, compiled = Path(folder, "imports"), Path(folder, "compiled")
+        known.write_bytes(_set_of(imports))
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}/source", f"--descriptor_set_in={known}"]
+        done = subprocess.run(
+            [*command, f"--descriptor_set_out={compiled}", name],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S_MAX,
+            check=False,
+        )
+        if done.returncode:
+            reason = " ".join(done.stderr.replace(f"{folder}/", "").split())
+            raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}")
+        [file] = FileDescriptorSet.FromString(compiled.read_bytes()).file
+        return file
+
+
+def _set_of(files: Any) -> bytes:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    return bytes(FileDescriptorSet(file=files).SerializeToString())
+
+
+def _messages(file: Any) -> dict[str, Any]:
+    """The messages of the file by their full names, nested ones too."""
+    found: dict[str, Any] = {}
+    waiting = [(_full_name(file.package, each.name), each) for each in file.message_type]
+    while waiting:
+        name, message = waiting.pop(0)
+        if not message.options.map_entry:
+            found[name] = message
+            waiting += [(f"{name}.{each.name}", each) for each in message.nested_type]
+    return found
+
+
+def _fields(messages: list[Any], fields: list[Any]) -> Iterator[Any]:
+    yield from fields
+    for message in messages:
+        yield from _fields([*message.nested_type], [*message.field, *message.extension])
+
+
+def _default_json_name(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(part[:1].upper() + part[1:] for part in others)
+
+
+def _full_name(package: str, name: str) -> str:
+    return f"{package}.{name}" if package else name
+
+
+def _copy(file: Any) -> Any:
+    copy = type(file)()
+    copy.CopyFrom(file)
+    return copy
+
+
+def _missing(package: str) -> InvalidConfigurationError:
+    return InvalidConfigurationError(
+        f"Protobuf schemas in the registry need the package {package}: pip install 'spark-log[registry]'"
+    )

@@ -1,0 +1,332 @@
+"""The schema registry: the subjects of a cluster, with the rules of Confluent's Schema Registry."""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
+from spark_log.registry import rows
+from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS, incompatibilities
+from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type, schema_hash
+from spark_log.registry.topic_schemas import update_following_topics
+
+T = TypeVar("T")
+
+Version = int | Literal["latest"]
+
+MODES = ("READWRITE", "READONLY")
+DEFAULT_MODE = "READWRITE"
+
+_SUBJECT_LENGTH_MAX = 512
+_INVALID_VERSION, _INVALID_LEVEL, _INVALID_MODE = 42202, 42203, 42204
+_NOT_PERMITTED, _REFERENCE_EXISTS, _INVALID_SUBJECT = 42205, 42206, 42208
+_SUBJECT_DELETED, _SUBJECT_NOT_DELETED, _VERSION_DELETED, _VERSION_NOT_DELETED = 40404, 40405, 40406, 40407
+
+
+class Registry:
+    """The schemas of a cluster, kept in its metadata store. Safe to share between threads.
+
+    >>> registry = Registry(cluster)                                         # doctest: +SKIP
+    >>> registry.register("orders-value", schema_text, "AVRO").id            # doctest: +SKIP
+    1
+
+    Subjects, versions, ids and compatibility levels are those of Confluent's Schema Registry; `spark-log registry`
+    serves the same over HTTP. References are (name, subject, version).
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._store = cluster.store
+
+    def register(
+        self, subject: str, schema: str, type: str = "AVRO", references: Iterable[tuple[str, str, int]] = ()
+    ) -> RegisteredSchema:
+        """Add a schema as the next version of the subject; returns the version that has it already, if there is one.
+
+        The same schema has one id under all subjects. Topics that follow the subject get its new columns in the same
+        transaction. Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaRegistryError.
+        """
+        _check_subject(subject)
+        check_type(type)
+        given = _references(references)
+        known = self._store.read(lambda connection: _find(connection, subject, type, schema, given))
+        if known is not None:
+            return known
+        return self._write(lambda connection: _register(connection, subject, type, schema, given))
+
+    def lookup(
+        self,
+        subject: str,
+        schema: str,
+        type: str = "AVRO",
+        references: Iterable[tuple[str, str, int]] = (),
+        *,
+        deleted: bool = False,
+    ) -> RegisteredSchema:
+        """The version of the subject that has this schema. SchemaNotFoundError if there is none."""
+        check_type(type)
+        given = _references(references)
+
+        def find(connection: sa.Connection) -> RegisteredSchema:
+            if not rows.versions_of(connection, subject, deleted=deleted):
+                raise rows.subject_not_found(subject)
+            found = _find(connection, subject, type, schema, given, deleted=deleted)
+            if found is None:
+                raise SchemaNotFoundError("Schema not found", rows.SCHEMA_NOT_FOUND)
+            return found
+
+        return self._store.read(find)
+
+    def schema(self, schema_id: int) -> Schema:
+        """The schema with this id. SchemaNotFoundError."""
+        found = self._store.read(lambda connection: rows.find_schema(connection, schema_id))
+        if found is None:
+            raise SchemaNotFoundError(f"Schema {schema_id} not found", rows.SCHEMA_NOT_FOUND)
+        return found
+
+    def with_imports(self, schema: Schema) -> SchemaText:
+        """The schema with the texts of all schemas that it refers to."""
+        return self._store.read(lambda c: rows.text_of(c, schema.type, schema.text, schema.references))
+
+    def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
+        """The names of the subjects; with `deleted` those too that have only softly deleted versions."""
+        return self._store.read(lambda connection: rows.subject_names(connection, prefix, deleted=deleted))
+
+    def subjects_of(self, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
+        """The subjects and versions that have the schema. SchemaNotFoundError if there is no such schema."""
+        self.schema(schema_id)
+        return self._store.read(lambda connection: rows.subjects_of(connection, schema_id, deleted=deleted))
+
+    def versions(self, subject: str, *, deleted: bool = False) -> list[int]:
+        """The version numbers of the subject. SchemaNotFoundError if it has none."""
+        found = self._store.read(lambda connection: rows.versions_of(connection, subject, deleted=deleted))
+        if not found:
+            raise rows.subject_not_found(subject)
+        return [each.version for each in found]
+
+    def version(self, subject: str, version: Version = "latest", *, deleted: bool = False) -> RegisteredSchema:
+        """A version of the subject. SchemaNotFoundError."""
+        number = _version(version)
+        return self._store.read(lambda connection: rows.find_version(connection, subject, number, deleted=deleted))
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """The latest version of the subject. SchemaNotFoundError."""
+        return self.version(subject)
+
+    def referring_ids(self, subject: str, version: Version) -> list[int]:
+        """Ids of the schemas that refer to the version."""
+        found = self.version(subject, version, deleted=True)
+        return self._store.read(lambda connection: rows.referring_ids(connection, subject, [found.version]))
+
+    def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
+        """Delete all versions of the subject, and its compatibility level and mode; returns the version numbers.
+
+        A soft deletion keeps the versions for lookups with `deleted`. A permanent one has to follow a soft one. Ids are
+        never used again for another schema.
+        """
+
+        def delete(connection: sa.Connection) -> list[int]:
+            _check_writable(connection, subject)
+            every = rows.versions_of(connection, subject, deleted=True)
+            live = rows.versions_of(connection, subject)
+            if not every:
+                raise rows.subject_not_found(subject)
+            if permanent and live:
+                raise SchemaNotFoundError(
+                    f"Subject '{subject}' was not deleted first before being permanently deleted", _SUBJECT_NOT_DELETED
+                )
+            if not permanent and not live:
+                raise SchemaNotFoundError(
+                    f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently", _SUBJECT_DELETED
+                )
+            versions = [each.version for each in (every if permanent else live)]
+            _delete(connection, subject, versions, permanent)
+            rows.set_config(connection, subject, compatibility=None, mode=None)
+            return versions
+
+        return self._write(delete)
+
+    def delete_version(self, subject: str, version: Version, *, permanent: bool = False) -> int:
+        """Delete one version; returns its number. See `delete_subject`."""
+        number = _version(version)
+
+        def delete(connection: sa.Connection) -> int:
+            _check_writable(connection, subject)
+            found = rows.find_version(connection, subject, number, deleted=permanent or number is not None)
+            is_live = any(each.version == found.version for each in rows.versions_of(connection, subject))
+            if permanent and is_live:
+                raise SchemaNotFoundError(
+                    f"Subject '{subject}' Version {found.version} was not deleted first before being permanently"
+                    " deleted",
+                    _VERSION_NOT_DELETED,
+                )
+            if not permanent and not is_live:
+                raise SchemaNotFoundError(
+                    f"Subject '{subject}' Version {found.version} was soft deleted. Set permanent=true to delete"
+                    " permanently",
+                    _VERSION_DELETED,
+                )
+            _delete(connection, subject, [found.version], permanent)
+            return found.version
+
+        return self._write(delete)
+
+    def compatibility(self, subject: str | None = None) -> str | None:
+        """The compatibility level that is set for the subject, None if none is; without a subject that of all."""
+        level, _ = self._store.read(lambda connection: rows.config_of(connection, subject or rows.ALL_SUBJECTS))
+        return level or (None if subject else DEFAULT_LEVEL)
+
+    def set_compatibility(self, level: str | None, subject: str | None = None) -> None:
+        """Set the compatibility level of the subject, or of all subjects; None: back to the default."""
+        if level is not None and level not in LEVELS:
+            raise SchemaRegistryError(
+                f"Invalid compatibility level {level!r}. Valid values are {', '.join(LEVELS)}", _INVALID_LEVEL
+            )
+        self._set(subject, compatibility=level)
+
+    def test_compatibility(
+        self,
+        subject: str,
+        schema: str,
+        type: str = "AVRO",
+        references: Iterable[tuple[str, str, int]] = (),
+        version: Version | None = None,
+    ) -> list[str]:
+        """Why the schema cannot become the next version of the subject; empty if it can.
+
+        `version`: compare with this version alone, at the subject's compatibility level.
+        """
+        check_type(type)
+        given = _references(references)
+        number = None if version is None else _version(version)
+
+        def test(connection: sa.Connection) -> list[str]:
+            new = rows.text_of(connection, type, schema, given)
+            schema_hash(new, given)  # is it a schema?
+            if version is None:
+                versions = rows.versions_of(connection, subject)
+            else:
+                versions = [rows.find_version(connection, subject, number)]
+            return _incompatibilities(connection, subject, new, versions)
+
+        return self._store.read(test)
+
+    def mode(self, subject: str | None = None) -> str | None:
+        """READWRITE or READONLY, as set for the subject, None if none is; without a subject that of all."""
+        _, mode = self._store.read(lambda connection: rows.config_of(connection, subject or rows.ALL_SUBJECTS))
+        return mode or (None if subject else DEFAULT_MODE)
+
+    def set_mode(self, mode: str | None, subject: str | None = None) -> None:
+        """Set the mode of the subject, or of all subjects; None: back to the default."""
+        if mode is not None and mode not in MODES:
+            raise SchemaRegistryError(f"Invalid mode {mode!r}. Valid values are {', '.join(MODES)}", _INVALID_MODE)
+        self._set(subject, mode=mode)
+
+    def _set(self, subject: str | None, **values: str | None) -> None:
+        if subject is not None:
+            _check_subject(subject)
+        self._write(lambda connection: rows.set_config(connection, subject or rows.ALL_SUBJECTS, **values))
+
+    def _write(self, body: Callable[[sa.Connection], T]) -> T:
+        def write(connection: sa.Connection, _attempt: object) -> T:
+            rows.lock_registry(connection)
+            return body(connection)
+
+        return self._store.transact(write)
+
+
+def _register(
+    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
+) -> RegisteredSchema:
+    known = _find(connection, subject, type_, text, references)
+    if known is not None:
+        return known
+    _check_writable(connection, subject)
+    new = rows.text_of(connection, type_, text, references)
+    hash_ = schema_hash(new, references)
+    refused = _incompatibilities(connection, subject, new, rows.versions_of(connection, subject))
+    if refused:
+        raise IncompatibleSchemaError(
+            f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
+            f" {'; '.join(refused)}"
+        )
+    schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
+    version = max((each.version for each in rows.versions_of(connection, subject, deleted=True)), default=0) + 1
+    rows.insert_version(connection, subject, version, schema.id)
+    update_following_topics(connection, subject)
+    return RegisteredSchema(subject, version, schema)
+
+
+def _find(
+    connection: sa.Connection,
+    subject: str,
+    type_: str,
+    text: str,
+    references: tuple[Reference, ...],
+    *,
+    deleted: bool = False,
+) -> RegisteredSchema | None:
+    hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
+    schema = rows.find_hash(connection, hash_)
+    if schema is None:
+        return None
+    versions = rows.versions_of(connection, subject, deleted=deleted)
+    return next((each for each in reversed(versions) if each.id == schema.id), None)
+
+
+def _incompatibilities(
+    connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
+) -> list[str]:
+    level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
+    texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
+    return incompatibilities(level or DEFAULT_LEVEL, new, texts)
+
+
+def _delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:
+    referring = rows.referring_ids(connection, subject, versions)
+    if referring:
+        raise SchemaRegistryError(
+            f"One or more references exist to subject {subject!r}: from schema {', '.join(map(str, referring))}",
+            _REFERENCE_EXISTS,
+        )
+    if permanent:
+        rows.delete_versions(connection, subject, versions)
+    else:
+        rows.set_deleted(connection, subject, versions)
+
+
+def _check_writable(connection: sa.Connection, subject: str) -> None:
+    mode = rows.config_of(connection, subject)[1] or rows.config_of(connection, rows.ALL_SUBJECTS)[1]
+    if mode == "READONLY":
+        raise SchemaRegistryError(f"Subject {subject} is in read-only mode", _NOT_PERMITTED)
+
+
+def _check_subject(subject: str) -> None:
+    if not subject or len(subject) > _SUBJECT_LENGTH_MAX or not subject.isprintable():
+        raise SchemaRegistryError(
+            f"The specified subject {subject[:100]!r} is not a valid subject: 1 to {_SUBJECT_LENGTH_MAX} printable"
+            " characters are allowed",
+            _INVALID_SUBJECT,
+        )
+
+
+def _version(version: Version) -> int | None:
+    """None for the latest version."""
+    if version == "latest" or version == -1:
+        return None
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**31:
+        raise SchemaRegistryError(
+            f"The specified version '{version}' is not a valid version id. Allowed values are between [1, 2^31-1] and"
+            ' the string "latest"',
+            _INVALID_VERSION,
+        )
+    return version
+
+
+def _references(references: Iterable[tuple[str, str, int]]) -> tuple[Reference, ...]:
+    try:
+        found = tuple(Reference(*each) for each in references)
+    except TypeError as error:
+        raise InvalidSchemaError("references: expected (name, subject, version) of each") from error
+    return found

@@ -1,0 +1,154 @@
+"""The rows of the schema registry."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.errors import SchemaNotFoundError
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
+from spark_log.metadata.insert import insert_if_missing
+from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+
+ALL_SUBJECTS = ""
+"""subject_config.subject of the row that applies to subjects without one."""
+
+SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
+"""Confluent's error codes."""
+
+_SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
+
+
+def lock_registry(connection: sa.Connection) -> None:
+    """Wait for other writers of the registry, and for changes of topics that follow a subject. To be taken before a
+    topic is locked.
+    """
+    insert_if_missing(connection, t.subject_config, {"subject": ALL_SUBJECTS, "compatibility": None, "mode": None})
+    query = sa.select(SUBJECT_CONFIG.subject).where(SUBJECT_CONFIG.subject == ALL_SUBJECTS)
+    connection.execute(query.with_for_update()).one()
+
+
+def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
+    """The schema with this id, if a subject has it or had it before a soft deletion."""
+    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
+    row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.schema_id == schema_id, used)).first()
+    return None if row is None else _schema(*row)
+
+
+def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
+    row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.hash == hash_)).first()
+    return None if row is None else _schema(*row)
+
+
+def insert_schema(
+    connection: sa.Connection, type_: str, text: str, references: Sequence[Reference], hash_: str
+) -> Schema:
+    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
+    schema = Schema(last + 1, type_, text, tuple(references))
+    row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
+    connection.execute(t.schema.insert(), row)
+    return schema
+
+
+def insert_version(connection: sa.Connection, subject: str, version: int, schema_id: int) -> None:
+    row = {"subject": subject, "version": version, "schema_id": schema_id, "deleted": False}
+    connection.execute(t.subject_version.insert(), row)
+
+
+def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool = False) -> list[str]:
+    query = sa.select(SUBJECT_VERSION.subject).distinct().order_by(SUBJECT_VERSION.subject)
+    query = query.where(SUBJECT_VERSION.subject.startswith(prefix, autoescape=True))
+    return list(connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted)).scalars())
+
+
+def versions_of(connection: sa.Connection, subject: str, *, deleted: bool = False) -> list[RegisteredSchema]:
+    """The versions of a subject, in order; with `deleted` those that are softly deleted too."""
+    query = (
+        sa.select(SUBJECT_VERSION.version, *_SCHEMA_COLUMNS)
+        .join(t.schema, SCHEMA.schema_id == SUBJECT_VERSION.schema_id)
+        .where(SUBJECT_VERSION.subject == subject)
+        .order_by(SUBJECT_VERSION.version)
+    )
+    rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
+    return [RegisteredSchema(subject, version, _schema(*row)) for version, *row in rows]
+
+
+def find_version(
+    connection: sa.Connection, subject: str, version: int | None, *, deleted: bool = False
+) -> RegisteredSchema:
+    """The version, or the latest one for None. SchemaNotFoundError."""
+    found = versions_of(connection, subject, deleted=deleted)
+    if not found:
+        raise subject_not_found(subject)
+    if version is None:
+        return found[-1]
+    for each in found:
+        if each.version == version:
+            return each
+    raise SchemaNotFoundError(f"Version {version} not found.", VERSION_NOT_FOUND)
+
+
+def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
+    """The subjects and versions that have the schema."""
+    query = sa.select(SUBJECT_VERSION.subject, SUBJECT_VERSION.version).where(SUBJECT_VERSION.schema_id == schema_id)
+    query = query.order_by(SUBJECT_VERSION.subject, SUBJECT_VERSION.version)
+    rows = connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted))
+    return [(row.subject, row.version) for row in rows]
+
+
+def referring_ids(connection: sa.Connection, subject: str, versions: Iterable[int]) -> list[int]:
+    """Ids of the schemas of subjects that refer to one of the versions."""
+    wanted = {(subject, version) for version in versions}
+    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id, ~SUBJECT_VERSION.deleted)
+    rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
+    return sorted(
+        row.schema_id for row in rows if any((of, version) in wanted for _, of, version in json.loads(row.imports))
+    )
+
+
+def set_deleted(connection: sa.Connection, subject: str, versions: Sequence[int]) -> None:
+    where = (SUBJECT_VERSION.subject == subject) & SUBJECT_VERSION.version.in_(versions)
+    connection.execute(t.subject_version.update().where(where).values(deleted=True))
+
+
+def delete_versions(connection: sa.Connection, subject: str, versions: Sequence[int]) -> None:
+    """Delete the rows of the versions; the schemas stay, so that their ids are never used for others."""
+    where = (SUBJECT_VERSION.subject == subject) & SUBJECT_VERSION.version.in_(versions)
+    connection.execute(t.subject_version.delete().where(where))
+
+
+def config_of(connection: sa.Connection, subject: str) -> tuple[str | None, str | None]:
+    """Compatibility and mode that are set for the subject itself."""
+    query = sa.select(SUBJECT_CONFIG.compatibility, SUBJECT_CONFIG.mode).where(SUBJECT_CONFIG.subject == subject)
+    row = connection.execute(query).first()
+    return (None, None) if row is None else (row.compatibility, row.mode)
+
+
+def set_config(connection: sa.Connection, subject: str, **values: str | None) -> None:
+    """Set `compatibility` or `mode` of a subject; None: that of all subjects."""
+    insert_if_missing(connection, t.subject_config, {"subject": subject, "compatibility": None, "mode": None})
+    connection.execute(t.subject_config.update().where(SUBJECT_CONFIG.subject == subject).values(**values))
+
+
+def text_of(connection: sa.Connection, type_: str, text: str, references: Sequence[Reference]) -> SchemaText:
+    """The schema with the texts of all that it refers to. SchemaNotFoundError for a reference that does not exist."""
+    imports: dict[str, str] = {}
+
+    def add(references: Sequence[Reference]) -> None:
+        for each in references:
+            if each.name not in imports:
+                schema = find_version(connection, each.subject, each.version, deleted=True).schema
+                add(schema.references)
+                imports[each.name] = schema.text
+
+    add(references)
+    return SchemaText(type_, text, tuple(imports.items()))
+
+
+def subject_not_found(subject: str) -> SchemaNotFoundError:
+    return SchemaNotFoundError(f"Subject '{subject}' not found.", SUBJECT_NOT_FOUND)
+
+
+def _schema(schema_id: int, type_: str, text: str, imports: str) -> Schema:
+    return Schema(schema_id, type_, text, tuple(Reference(*each) for each in json.loads(imports)))

@@ -1,0 +1,235 @@
+"""The schema registry on both stores: subjects, versions, ids, compatibility, deletion, and the topics that follow."""
+
+import json
+
+import pytest
+
+from spark_log import Registry
+from spark_log.cluster.topics import find_topic
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.errors import (
+    IncompatibleSchemaError,
+    InvalidConfigurationError,
+    InvalidSchemaError,
+    SchemaNotFoundError,
+    SchemaRegistryError,
+)
+from spark_log.registry.protobuf_schemas import serialized
+from spark_log.registry.schemas import SchemaText
+from tests.support.python_process import PythonProcess
+from tests.support.topics import make
+
+PROTO = """syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";
+message Order { string item = 1; google.protobuf.Timestamp at = 2; }"""
+
+
+def avro(*fields, name="Order"):
+    """A record with fields given as (name, type) or (name, type, default)."""
+    found = [dict(zip(("name", "type", "default"), field, strict=False)) for field in fields]
+    return json.dumps({"type": "record", "name": name, "fields": found})
+
+
+ITEM, COUNT = ("item", "string"), ("count", ["null", "long"], None)
+ONE, TWO, BREAKING = avro(ITEM), avro(ITEM, COUNT), avro(ITEM, ("price", "double"))
+
+
+@pytest.fixture
+def registry(cluster):
+    return Registry(cluster)
+
+
+def refused(code, call, *arguments, **keywords):
+    with pytest.raises(SchemaRegistryError) as raised:
+        call(*arguments, **keywords)
+    assert raised.value.error_code == code
+
+
+def test_versions_and_ids(registry):
+    first, second = registry.register("a", ONE), registry.register("a", TWO)
+    assert [(each.version, each.id) for each in (first, second)] == [(1, 1), (2, 2)]
+    spaced = json.dumps(json.loads(ONE), indent=2, sort_keys=True)
+    assert registry.register("a", spaced) == first, "the same schema, written in another way"
+    assert registry.register("b", TWO).id == 2, "one id under all subjects"
+    assert registry.subjects() == ["a", "b"] and registry.subjects("b") == ["b"]
+    assert registry.versions("a") == [1, 2] and registry.latest("a") == second
+    assert registry.lookup("a", ONE) == first == registry.version("a", 1)
+    assert registry.schema(2).text == TWO and registry.subjects_of(2) == [("a", 2), ("b", 1)]
+    refused(40401, registry.versions, "c")
+    refused(40402, registry.version, "a", 3)
+    refused(40403, registry.schema, 3)
+    refused(40403, registry.lookup, "b", ONE)
+    refused(42202, registry.version, "a", 0)
+    refused(42208, registry.register, "a\n", ONE)
+    for text, type_ in (("{", "AVRO"), ('"strin"', "AVRO"), ("[]", "JSON"), ("message", "PROTOBUF"), (ONE, "XML")):
+        with pytest.raises(InvalidSchemaError):
+            registry.register("c", text, type_)
+    assert registry.register("c", '"string"').id == 3
+
+
+def test_deleted_versions_and_ids_are_not_used_again(registry):
+    registry.set_compatibility("NONE")
+    for text in (ONE, TWO, BREAKING):
+        registry.register("a", text)
+    refused(40407, registry.delete_version, "a", 2, permanent=True)
+    assert registry.delete_version("a", 2) == 2 and registry.versions("a") == [1, 3]
+    refused(40406, registry.delete_version, "a", 2)
+    refused(40402, registry.version, "a", 2)
+    assert registry.version("a", 2, deleted=True).id == 2 and registry.schema(2).text == TWO
+    assert registry.register("a", TWO)[:2] == ("a", 4) and registry.version("a", 4).id == 2
+    refused(40405, registry.delete_subject, "a", permanent=True)
+    assert registry.delete_subject("a") == [1, 3, 4]
+    refused(40404, registry.delete_subject, "a")
+    assert registry.subjects() == [] and registry.subjects(deleted=True) == ["a"]
+    assert registry.delete_subject("a", permanent=True) == [1, 2, 3, 4]
+    refused(40401, registry.delete_subject, "a")
+    refused(40403, registry.schema, 3)
+    assert registry.register("b", avro(ITEM, name="Other")).id == 4
+    assert registry.register("b", BREAKING).id == 3, "the same schema gets its id again"
+
+
+def test_references(registry):
+    registry.register("line", avro(("n", "int"), name="shop.Line"))
+    text = avro(("lines", {"type": "array", "items": "shop.Line"}))
+    with pytest.raises(InvalidSchemaError):
+        registry.register("order", text)
+    refused(40401, registry.register, "order", text, "AVRO", [("shop.Line", "lines", 1)])
+    order = registry.register("order", text, "AVRO", [("shop.Line", "line", 1)])
+    assert registry.schema(order.id).references == (("shop.Line", "line", 1),)
+    assert registry.referring_ids("line", 1) == [order.id]
+    refused(42206, registry.delete_subject, "line")
+    wider = avro(("lines", {"type": "array", "items": "shop.Line"}), COUNT)
+    assert registry.register("order", wider, "AVRO", [("shop.Line", "line", 1)]).version == 2
+
+
+@pytest.mark.parametrize(
+    ("level", "accepted"),
+    [
+        ("NONE", [True, True, True]),
+        ("BACKWARD", [True, False, True]),
+        ("FORWARD", [True, True, False]),
+        ("FULL", [True, False, False]),
+        ("BACKWARD_TRANSITIVE", [True, False, True]),
+        ("FORWARD_TRANSITIVE", [True, True, False]),
+        ("FULL_TRANSITIVE", [True, False, False]),
+    ],
+)
+def test_levels_of_compatibility(registry, level, accepted):
+    registry.register("a", ONE)
+    registry.set_compatibility(level, "a")
+    assert registry.compatibility("a") == level and registry.compatibility("b") is None
+    assert registry.compatibility() == "BACKWARD"
+    empty = json.dumps({"type": "record", "name": "Order", "fields": []})
+    assert [not registry.test_compatibility("a", text) for text in (TWO, BREAKING, empty)] == accepted
+    if accepted[1]:
+        registry.register("a", BREAKING)
+    else:
+        with pytest.raises(IncompatibleSchemaError, match="price"):
+            registry.register("a", BREAKING)
+
+
+def test_transitive_levels_compare_all_versions(registry):
+    number, text = avro(("n", "long")), avro(("n", "string"))
+    registry.set_compatibility("NONE", "a")
+    registry.register("a", number)
+    registry.register("a", text)
+    registry.set_compatibility("BACKWARD", "a")
+    again = avro(("n", "string"), COUNT)
+    assert registry.test_compatibility("a", again) == []
+    registry.set_compatibility("BACKWARD_TRANSITIVE", "a")
+    assert "version 1" in registry.test_compatibility("a", again)[0]
+    assert registry.test_compatibility("a", again, version=2) == []
+    refused(42203, registry.set_compatibility, "SIDEWAYS")
+
+
+def test_json_and_protobuf_are_compared_by_their_columns(registry):
+    def schema(kind):
+        return json.dumps({"type": "object", "properties": {"n": {"type": kind}}})
+
+    registry.register("j", schema("integer"), "JSON")
+    with pytest.raises(IncompatibleSchemaError, match="n: the column is STRING, not BIGINT"):
+        registry.register("j", schema("string"), "JSON")
+    first = registry.register("p", PROTO, "PROTOBUF")
+    assert registry.register("p", serialized(SchemaText("PROTOBUF", PROTO)), "PROTOBUF") == first
+    registry.register("p", PROTO.replace("at = 2;", "at = 2; int32 n = 3;"), "PROTOBUF")
+    for changed, why in (("bytes item = 1", "item: the column is BINARY"), ("string item = 4", "number is 4, not 1")):
+        with pytest.raises(IncompatibleSchemaError, match=why):
+            registry.register("p", PROTO.replace("string item = 1", changed), "PROTOBUF")
+    with pytest.raises(IncompatibleSchemaError, match="AVRO, not PROTOBUF"):
+        registry.register("p", ONE)
+
+
+def test_a_read_only_subject_is_not_changed(registry):
+    registry.register("a", ONE)
+    registry.set_mode("READONLY")
+    assert registry.mode() == "READONLY" and registry.register("a", ONE).id == 1
+    refused(42205, registry.register, "a", TWO)
+    refused(42205, registry.delete_subject, "a")
+    registry.set_mode("READWRITE", "a")
+    assert registry.register("a", TWO).id == 2
+    refused(42204, registry.set_mode, "IMPORT")
+
+
+PROGRAM = """
+import json, sys
+from spark_log import Cluster, Registry
+sys.stdin.read(1)
+with Cluster.open(sys.argv[1]) as cluster:
+    registry = Registry(cluster)
+    ids = [registry.register("s", text).id for text in json.loads(sys.argv[2])]
+    own = registry.register(f"own-{sys.argv[3]}", json.loads(sys.argv[2])[0]).id
+print(json.dumps([*ids, own]))
+"""
+
+
+def test_concurrent_processes_get_one_id_for_one_schema(cluster, cluster_address, registry):
+    texts = [avro(ITEM, *((f"f{n}", ["null", "long"], None) for n in range(count))) for count in range(6)]
+    crowd = [PythonProcess("-c", PROGRAM, cluster_address, json.dumps(texts), n, stdin=-1, stdout=-1) for n in range(8)]
+    for process in crowd:
+        process.stdin.write(b"x")
+        process.stdin.flush()
+    answers = {process.communicate(timeout=60)[0] for process in crowd}
+    assert {process.returncode for process in crowd} == {0}
+    [answer] = answers
+    *ids, own = json.loads(answer)
+    assert ids == [1, 2, 3, 4, 5, 6] and own == 1
+    assert registry.versions("s") == ids and len(registry.subjects()) == 9
+
+
+def columns(cluster, name="orders"):
+    return cluster.store.read(lambda connection: find_topic(connection, name)).columns
+
+
+def test_topics_follow_a_subject(cluster, registry):
+    registry.register("orders-value", ONE)
+    confluent = {"value_format": "avro", "value_framing": "confluent"}
+    make(cluster, "orders", value_schema="registry:orders-value", **confluent)
+    make(cluster, "fixed", value_schema="registry:orders-value@1", **confluent)
+    make(cluster, "plain", value_format="avro", value_schema="registry:orders-value")
+    registry.register("orders-value", TWO)
+    followed, fixed, plain = columns(cluster), columns(cluster, "fixed"), columns(cluster, "plain")
+    assert (followed.version, [field.name for field in followed.fields]) == (2, ["item", "count"])
+    assert (fixed.version, [field.name for field in fixed.fields]) == (2, ["item"])
+    assert [*followed.schemas_by_id] == [*fixed.schemas_by_id] == [1, 2] and not plain.schemas_by_id
+    assert plain.schema == TWO
+
+    registry.set_compatibility("NONE")
+    other = avro(("item", "long"))
+    with pytest.raises(IncompatibleSchemaError, match=r"topic orders follows .*: item: the column is STRING"):
+        registry.register("orders-value", other)
+    assert registry.versions("orders-value") == [1, 2], "nothing was changed"
+    for name in ("orders", "plain"):
+        alter_configs(cluster, name, {"value.schema": "registry:orders-value@2"})
+    assert registry.register("orders-value", other).version == 3
+    assert columns(cluster) == followed, "the ids of schemas that do not fit the columns are not known"
+    alter_configs(cluster, "orders", {"retention.ms": "-1"})
+    assert columns(cluster) == followed
+
+    for schema, error in (
+        ("registry:orders-value", IncompatibleSchemaError),
+        ("registry:nothing", SchemaNotFoundError),
+        ("registry:", InvalidConfigurationError),
+    ):
+        with pytest.raises(error):
+            alter_configs(cluster, "orders", {"value.schema": schema})
+    with pytest.raises(InvalidConfigurationError, match=r"value\.format=json: version 3"):
+        make(cluster, "wrong", value_format="json", value_schema="registry:orders-value")
