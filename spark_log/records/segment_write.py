@@ -5,25 +5,33 @@ footer. Every page carries a CRC-32, the footer its own digest (segment_footer.p
 like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
 
 A topic with typed columns (`columns/`) has two more columns in its files: record_error, and record as the last one.
-They are decoded here, from value, whenever a row group is written. The leaves of record have statistics.
+They are decoded here, from value, whenever a row group is written, unless the records come with them. The leaves of
+record have statistics.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.check import RECORD_BYTES_MAX
 from spark_log.records.compression_codecs import codec_level, codec_name
 from spark_log.records.hashed_stream import HashedStream, Sink
-from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, SEGMENT_SCHEMA, segment_schema
+from spark_log.records.schema import (
+    MICROSECONDS_PER_MILLISECOND,
+    RECORD_SCHEMA,
+    SEGMENT_SCHEMA,
+    TYPED,
+    segment_schema,
+)
 
 ROW_GROUP_RECORDS = 65_536
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -59,7 +67,7 @@ class SegmentWriter:
     ) -> None:
         self.codec = codec_name(codec)
         self._columns = columns
-        schema = segment_schema(None if columns is None else columns.fields)
+        self._schema = schema = segment_schema(None if columns is None else columns.fields)
         leaves = [] if columns is None else ["record_error", *leaf_paths(pa.field("record", columns.fields))]
         compression_level = codec_level(self.codec, level)
         self.record_count = 0
@@ -97,11 +105,14 @@ class SegmentWriter:
     def write(self, records: pa.Table, offset_deltas: pa.Array | pa.ChunkedArray | None = None) -> None:
         """Append records (RECORD_SCHEMA). Offset deltas run on from the last one, or are `offset_deltas` (compaction).
 
-        Raises InvalidRecordError for another schema, a null timestamp, deltas that do not strictly increase or do not
-        fit into int32; MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
+        Records may come with the typed columns of this writer's definition, record_error and record: then their values
+        are not decoded. Raises InvalidRecordError for another schema, a null timestamp, deltas that do not strictly
+        increase or do not fit into int32; MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
         """
-        if not records.schema.equals(RECORD_SCHEMA):
-            raise InvalidRecordError(f"records: expected columns {RECORD_SCHEMA}, got {records.schema}")
+        typed = list(self._schema)[len(SEGMENT_SCHEMA) :] if "record" in records.schema.names else []
+        expected = pa.schema([*RECORD_SCHEMA, *typed])
+        if not records.schema.equals(expected):
+            raise InvalidRecordError(f"records: expected columns {expected}, got {records.schema}")
         if records.num_rows == 0:
             return
         timestamps = records.column("timestamp")
@@ -109,8 +120,12 @@ class SegmentWriter:
             raise InvalidRecordError(f"timestamp: null in {timestamps.null_count} records")
         deltas = self._deltas(records.num_rows, offset_deltas)
         rows = pa.table(
-            [from_numpy(deltas), timestamps, *(records.column(n) for n in ("key", "value", "headers"))],
-            schema=SEGMENT_SCHEMA,
+            [
+                from_numpy(deltas),
+                timestamps,
+                *(records.column(name) for name in ("key", "value", "headers", *(field.name for field in typed))),
+            ],
+            schema=pa.schema([*SEGMENT_SCHEMA, *typed]),
         )
         pieces = list(_pieces(rows))
         extent = pc.min_max(timestamps.cast(pa.int64()))
@@ -124,8 +139,7 @@ class SegmentWriter:
 
     def own_rows(self) -> None:
         """Copy the rows that wait: slices of the batches that they came in keep those in memory, whole."""
-        if self._waiting:
-            self._waiting = [own(self._waiting)]
+        self._waiting = [own(tables) for tables in _of_one_schema(self._waiting)]
 
     def close(self) -> SegmentFacts:
         """Write what waits and the footer; the sink stays open."""
@@ -185,8 +199,11 @@ class SegmentWriter:
         """Write the rows that wait as a row group, however small: for a caller that is short of memory."""
         if self._waiting:
             # Parquet encodes chunk by chunk: many small ones cost more than the copy into one.
-            rows = pa.concat_tables(self._waiting).combine_chunks()
-            for group in [rows] if self._columns is None else _with_columns(rows, self._columns):
+            parts = [pa.concat_tables(tables).combine_chunks() for tables in _of_one_schema(self._waiting)]
+            if self._columns is not None:
+                parts = [_typed(part, self._columns) for part in parts]
+            rows = pa.concat_tables(parts).combine_chunks()
+            for group in [rows] if self._columns is None else _groups(rows):
                 self._parquet.write_table(group, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
@@ -204,6 +221,7 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
     if size <= ROW_GROUP_BYTES:
         yield rows
     elif rows.num_rows == 1:
+        size = rows.select(SEGMENT_SCHEMA.names).nbytes
         if size > RECORD_BYTES_MAX:
             raise MessageSizeTooLargeError(f"value: a record has {size} bytes, a segment takes {RECORD_BYTES_MAX}")
         yield rows
@@ -213,22 +231,42 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _pieces(rows.slice(half))
 
 
-def _with_columns(rows: pa.Table, columns: ColumnsDefinition) -> Iterator[pa.Table]:
-    """`rows` with their typed columns, cut so that the columns of each piece take at most ROW_GROUP_BYTES: a value may
-    become several times as large as its bytes. A single record that takes more has no columns.
+def _of_one_schema(tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
+    """The tables in order, consecutive ones with the same columns together."""
+    return [list(same) for _, same in groupby(tables, key=lambda table: table.schema.names)]
+
+
+def with_columns(rows: pa.Table, decoded: Decoded) -> pa.Table:
+    """`rows` with their typed columns."""
+    errors = pa.nulls(rows.num_rows, pa.string()) if decoded.reasons is None else decoded.reasons
+    return rows.append_column("record_error", errors).append_column("record", decoded.record)
+
+
+def _typed(rows: pa.Table, columns: ColumnsDefinition) -> pa.Table:
+    """`rows` with their typed columns, which are decoded unless they are there."""
+    if "record" in rows.schema.names:
+        return rows
+    return with_columns(rows, decoder(columns).decode(rows.column("value").combine_chunks()))
+
+
+def _groups(rows: pa.Table) -> Iterator[pa.Table]:
+    """`rows`, cut so that the column record of each piece takes at most ROW_GROUP_BYTES: a value may become several
+    times as large as its bytes. A single record that takes more has no columns.
     """
-    decoded = decoder(columns).decode(rows.column("value").combine_chunks())
-    if decoded.record.nbytes <= ROW_GROUP_BYTES:
-        errors = pa.nulls(rows.num_rows, pa.string()) if decoded.reasons is None else decoded.reasons
-        yield rows.append_column("record_error", errors).append_column("record", decoded.record)
+    size = rows.column("record").nbytes
+    if size <= ROW_GROUP_BYTES:
+        yield rows
     elif rows.num_rows > 1:
         half = rows.num_rows // 2
-        yield from _with_columns(rows.slice(0, half), columns)
-        yield from _with_columns(rows.slice(half), columns)
+        yield from _groups(rows.slice(0, half))
+        yield from _groups(rows.slice(half))
     else:
-        reason = f"the columns of the record take {decoded.record.nbytes} bytes, at most {ROW_GROUP_BYTES} are allowed"
-        yield rows.append_column("record_error", pa.array([reason])).append_column(
-            "record", pa.nulls(1, columns.fields)
+        reason = f"the columns of the record take {size} bytes, at most {ROW_GROUP_BYTES} are allowed"
+        record = rows.schema.field("record")
+        yield (
+            rows.drop_columns(TYPED)
+            .append_column("record_error", pa.array([reason]))
+            .append_column(record, pa.nulls(1, record.type))
         )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from spark_log.streams.tables import write_table as write_table
     from spark_log.streams.transacted_batch import batch_transaction as batch_transaction
     from spark_log.streams.transactional_loop import TransactionalLoop as TransactionalLoop
+    from spark_log.streams.typed_records import typed as typed
     from spark_log.streams.windows import Session as Session
     from spark_log.streams.windows import Sliding as Sliding
     from spark_log.streams.windows import Tumbling as Tumbling
@@ -71,6 +72,7 @@ _HOME = {
     "read_table": "tables",
     "running": "aggregation",
     "table_changes": "tables",
+    "typed": "typed_records",
     "valid": "bad_records",
     "windowed": "windows",
     "write_stream": "outputs",
@@ -106,6 +108,7 @@ __all__ = [
     "read_table",
     "running",
     "table_changes",
+    "typed",
     "valid",
     "windowed",
     "write_stream",

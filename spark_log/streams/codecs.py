@@ -155,11 +155,30 @@ def encode(
     `key`: string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError if
     the JAR or package that the codec needs is missing, and Spark's errors if the columns do not fit the schema.
     """
+    payload = payload_of(frame, value)
+    columns = {
+        "value": _framed_payload(encoded(frame, payload, codec), codec),
+        **record_columns(key, headers, timestamp, partition),
+    }
+    with needing_avro(frame.sparkSession):
+        return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def payload_of(frame: DataFrame, value: str | Column | Sequence[str] | None) -> Column:
+    """The struct that argument `value` of `encode` stands for."""
     if isinstance(value, str | Column):
-        payload = from_column(value)
-    else:
-        payload = sf.struct(*(frame.columns if value is None else value))
-    columns = {"value": _framed_payload(_encoded(frame, payload, codec), codec)}
+        return from_column(value)
+    return sf.struct(*(frame.columns if value is None else value))
+
+
+def record_columns(
+    key: str | Column | None,
+    headers: Mapping[str, str | Column] | None,
+    timestamp: str | Column | None,
+    partition: str | Column | None,
+) -> dict[str, Column]:
+    """The columns of a record besides value that are given."""
+    columns = dict[str, Column]()
     if key is not None:
         columns["key"] = from_column(key)
     if headers is not None:
@@ -172,8 +191,7 @@ def encode(
         columns["timestamp"] = from_column(timestamp)
     if partition is not None:
         columns["partition"] = from_column(partition)
-    with needing_avro(frame.sparkSession):
-        return frame.select(*(column.alias(name) for name, column in columns.items()))
+    return columns
 
 
 def _parser(codec: Codec) -> Parser:
@@ -202,7 +220,8 @@ def _schema_of(codec: Json) -> StructType:
     return schema
 
 
-def _encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
+def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
+    """The bytes of a struct, without framing."""
     match codec:
         case Json():
             return sf.to_json(payload, dict(codec.options)).cast(BinaryType())

@@ -48,7 +48,7 @@ class FieldByField:
     def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
         self._classes = classes
         self._record = self._struct(fields, "")
-        self._widest = _widest_item(fields)
+        self._widest = widest_item(fields)
 
     def check(self, value: bytes) -> None:
         """BadRecordError for a text that is bad whatever the types of its fields are."""
@@ -166,7 +166,7 @@ def needs_check(values: pa.BinaryArray, widest: int) -> bool:
     return bool(most > MAX_NESTING or pc.max(objects).as_py() * widest > MAX_VALUES)
 
 
-def _widest_item(fields: pa.StructType) -> int:
+def widest_item(fields: pa.StructType) -> int:
     """The most fields that one item of an array or map has, those of nested structs included."""
     most = 0
 

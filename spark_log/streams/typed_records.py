@@ -1,0 +1,173 @@
+"""`typed`: records for a typed topic, whose values and typed columns come from one struct."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_type
+
+from spark_log.columns.avro.schema import AvroType, avro_type
+from spark_log.columns.decoding import ColumnsDefinition, schema_fields
+from spark_log.columns.evolution import evolve
+from spark_log.datasource.write.record_mark import METADATA_KEY, mark
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.streams.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
+from spark_log.streams.parsing import needing_avro, needing_protobuf
+from spark_log.streams.struct_types import converted, fitted
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import Topic
+
+_JSON_OPTIONS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
+"""By default to_json cuts off microseconds, and the seconds of historical time zones."""
+
+_PAYLOAD = "_spark_log_payload"
+
+
+def typed(
+    frame: DataFrame,
+    cluster: "str | Cluster",
+    topic: str,
+    *,
+    value: str | Column | Sequence[str] | None = None,
+    key: str | Column | None = None,
+    headers: Mapping[str, str | Column] | None = None,
+    timestamp: str | Column | None = None,
+    partition: str | Column | None = None,
+) -> DataFrame:
+    """Records for a topic with typed columns, as `encode` makes them: `value` in the topic's value.format, and column
+    `record` with its typed columns. `write.format("spark_log")` stores both, and decodes nothing.
+
+    `cluster`: an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
+    value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A field that is missing
+    is null. `value` and `record` must stay as they are until the write.
+
+    There is no column `record` where only the decoder knows it: for Protobuf, for Avro schemas with maps or
+    milliseconds, and after a reset of the schema. Then the write decodes the values, as it does when the topic's schema
+    has changed since this call.
+
+    Raises InvalidOptionError that names a column which value.schema does not have, or whose type does not fit;
+    InvalidConfigurationError for a topic without typed columns or with value.framing, or if a JAR or package is
+    missing.
+    """
+    found = _topic(cluster, topic)
+    columns = found.columns
+    if columns is None:
+        raise InvalidConfigurationError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
+    if columns.framing != "none":
+        raise InvalidConfigurationError(
+            f"topic {topic!r} has value.framing={columns.framing}: make its values with streams.encode, which takes a"
+            " schema id"
+        )
+    plan = _plan(columns)
+    payload = payload_of(frame, value)
+    given = frame.select(payload.alias("value")).schema["value"].dataType
+    if not isinstance(given, st.StructType):
+        raise InvalidOptionError(f"value: expected a struct or names of columns, got {given.simpleString()}")
+    wanted = given if plan.value is None else fitted(given, plan.value, "value")
+    extra = record_columns(key, headers, timestamp, partition)
+    rows = frame.select(
+        converted(payload, given, wanted).alias(_PAYLOAD), *(column.alias(name) for name, column in extra.items())
+    )
+    made = {"value": encoded(rows, sf.col(_PAYLOAD), plan.codec)}
+    with needing_avro(frame.sparkSession):
+        made_rows = rows.select(*(column.alias(name) for name, column in made.items()), *extra, _PAYLOAD)
+    if plan.record is None:
+        return made_rows.drop(_PAYLOAD)
+    record = converted(sf.col(_PAYLOAD), wanted, plan.record).alias("record", metadata={METADATA_KEY: mark(found)})
+    return made_rows.select("value", *extra, record)
+
+
+class _Plan(NamedTuple):
+    """`value`: the struct that is encoded; None: the codec checks it. `record`: the type of the typed columns, None if
+    the values have to be decoded.
+    """
+
+    codec: Codec
+    value: st.StructType | None
+    record: st.StructType | None
+
+
+def _plan(columns: ColumnsDefinition) -> _Plan:
+    record = _spark_type(columns.fields)
+    if columns.format == "json":
+        fields = evolve(columns.fields, schema_fields("json", columns.schema)).fields
+        return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields), record)
+    if columns.format == "avro":
+        kind = avro_type(columns.schema)
+        return _Plan(Avro(columns.schema), _avro_struct(kind, "value"), record if _is_exact(kind) else None)
+    with needing_protobuf():
+        from spark_log.columns.protobuf.schema import message_of
+    _, name, descriptor_set = message_of(columns.schema)
+    return _Plan(Protobuf(name, descriptor_set), None, None)
+
+
+def _spark_type(fields: object) -> st.StructType:
+    found = from_arrow_type(fields)  # type: ignore[arg-type]
+    assert isinstance(found, st.StructType)
+    return found
+
+
+_AVRO_TYPES: dict[tuple[str, str], st.DataType] = {
+    ("int", ""): st.IntegerType(),
+    ("int", "date"): st.DateType(),
+    ("long", ""): st.LongType(),
+    ("long", "timestamp-millis"): st.TimestampType(),
+    ("long", "timestamp-micros"): st.TimestampType(),
+    ("float", ""): st.FloatType(),
+    ("double", ""): st.DoubleType(),
+    ("boolean", ""): st.BooleanType(),
+    ("string", ""): st.StringType(),
+    ("enum", ""): st.StringType(),
+    ("bytes", ""): st.BinaryType(),
+    ("fixed", ""): st.BinaryType(),
+}
+
+
+def _avro_struct(kind: AvroType, path: str) -> st.StructType:
+    """The struct from which to_avro makes records of this type. InvalidOptionError names a field of another type."""
+    return st.StructType(
+        [
+            st.StructField(name, _avro_column(part, f"{path}.{name}"))
+            for name, part in zip(kind.names, kind.parts, strict=True)
+        ]
+    )
+
+
+def _avro_column(kind: AvroType, path: str) -> st.DataType:
+    if kind.name == "record":
+        return _avro_struct(kind, path)
+    if kind.name == "array":
+        return st.ArrayType(_avro_column(kind.parts[0], f"{path}[]"))
+    if kind.name == "map":
+        return st.MapType(st.StringType(), _avro_column(kind.parts[0], f"{path}{{}}"))
+    if kind.name == "union":
+        branches = [part for part in kind.parts if part.name != "null"]
+        if len(branches) == 1:
+            return _avro_column(branches[0], path)
+    elif pa.types.is_decimal(kind.column):
+        return from_arrow_type(kind.column)  # type: ignore[arg-type]
+    elif (kind.name, kind.logical) in _AVRO_TYPES:
+        return _AVRO_TYPES[kind.name, kind.logical]
+    raise InvalidOptionError(f"column {path}: Spark cannot write Avro's {kind.logical or kind.name}")
+
+
+def _is_exact(kind: AvroType) -> bool:
+    """Whether to_avro writes what it is given: it reorders maps, and cuts off microseconds."""
+    return kind.name != "map" and kind.logical != "timestamp-millis" and all(map(_is_exact, kind.parts))
+
+
+def _topic(cluster: "str | Cluster", name: str) -> "Topic":
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.topics import find_topic
+
+    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
+    try:
+        return opened.store.read(lambda connection: find_topic(connection, name))
+    finally:
+        if opened is not cluster:
+            opened.close()

@@ -1,0 +1,194 @@
+"""`streams.typed`: the columns that a write takes along are those that its values decode to."""
+
+import datetime as dt
+import json
+from decimal import Decimal
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as hs
+from pyspark.sql import functions as sf
+
+from spark_log.columns.decoding import decoder
+from spark_log.columns.types import to_ddl
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.delta.publication import delta_tables
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.log.log import Log
+from spark_log.streams import typed
+from tests.support.topics import fails, make
+from tests.unit.columns.strategies import SCHEMAS
+
+ORDERS = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP"
+_numbers = count()
+
+
+def topic_of(cluster, name="orders", **configs):
+    given_ = {"value_format": "json", "value_schema": ORDERS, "inline_max_bytes": "0", "retention_ms": "-1"}
+    return make(cluster, name, **{**given_, **configs})
+
+
+def write(frame, cluster, topic="orders"):
+    options = {"cluster": str(cluster.store.address), "topic": topic}
+    frame.write.format("spark_log").options(**options).mode("append").save()
+
+
+def stored(cluster, name="orders"):
+    """(value, record, record_error) of every record in the topic's files, and the decoded values."""
+    log = Log(cluster)
+    topic = log.find_topic(name)
+    log.close()
+    [location] = delta_tables(cluster, topic).values()
+    rows = DeltaTable(location).to_pyarrow_table(columns=["value", "record", "record_error"])
+    values = rows.column("value").combine_chunks().cast(pa.binary())
+    return rows.to_pylist(), decoder(topic.columns).decode(values).record.to_pylist()
+
+
+def check(cluster, name="orders"):
+    """Each stored record is the decoded value. Returns them."""
+    rows, decoded = stored(cluster, name)
+    assert [repr(row["record"]) for row in rows] == [repr(record) for record in decoded]
+    assert {row["record_error"] for row in rows} <= {None}
+    return decoded
+
+
+def values_of(kind):
+    if pa.types.is_struct(kind):
+        some = hs.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
+    elif pa.types.is_list(kind):
+        some = hs.lists(values_of(kind.value_type), max_size=3)
+    elif pa.types.is_map(kind):
+        some = hs.dictionaries(hs.text(max_size=3), values_of(kind.item_type), max_size=3).map(
+            lambda found: list(found.items())
+        )
+    elif pa.types.is_decimal(kind):
+        limit = 10**kind.precision - 1
+        some = hs.integers(-limit, limit).map(lambda digits: Decimal(digits).scaleb(-kind.scale))
+    else:
+        some = {
+            pa.int64(): hs.integers(-(2**63), 2**63 - 1),
+            pa.float64(): hs.floats(allow_nan=False, allow_infinity=False),
+            pa.timestamp("us", "UTC"): hs.datetimes(timezones=hs.just(dt.UTC)),
+            pa.date32(): hs.dates(),
+            pa.bool_(): hs.booleans(),
+            pa.binary(): hs.binary(max_size=4),
+            pa.string(): hs.text(max_size=4),
+        }[kind]
+    return hs.none() | some
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=hs.data())
+def test_the_stored_record_is_the_decoded_value_for_any_schema(spark, cluster, data):
+    fields = data.draw(SCHEMAS)
+    rows = data.draw(hs.lists(values_of(fields), min_size=1, max_size=60))
+    name = f"any-{next(_numbers)}"
+    topic_of(cluster, name, value_schema=to_ddl(fields))
+    frame = spark.createDataFrame(pa.table({"struct": pa.array(rows, fields)}))
+    write(typed(frame, cluster, name, value="struct"), cluster, name)
+    assert sorted(map(repr, check(cluster, name))) == sorted(map(repr, pa.array(rows, fields).to_pylist()))
+
+
+def test_nothing_is_decoded_unless_the_schema_has_changed(spark, cluster):
+    topic_of(cluster)
+    frame = spark.range(0, 200, 1, 1).selectExpr("concat('i', id) ITEM", "cast(id as int) n")
+    records = typed(frame, cluster, "orders", key="ITEM")
+    assert records.columns == ["value", "key", "record"]
+    other = records.withColumn("value", sf.when(sf.col("record.n") < 199, sf.col("value")).otherwise(sf.lit(b"{}")))
+    write(records, cluster)
+    assert [row["n"] for row in check(cluster)] == list(range(200))
+    write(other, cluster)
+    found, decoded = stored(cluster)
+    assert [row["record"]["n"] for row in found].count(199) == 2  # as given
+    assert [row["n"] for row in decoded].count(199) == 1
+    with_note = alter_configs(cluster, "orders", {"value.schema": ORDERS + ", note STRING"})
+    write(other, cluster)
+    found, _ = stored(cluster)
+    assert [row["record"]["n"] for row in found].count(199) == 2
+    assert with_note.columns.version == 2
+
+
+def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster):
+    topic_of(cluster, value_columns="item,at")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        frame = spark.sql(
+            "SELECT struct(timestamp'1871-03-02 10:00:00.123456' AS at, 'a' AS item, float(0.1) AS price) AS o"
+            " UNION ALL SELECT NULL UNION ALL SELECT struct(timestamp_micros(1), NULL, float(1e-40))"
+        )
+        write(typed(frame, cluster, "orders", value="o"), cluster)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    found = check(cluster)
+    assert [sorted(row or ()) for row in found].count([]) == 1
+    assert dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC) in [row and row["at"] for row in found]
+    prices = [json.loads(row["value"])["price"] for row in stored(cluster)[0] if row["value"]]
+    assert sorted(prices) == [pytest.approx(1e-40), 0.10000000149011612]
+
+
+def test_what_the_topic_cannot_hold_is_refused_by_name(spark, cluster):
+    topic_of(cluster)
+    make(cluster, "plain")
+    frame = spark.sql("SELECT 'a' AS item, 1.5D AS price")
+    for columns, message in {
+        "item, price, 1 AS more": r"value\.more: the schema has no such field",
+        "item, '1' AS price": r"value\.price: string does not fit double",
+        "1 AS n, 2 AS N": r"value\.N: its name is that of n without case",
+    }.items():
+        with pytest.raises(InvalidOptionError, match=message):
+            typed(frame.selectExpr(*columns.split(", ")), cluster, "orders")
+    with pytest.raises(InvalidConfigurationError, match="'plain' has no typed columns"):
+        typed(frame, cluster, "plain")
+    with fails("record.price: NaN or infinite"):
+        write(typed(frame.selectExpr("double('NaN') AS price"), cluster, "orders"), cluster)
+
+
+AVRO = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "n", "type": "int"},
+        {"name": "f", "type": ["null", "float"]},
+        {"name": "total", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {"name": "at", "type": [{"type": "long", "logicalType": "timestamp-micros"}, "null"]},
+        {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None},
+        {"name": "kind", "type": {"type": "enum", "name": "K", "symbols": ["A", "B"]}},
+        {"name": "code", "type": {"type": "fixed", "name": "F", "size": 2}},
+        {"name": "lines", "type": {"type": "array", "items": ["null", {
+            "type": "record", "name": "L", "fields": [{"name": "sku", "type": ["null", "string"]}]}]}},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.delta
+def test_avro_values_and_their_columns_come_from_one_struct(spark, cluster):
+    topic = topic_of(cluster, value_format="avro", value_schema=json.dumps(AVRO))
+    frame = spark.range(100).selectExpr(
+        "int(id) n", "if(id % 3 = 0, null, float(id / 7)) f", "cast(id / 8 as decimal(5, 2)) total",
+        "if(id = 4, null, timestamp_micros(id * 1234567)) at", "if(id % 2 = 0, 'A', 'B') kind", "binary('xy') code",
+        "array(null, named_struct('sku', concat('s', id))) lines",
+    )  # fmt: skip
+    records = typed(frame, cluster, "orders")
+    assert records.columns == ["value", "record"]
+    write(records, cluster)
+    assert len(check(cluster)) == 100
+    with_map = {**AVRO, "fields": [*AVRO["fields"], {"name": "m", "type": {"type": "map", "values": "long"}}]}
+    alter_configs(cluster, topic.name, {"value.schema": json.dumps(with_map)})
+    records = typed(frame.withColumn("m", sf.expr("map('b', 1L, 'a', 2L)")), cluster, "orders")
+    assert records.columns == ["value"]  # only the decoder knows the order of the entries
+    with pytest.raises(InvalidOptionError, match=r"value\.n: bigint does not fit int"):
+        typed(frame.withColumn("n", sf.lit(1).cast("long")), cluster, "orders")
+
+
+def test_a_stream_takes_the_columns_along(spark, cluster, tmp_path):
+    topic_of(cluster)
+    spark.range(50).selectExpr("concat('i', id) item", "id n").write.parquet(str(tmp_path / "in"))
+    source = spark.readStream.schema("item STRING, n BIGINT").parquet(str(tmp_path / "in"))
+    records = typed(source, cluster, "orders", key="item")
+    options = {"cluster": str(cluster.store.address), "topic": "orders", "checkpointLocation": str(tmp_path / "c")}
+    sink = records.writeStream.format("spark_log").options(**options)
+    sink.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(row["n"] for row in check(cluster)) == list(range(50))
