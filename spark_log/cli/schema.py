@@ -1,12 +1,12 @@
 """`spark-log schema …`: the schemas of typed topics."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.schema_argument import parse_schema
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
 app = typer.Typer(
@@ -46,12 +46,17 @@ def show(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
 def set_(
     name: TopicName,
     schema: Annotated[
-        str, typer.Argument(metavar="SCHEMA", help="The schema, or @FILE that has it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SCHEMA",
+            help="The schema; @FILE that has it; or @FILE#MESSAGE of a Protobuf descriptor set.",
+            show_default=False,
+        ),
     ],
     cluster: Cluster_,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="value.format. [default: the topic's, or json]"),
+        typer.Option("--format", metavar="FORMAT", help="value.format. [default: the schema's, the topic's, or json]"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would change.")] = False,
     as_json: Json = False,
@@ -65,6 +70,7 @@ def set_(
 
     - `spark-log schema set orders 'item STRING, price DOUBLE, at TIMESTAMP'`
     - `spark-log schema set orders @v2.ddl --dry-run`
+    - `spark-log schema set orders @shop.desc#shop.Order` (protoc --include_imports --descriptor_set_out=shop.desc …)
     - `spark-log maintenance columns --topic orders` (afterwards the files that are there have the columns too)
     """
     from spark_log.cluster.cluster import Cluster
@@ -72,11 +78,11 @@ def set_(
     from spark_log.columns.topic_columns import column_paths, define, from_text
     from spark_log.controller.topic_operations import alter_configs
 
-    text = Path(schema[1:]).read_text().strip() if schema.startswith("@") else schema
+    text, implied = parse_schema(schema, "SCHEMA")
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         config = topic.config
-        chosen = format_ or (config.value_format if config.value_format != "bytes" else "json")
+        chosen = format_ or implied or (config.value_format if config.value_format != "bytes" else "json")
         after = from_text(define(chosen, text, config.value_framing, config.value_columns, topic.value_columns))
         if not dry_run:
             alter_configs(opened, name, {"value.format": chosen, "value.schema": text})
@@ -102,20 +108,28 @@ def infer(
     ] = 10_000,
     as_json: Json = False,
 ) -> None:
-    """Print a schema, as DDL, that fits the newest records of a topic with JSON values.
+    """Print a schema, as DDL, that fits the newest records of a topic with JSON values. Avro and Protobuf values do not
+    contain their schema.
 
     **Example:** `spark-log schema infer orders > orders.ddl && spark-log schema set orders @orders.ddl`
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.columns.inference import infer_json
     from spark_log.columns.types import to_ddl, to_json
+    from spark_log.errors import InvalidConfigurationError
     from spark_log.log.reader import LogReader
     from spark_log.log.samples import newest_values
 
     with Cluster.open(cluster) as opened:
         log = LogReader(opened)
         try:
-            fields = infer_json(newest_values(log, log.find_topic(name), sample))
+            topic = log.find_topic(name)
+            if topic.config.value_format in ("avro", "protobuf"):
+                raise InvalidConfigurationError(
+                    f"topic {name!r}: {topic.config.value_format} values do not contain their schema, so none can be"
+                    " inferred; it has to be given"
+                )
+            fields = infer_json(newest_values(log, topic, sample))
         finally:
             log.close()
     if as_json:

@@ -8,7 +8,8 @@ from spark_log.cli import topic_tables as show
 from spark_log.cli.bad_records import bad_records
 from spark_log.cli.erase import erase
 from spark_log.cli.output import count_of, print_json, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before, parse_pairs
+from spark_log.cli.schema_argument import parse_configs
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before
 from spark_log.cli.topic_producers import producers
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change and delete topics.")
@@ -36,12 +37,13 @@ def create(
 
     - `spark-log topic create events --partitions 4`
     - `spark-log topic create users -p 8 -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2`
+    - `spark-log topic create orders -c value.format=protobuf -c value.schema=@shop.desc#shop.Order`
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
     from spark_log.controller.topic_operations import create_topic
 
-    configs = parse_pairs(config or (), "--config")
+    configs = parse_configs(config or (), "--config")
     with Cluster.open(cluster) as opened:
         existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
         made = None
@@ -91,7 +93,7 @@ def alter(
     from spark_log.cluster.cluster import Cluster
     from spark_log.controller.topic_operations import alter_configs
 
-    changes: dict[str, str | None] = dict(parse_pairs(config or (), "--config"))
+    changes: dict[str, str | None] = dict(parse_configs(config or (), "--config"))
     for config_name in delete_config or ():
         if config_name in changes:
             raise typer.BadParameter(f"{config_name!r} is also given with --config", param_hint="--delete-config")

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
 
+_SHOWN_CHARACTERS = 100
+"""Of the value of a config in a line."""
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
@@ -154,7 +157,12 @@ def config_definitions(names: Sequence[str], as_json: bool) -> None:
 
 
 def configs_of(overrides: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(overrides.items()))
+    """The configs in one line; of a long schema, the beginning."""
+    return ", ".join(f"{name}={_short(value)}" for name, value in sorted(overrides.items()))
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _SHOWN_CHARACTERS else f"{value[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def _delta_state(table: Mapping[str, Any]) -> str:

@@ -84,14 +84,14 @@ def schema_fields(format: str, schema: str) -> pa.StructType:
 
         return avro_schema_fields(schema)
     if format == "protobuf":
-        with _needing_protobuf():
+        with needing_protobuf():
             from spark_log.columns.protobuf.schema import protobuf_schema_fields
         return protobuf_schema_fields(schema)
     raise InvalidSchemaError(f"format {format!r}: cannot be decoded")
 
 
 @contextmanager
-def _needing_protobuf() -> Iterator[None]:
+def needing_protobuf() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
@@ -115,7 +115,7 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
         return _with_schemas(definition, avro_reader, ROWS)
     if definition.format == "protobuf":
-        with _needing_protobuf():
+        with needing_protobuf():
             from spark_log.columns.protobuf.decoder import ROWS, protobuf_reader
 
         framed = definition.framing == "confluent"

@@ -265,8 +265,10 @@ class TopicConfig:
         "",
         Text("a schema in the language of value.format"),
         "Not in Kafka. The fields of the values: Spark DDL (`item STRING, price DOUBLE`) or a JSON Schema for json, a"
-        " schema in JSON for avro. A change may add fields and leave fields out; the column of a field that is left out"
-        " stays. Another type for a field is refused. `registry:SUBJECT` takes the latest version of a subject of the"
+        " schema in JSON for avro, `@FILE#MESSAGE` of a descriptor set for protobuf (the command line stores the"
+        " message's name and the descriptor). A change may add fields and leave fields out; the column of a field that"
+        " is left out stays. Another type for a field is refused (`spark-log schema set --reset` gives it another"
+        " column). `registry:SUBJECT` takes the latest version of a subject of the"
         " schema registry, and follows it; `registry:SUBJECT@N` takes version N. For Protobuf, `#my.package.Message`"
         " after it chooses another message than the first one of the file.",
     )

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
+from tests.support.descriptors import SHOP_DESCRIPTOR_SET
 
 DOCUMENTS = [{"item": "tea", "price": 4.5, "at": "2026-11-01T10:00:00Z"}, {"item": "cup", "lines": [{"n": 1}]}]
 
@@ -38,6 +39,21 @@ def test_an_inferred_schema_can_be_set_and_changed(run, tmp_path: Path) -> None:
     assert dry == {"topic": "orders", "version": 2, "added": ["note"], "dry_run": True}
     assert json.loads(run("schema", "show", "orders", "--json"))["version"] == 1
     assert "item: the column is STRING, not BIGINT" in run("schema", "set", "orders", "item INT", fails=True)
+
+
+def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path) -> None:
+    file = tmp_path / "shop.desc"
+    file.write_bytes(SHOP_DESCRIPTOR_SET)
+    run("topic", "create", "shop", "-c", "value.format=protobuf", "-c", f"value.schema=@{file}#shop.Order")
+    assert "record.prices" in run("schema", "show", "shop")
+    described = run("topic", "describe", "shop")
+    assert '{"message": "shop.Order", "descriptor": ' in described and len(described) < 2_000
+    assert "No new columns" in run("schema", "set", "shop", f"@{file}#shop.Order")
+    assert "do not contain their schema" in run("schema", "infer", "shop", fails=True)
+    assert "not in the descriptor" in run("schema", "set", "orders", f"@{file}#shop.Other", fails=True)
+    assert "cannot be read" in run("schema", "set", "orders", f"@{tmp_path}/none.desc#shop.Order", fails=True)
+    assert "New columns: id, count" in run("schema", "set", "orders", f"@{file}#shop.Order")
+    assert json.loads(run("schema", "show", "orders", "--json"))["format"] == "protobuf"
 
 
 def test_bad_records_are_listed_and_copied(run) -> None:

@@ -14,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_log import Producer
 from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
 from spark_log.erase.erase import erase
@@ -231,6 +233,35 @@ def test_avro_values_are_columns_too(cluster, log):
     assert [reason is None for reason in rows.column("record_error").to_pylist()] == [True, True, False]
     with pytest.raises(InvalidConfigurationError, match="registry"):
         alter_configs(cluster, "orders", {"value.framing": "confluent"})
+
+
+def test_protobuf_values_are_columns_and_a_message_may_get_fields(cluster, log):
+    older, newer = (protobuf_schema("Flight", flights(names)) for names in (("carrier",), ("carrier", "delay")))
+    topic = typed(cluster, value_format="protobuf", value_schema=older, inline_max_bytes="0")
+    values = [b"\x0a\x02AA\x10\x05", b"\x0a\x02AA\x10", b"\x0a", None]
+    log.append(topic, [Records(0, normalise(pa.table({"value": pa.array(values)}), timestamp_ms=NOON_MS))])
+    [(_, rows)] = files(cluster, topic)
+    assert rows.column("record").to_pylist() == [{"carrier": "AA"}, None, None, None]
+    assert [reason is None for reason in rows.column("record_error").to_pylist()] == [True, False, False, True]
+    topic = alter_configs(cluster, "orders", {"value.schema": newer})
+    assert topic.columns.version == 2
+    list(run_tasks(cluster, ["columns"]))
+    [(version, rows)] = files(cluster, topic)
+    assert (version, rows.column("record").to_pylist()[0]) == (2, {"carrier": "AA", "delay": 5})
+    with pytest.raises(IncompatibleSchemaError, match="carrier: the column is STRING"):
+        alter_configs(cluster, "orders", {"value.schema": protobuf_schema("Flight", flights(("delay",), "carrier"))})
+    with pytest.raises(InvalidConfigurationError, match="registry"):
+        alter_configs(cluster, "orders", {"value.framing": "confluent"})
+
+
+def flights(names, number_named=None):
+    """A descriptor set with message Flight: strings `carrier`, numbers `delay`, or of another name."""
+    file = FileDescriptorProto(name="flight.proto", syntax="proto3")
+    message = file.message_type.add(name="Flight")
+    for name in names:
+        number, kind = (1, "TYPE_STRING") if name == "carrier" else (2, "TYPE_INT64")
+        message.field.add(name=number_named or name, number=number, type=kind, label="LABEL_OPTIONAL")
+    return FileDescriptorSet(file=[file]).SerializeToString()
 
 
 BACKFILL = """
