@@ -14,6 +14,7 @@ from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
 from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.resets import of_present_schema
 from spark_log.errors import (
     InvalidRecordError,
     LogDirMismatchError,
@@ -162,7 +163,8 @@ def bad_values(
     if not encoding.rejects_bad_values:
         return {}
     assert encoding.columns is not None
-    reasons = (decoded or decoder(encoding.columns).decode(values.combine_chunks())).reasons
+    present = of_present_schema(encoding.columns)
+    reasons = (decoded or decoder(present).decode(values.combine_chunks())).reasons
     if reasons is None:
         return {}
     rows = pc.indices_nonzero(reasons.is_valid())

@@ -31,15 +31,17 @@ def show(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
             else {
                 "topic": name, "version": columns.version, "format": columns.format, "framing": columns.framing,
                 "schema": columns.schema, "columns": json.loads(to_json(columns.fields)),
+                "renamed": columns.renamed, "replaced": columns.replaced,
             }
         )  # fmt: skip
     elif columns is None:
         say(f"Topic {name} has no typed columns: set value.format and value.schema, or `spark-log schema set`.")
     else:
         title = f"{name}: {columns.format}, version {columns.version} of the columns"
-        print_table(
-            title, ("column", "type"), [(f"record.{field.name}", type_ddl(field.type)) for field in columns.fields]
-        )
+        notes = {column: f"field {field}" for field, column in columns.renamed.items()}
+        notes |= dict.fromkeys(columns.replaced, "of an earlier schema")
+        rows = [(f"record.{each.name}", type_ddl(each.type), notes.get(each.name, "")) for each in columns.fields]
+        print_table(title, ("column", "type", ""), rows)
 
 
 @app.command("set")
@@ -58,24 +60,29 @@ def set_(
         str | None,
         typer.Option("--format", metavar="FORMAT", help="value.format. [default: the schema's, the topic's, or json]"),
     ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Give a field whose type has changed a new column: price__v2.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would change.")] = False,
     as_json: Json = False,
 ) -> None:
     """Set the schema of a topic. New files get the columns of its fields; no file is written again.
 
     A new field is a new column. The column of a field that the schema no longer has stays. Another type for a field is
-    refused: give the field another name.
+    refused. With --reset its column stays, as the column of the earlier type, and the field gets a new one: `price__v2`
+    for `price`. A value that fits the earlier type still is not a bad record.
 
     **Examples**
 
     - `spark-log schema set orders 'item STRING, price DOUBLE, at TIMESTAMP'`
     - `spark-log schema set orders @v2.ddl --dry-run`
+    - `spark-log schema set orders 'item STRING, price STRING' --reset`
     - `spark-log schema set orders @shop.desc#shop.Order` (protoc --include_imports --descriptor_set_out=shop.desc …)
     - `spark-log maintenance columns --topic orders` (afterwards the files that are there have the columns too)
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
-    from spark_log.columns.topic_columns import column_paths, define, from_text
+    from spark_log.columns.topic_columns import column_paths
     from spark_log.controller.topic_operations import alter_configs
 
     text, implied = parse_schema(schema, "SCHEMA")
@@ -83,15 +90,18 @@ def set_(
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         config = topic.config
         chosen = format_ or implied or (config.value_format if config.value_format != "bytes" else "json")
-        after = from_text(define(chosen, text, config.value_framing, config.value_columns, topic.value_columns))
-        if not dry_run:
-            alter_configs(opened, name, {"value.format": chosen, "value.schema": text})
+        changes = {"value.format": chosen, "value.schema": text}
+        after = alter_configs(opened, name, changes, validate_only=dry_run, reset=reset).columns
+    assert after is not None
     before = [] if topic.all_columns is None else column_paths(topic.all_columns)
     added = [path for path in column_paths(after.fields) if path not in before]
+    renamed = {field: column for field, column in after.renamed.items() if column in added}
     if as_json:
-        print_json({"topic": name, "version": after.version, "added": added, "dry_run": dry_run})
+        print_json({"topic": name, "version": after.version, "added": added, "reset": renamed, "dry_run": dry_run})
         return
     say(f"New columns: {', '.join(added)}." if added else "No new columns.")
+    for field, column in renamed.items():
+        say(f"Field {field} is column {column} from now on; the column of its earlier type stays.")
     if not dry_run:
         say(
             f"New files of {name} get version {after.version} of the columns; for the files that are there, run"

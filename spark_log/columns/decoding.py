@@ -30,6 +30,9 @@ class ColumnsDefinition:
     `fields`: the columns, those of removed fields included.
     `schemas_by_id`: with framing confluent, the source text of each schema id that is known. json does not need it: its
     values have the names of their fields.
+    `renamed`: the column of each field of the present schema that has a column of another name, since a reset.
+    `replaced`: the columns that the present schema does not fill, since a reset.
+    `previous`: the definition before the last reset.
     """
 
     version: int
@@ -38,6 +41,9 @@ class ColumnsDefinition:
     schema: str
     fields: pa.StructType
     schemas_by_id: Mapping[int, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
+    previous: "ColumnsDefinition | None" = None
 
     def __hash__(self) -> int:
         return hash((self.version, self.format, self.framing, self.schema))
@@ -106,6 +112,10 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
     InvalidSchemaError if it cannot be decoded, InvalidConfigurationError if a package is missing.
     """
+    if definition.previous is not None:
+        from spark_log.columns.resets import ResetDecoder
+
+        return ResetDecoder(definition)
     if definition.format == "json":
         from spark_log.columns.json.decoder import JsonDecoder
 

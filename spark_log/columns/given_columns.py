@@ -92,9 +92,8 @@ def _same_family(given: pa.DataType, kind: pa.DataType) -> bool:
         return True
     if pa.types.is_timestamp(kind):
         return bool(pa.types.is_timestamp(given)) and given.unit == kind.unit and given.tz is not None
-    return (pa.types.is_string(kind) and pa.types.is_large_string(given)) or (
-        pa.types.is_binary(kind) and pa.types.is_large_binary(given)
-    )
+    is_large_text = pa.types.is_string(kind) and pa.types.is_large_string(given)
+    return bool(is_large_text or (pa.types.is_binary(kind) and pa.types.is_large_binary(given)))
 
 
 def _check(array: pa.Array, format: str, path: str) -> None:

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from spark_log.columns import types
 from spark_log.columns.checks import walk
 from spark_log.columns.decoding import ColumnsDefinition, schema_fields
-from spark_log.columns.evolution import evolve
+from spark_log.columns.resets import columns_after
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 
 
@@ -33,12 +34,14 @@ def define(
     selected: str,
     current: str | None,
     subject: SubjectSchemas | None = None,
+    *,
+    reset: bool = False,
 ) -> str:
     """The typed columns (text for the store) of a topic with these configs: value.format, value.schema, value.framing,
     value.columns. `current` is the text so far. `subject`: the schemas to which a value.schema of a registry refers.
 
-    A column is never removed, and never changes its type. The version grows if any value could be decoded in another
-    way than before. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
+    A column is never removed, and never changes its type; with `reset`, a field that does not fit its column gets
+    another one. The version grows if any value could be decoded in another way than before. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
     IncompatibleSchemaError.
     """
     before = from_text(current) if current is not None else None
@@ -52,23 +55,24 @@ def define(
         return to_text(replace(before, format="bytes", schemas_by_id={}))
     source = schema if subject is None else subject.schema
     fields = _selected(_fields(format_, source), selected)
+    after = ColumnsDefinition(before.version if before else 1, format_, framing, source, fields)
     if before is not None:
-        fields = evolve(before.fields, fields).fields
+        columns = columns_after(before, fields, reset=reset)
+        previous = before if columns.replaced != before.replaced else before.previous
+        after = replace(after, **columns._asdict(), previous=previous)
     known: dict[int, str] = {}
     if subject is not None:  # the ids that were known stay: the topic has records with them
         known = {**(before.schemas_by_id if before and before.format == format_ else {}), **subject.by_id}
     by_id: dict[int, str] = {}
     for number, text in sorted(known.items(), reverse=True):
         try:
-            both = evolve(fields, schema_fields(format_, text)).fields
+            both = columns_after(after, schema_fields(format_, text)).fields
         except (IncompatibleSchemaError, InvalidSchemaError):
             continue
         by_id[number] = text
         if subject is not None and subject.follows and selected == "all":
-            fields = both
-    if framing != "confluent":
-        by_id = {}
-    after = ColumnsDefinition(before.version if before else 1, format_, framing, source, fields, by_id)
+            after = replace(after, fields=both)
+    after = replace(after, schemas_by_id=by_id if framing == "confluent" else {})
     if before is not None and after != before:
         after = replace(after, version=before.version + 1)
     return to_text(after)
@@ -76,16 +80,28 @@ def define(
 
 def to_text(definition: ColumnsDefinition) -> str:
     """Inverse of `from_text`; equal definitions have equal texts."""
-    values = {**vars(definition), "fields": json.loads(types.to_json(definition.fields))}
-    return json.dumps(values, sort_keys=True)
+    return json.dumps(_as_json(definition), sort_keys=True)
+
+
+def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
+    previous = definition.previous and _as_json(definition.previous)
+    return {**vars(definition), "fields": json.loads(types.to_json(definition.fields)), "previous": previous}
 
 
 def from_text(text: str) -> ColumnsDefinition:
     """The definition in column topic.value_columns."""
-    values = json.loads(text)
-    by_id = {int(number): text for number, text in values["schemas_by_id"].items()}
-    fields = types.from_json(json.dumps(values["fields"]))
-    return ColumnsDefinition(**{**values, "fields": fields, "schemas_by_id": by_id})
+    return _of_json(json.loads(text))
+
+
+def _of_json(values: dict[str, Any]) -> ColumnsDefinition:
+    previous = values["previous"]
+    parts = {
+        "fields": types.from_json(json.dumps(values["fields"])),
+        "schemas_by_id": {int(number): text for number, text in values["schemas_by_id"].items()},
+        "replaced": tuple(values["replaced"]),
+        "previous": previous and _of_json(previous),
+    }
+    return ColumnsDefinition(**{**values, **parts})
 
 
 def column_paths(fields: pa.StructType) -> list[str]:

@@ -1,6 +1,7 @@
 """Creation, alteration and deletion of topics, with Kafka's rules and terms."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -84,12 +85,18 @@ def create_topic(
 
 
 def alter_configs(
-    cluster: Cluster, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    cluster: Cluster,
+    name: str,
+    changes: Mapping[str, str | None],
+    *,
+    validate_only: bool = False,
+    reset: bool = False,
 ) -> Topic:
     """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
     maintenance.
 
-    With `validate_only` they stay as they are; what would be refused is refused.
+    With `validate_only` they stay as they are, and the result is the topic as it would be. With `reset`, a field of a new
+    value.schema that does not fit its typed column gets another one (`columns/resets.py`).
     """
     changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
@@ -112,9 +119,9 @@ def alter_configs(
         _check_min_isr(config, topic.replication_factor)
         columns = topic.value_columns
         if changes_columns:
-            columns = value_columns(connection, config, columns, external)
+            columns = value_columns(connection, config, columns, external, reset=reset)
         if validate_only:
-            return topic
+            return replace(topic, overrides=overrides, value_columns=columns)
         set_overrides(connection, topic.topic_id, overrides, columns)
         return find_topic(connection, name)
 

@@ -65,10 +65,15 @@ def external_subject(config: TopicConfig) -> "SubjectSchemas | None":
 
 
 def value_columns(
-    connection: sa.Connection, config: TopicConfig, current: str | None, external: "SubjectSchemas | None" = None
+    connection: sa.Connection,
+    config: TopicConfig,
+    current: str | None,
+    external: "SubjectSchemas | None" = None,
+    *,
+    reset: bool = False,
 ) -> str | None:
     """Column topic.value_columns of a topic with these configs; `current` is the text so far. `external`: the schemas
-    of the subject of an external registry.
+    of the subject of an external registry. `reset`: see `define`.
 
     Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
     the columns that the topic has, SchemaNotFoundError. If a subject is named, the registry has to be locked.
@@ -82,7 +87,13 @@ def value_columns(
     from spark_log.columns.topic_columns import define
 
     return define(
-        config.value_format, config.value_schema, config.value_framing, config.value_columns, current, subject
+        config.value_format,
+        config.value_schema,
+        config.value_framing,
+        config.value_columns,
+        current,
+        subject,
+        reset=reset,
     )
 
 

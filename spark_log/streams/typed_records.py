@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from spark_log.columns.avro.schema import AvroType, avro_type
 from spark_log.columns.decoding import ColumnsDefinition, schema_fields
 from spark_log.columns.evolution import evolve
+from spark_log.columns.resets import present_fields
 from spark_log.datasource.write.record_mark import METADATA_KEY, mark
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.streams.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
@@ -93,9 +94,9 @@ class _Plan(NamedTuple):
 
 
 def _plan(columns: ColumnsDefinition) -> _Plan:
-    record = _spark_type(columns.fields)
+    record = None if columns.previous else _spark_type(columns.fields)
     if columns.format == "json":
-        fields = evolve(columns.fields, schema_fields("json", columns.schema)).fields
+        fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
         return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields), record)
     if columns.format == "avro":
         kind = avro_type(columns.schema)
@@ -106,8 +107,8 @@ def _plan(columns: ColumnsDefinition) -> _Plan:
     return _Plan(Protobuf(name, descriptor_set), None, None)
 
 
-def _spark_type(fields: object) -> st.StructType:
-    found = from_arrow_type(fields)  # type: ignore[arg-type]
+def _spark_type(fields: pa.StructType) -> st.StructType:
+    found = from_arrow_type(fields)
     assert isinstance(found, st.StructType)
     return found
 
@@ -150,7 +151,7 @@ def _avro_column(kind: AvroType, path: str) -> st.DataType:
         if len(branches) == 1:
             return _avro_column(branches[0], path)
     elif pa.types.is_decimal(kind.column):
-        return from_arrow_type(kind.column)  # type: ignore[arg-type]
+        return from_arrow_type(kind.column)
     elif (kind.name, kind.logical) in _AVRO_TYPES:
         return _AVRO_TYPES[kind.name, kind.logical]
     raise InvalidOptionError(f"column {path}: Spark cannot write Avro's {kind.logical or kind.name}")

@@ -36,9 +36,15 @@ def test_an_inferred_schema_can_be_set_and_changed(run, tmp_path: Path) -> None:
     assert "New columns: item, price, at, lines" in run("schema", "set", "orders", f"@{tmp_path}/orders.ddl")
     assert "record.lines" in run("schema", "show", "orders")
     dry = json.loads(run("schema", "set", "orders", ddl + ", note STRING", "--dry-run", "--json"))
-    assert dry == {"topic": "orders", "version": 2, "added": ["note"], "dry_run": True}
+    assert dry == {"topic": "orders", "version": 2, "added": ["note"], "reset": {}, "dry_run": True}
     assert json.loads(run("schema", "show", "orders", "--json"))["version"] == 1
     assert "item: the column is STRING, not BIGINT" in run("schema", "set", "orders", "item INT", fails=True)
+    dry = run("schema", "set", "orders", "item INT", "--reset", "--dry-run")
+    assert "New columns: item__v2." in dry and "Field item is column item__v2 from now on" in dry
+    assert "item__v2" not in run("schema", "show", "orders")
+    run("schema", "set", "orders", "item INT", "--reset")
+    shown = json.loads(run("schema", "show", "orders", "--json"))
+    assert (shown["renamed"], shown["replaced"]) == ({"item": "item__v2"}, ["item"])
 
 
 def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path) -> None:

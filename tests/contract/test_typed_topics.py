@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
 from spark_log.records.schema import normalise, read_schema
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.descriptors import descriptor_set
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.topics import append, make
@@ -236,7 +236,14 @@ def test_avro_values_are_columns_too(cluster, log):
 
 
 def test_protobuf_values_are_columns_and_a_message_may_get_fields(cluster, log):
-    older, newer = (protobuf_schema("Flight", flights(names)) for names in (("carrier",), ("carrier", "delay")))
+    older, newer, other = (
+        protobuf_schema("Flight", descriptor_set("Flight", fields))
+        for fields in (
+            {"carrier": "TYPE_STRING"},
+            {"carrier": "TYPE_STRING", "delay": "TYPE_INT64"},
+            {"delay": "TYPE_STRING", "carrier": "TYPE_INT64"},
+        )
+    )
     topic = typed(cluster, value_format="protobuf", value_schema=older, inline_max_bytes="0")
     values = [b"\x0a\x02AA\x10\x05", b"\x0a\x02AA\x10", b"\x0a", None]
     log.append(topic, [Records(0, normalise(pa.table({"value": pa.array(values)}), timestamp_ms=NOON_MS))])
@@ -249,19 +256,9 @@ def test_protobuf_values_are_columns_and_a_message_may_get_fields(cluster, log):
     [(version, rows)] = files(cluster, topic)
     assert (version, rows.column("record").to_pylist()[0]) == (2, {"carrier": "AA", "delay": 5})
     with pytest.raises(IncompatibleSchemaError, match="carrier: the column is STRING"):
-        alter_configs(cluster, "orders", {"value.schema": protobuf_schema("Flight", flights(("delay",), "carrier"))})
+        alter_configs(cluster, "orders", {"value.schema": other})
     with pytest.raises(InvalidConfigurationError, match="registry"):
         alter_configs(cluster, "orders", {"value.framing": "confluent"})
-
-
-def flights(names, number_named=None):
-    """A descriptor set with message Flight: strings `carrier`, numbers `delay`, or of another name."""
-    file = FileDescriptorProto(name="flight.proto", syntax="proto3")
-    message = file.message_type.add(name="Flight")
-    for name in names:
-        number, kind = (1, "TYPE_STRING") if name == "carrier" else (2, "TYPE_INT64")
-        message.field.add(name=number_named or name, number=number, type=kind, label="LABEL_OPTIONAL")
-    return FileDescriptorSet(file=[file]).SerializeToString()
 
 
 BACKFILL = """
@@ -281,6 +278,53 @@ def test_a_killed_backfill_is_completed_by_the_next(cluster, cluster_address, lo
     assert [version for version, _ in files(cluster, topic)] == [1]
     check_columns(cluster, log)
     assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.parametrize("task", ["columns", "merge"])
+def test_a_reset_gives_a_field_another_column_and_every_reader_sees_both(cluster, log, task):
+    topic = typed(cluster, inline_max_bytes="0")
+    append(log, topic, document(1), document(2, price=None))
+    [location] = delta_tables(cluster, topic).values()
+
+    def prices():
+        rows = DeltaTable(location).to_pyarrow_table(columns=["record"]).to_pylist()
+        return sorted(([row["record"].get(name) for name in ("price", "price__v2")] for row in rows), key=repr)
+
+    def read():
+        schema = read_schema(columns=["offset", "record"], record=log.find_topic("orders").columns.fields)
+        rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+        return {row["offset"]: (row["record"]["price"], row["record"]["price__v2"]) for row in rows}
+
+    text = SCHEMA.replace("price DOUBLE", "price STRING")
+    with pytest.raises(IncompatibleSchemaError, match="--reset"):
+        alter_configs(cluster, "orders", {"value.schema": text})
+    topic = alter_configs(cluster, "orders", {"value.schema": text}, reset=True)
+    assert prices() == [[0.5, None], [None, None]]
+    assert read() == {0: (0.5, "0.5"), 1: (None, None)}
+    for price in ("free", "?"):
+        append(log, topic, document(3, price=price))
+    assert prices() == [[0.5, None], [None, "?"], [None, "free"], [None, None]]
+    assert_delta_is_the_log(cluster)
+    list(run_tasks(cluster, [task, "delta"]))
+    assert prices() == [[0.5, "0.5"], [None, "?"], [None, "free"], [None, None]]
+    assert read() == {0: (0.5, "0.5"), 1: (None, None), 2: (None, "free"), 3: (None, "?")}
+    assert {version for version, _ in files(cluster, topic)} == {2}
+    assert_delta_is_the_log(cluster)
+    protocol = DeltaTable(location).protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_after_a_reset_old_values_are_good_and_new_ones_have_to_fit_the_present_schema(cluster, log):
+    topic = typed(cluster, value_schema="price STRING", value_bad_records="reject")
+    append(log, topic, '{"price": "free"}')
+    topic = alter_configs(cluster, "orders", {"value.schema": "price BIGINT"}, reset=True)
+    append(log, topic, '{"price": 7}')
+    with pytest.raises(InvalidRecordError, match="price: expected BIGINT, got a string"):
+        append(log, topic, '{"price": "8"}')
+    list(run_tasks(cluster, ["seal"], now=True))
+    [(_, rows)] = files(cluster, topic)
+    assert rows.column("record").to_pylist() == [{"price": "free", "price__v2": None}, {"price": "7", "price__v2": 7}]
+    assert rows.column("record_error").null_count == 2
 
 
 VALUES = st.sampled_from(

@@ -2,6 +2,8 @@
 and `shop.Tree` and `shop.Nothing`, which have no representation as columns.
 """
 
+from collections.abc import Mapping
+
 from google.protobuf import text_format, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
@@ -105,3 +107,12 @@ Order = message_class("shop.Order", SHOP_DESCRIPTOR_SET)
 def flight_bytes(carrier: str, delay: int) -> bytes:
     made = message_class("Flight", FLIGHT_DESCRIPTOR_SET)(carrier=carrier, delay=delay)
     return bytes(made.SerializeToString())
+
+
+def descriptor_set(message: str, fields: Mapping[str, str]) -> bytes:
+    """A descriptor set of one proto3 message with these fields, numbered from 1: name to type, such as TYPE_STRING."""
+    file = FileDescriptorProto(name=f"{message.lower()}.proto", syntax="proto3")
+    declared = file.message_type.add(name=message)
+    for number, (name, kind) in enumerate(fields.items(), 1):
+        declared.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL")
+    return _set(file)
