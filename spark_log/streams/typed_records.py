@@ -55,14 +55,20 @@ def typed(
     InvalidConfigurationError for a topic without typed columns or with value.framing, or if a JAR or package is
     missing.
     """
-    found = _topic(cluster, topic)
-    columns = found.columns
+    return typed_records(frame, _topic(cluster, topic), value, record_columns(key, headers, timestamp, partition))
+
+
+def typed_records(
+    frame: DataFrame, topic: "Topic", value: str | Column | Sequence[str] | None, others: Mapping[str, Column]
+) -> DataFrame:
+    """As `typed`. `others`: the columns besides value and record."""
+    columns = topic.columns
     if columns is None:
-        raise InvalidConfigurationError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
+        raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
     if columns.framing != "none":
         raise InvalidConfigurationError(
-            f"topic {topic!r} has value.framing={columns.framing}: make its values with streams.encode, which takes a"
-            " schema id"
+            f"topic {topic.name!r} has value.framing={columns.framing}: make its values with streams.encode, which"
+            " takes a schema id"
         )
     plan = _plan(columns)
     payload = payload_of(frame, value)
@@ -70,17 +76,15 @@ def typed(
     if not isinstance(given, st.StructType):
         raise InvalidOptionError(f"value: expected a struct or names of columns, got {given.simpleString()}")
     wanted = given if plan.value is None else fitted(given, plan.value, "value")
-    extra = record_columns(key, headers, timestamp, partition)
     rows = frame.select(
-        converted(payload, given, wanted).alias(_PAYLOAD), *(column.alias(name) for name, column in extra.items())
+        converted(payload, given, wanted).alias(_PAYLOAD), *(column.alias(name) for name, column in others.items())
     )
-    made = {"value": encoded(rows, sf.col(_PAYLOAD), plan.codec)}
+    made = [encoded(rows, sf.col(_PAYLOAD), plan.codec).alias("value"), *(sf.col(name) for name in others)]
+    if plan.record is not None:
+        record = converted(sf.col(_PAYLOAD), wanted, plan.record)
+        made.append(record.alias("record", metadata={METADATA_KEY: mark(topic)}))
     with needing_avro(frame.sparkSession):
-        made_rows = rows.select(*(column.alias(name) for name, column in made.items()), *extra, _PAYLOAD)
-    if plan.record is None:
-        return made_rows.drop(_PAYLOAD)
-    record = converted(sf.col(_PAYLOAD), wanted, plan.record).alias("record", metadata={METADATA_KEY: mark(found)})
-    return made_rows.select("value", *extra, record)
+        return rows.select(*made)
 
 
 class _Plan(NamedTuple):
