@@ -41,8 +41,8 @@ def define(
     value.columns. `current` is the text so far. `subject`: the schemas to which a value.schema of a registry refers.
 
     A column is never removed, and never changes its type; with `reset`, a field that does not fit its column gets
-    another one. The version grows if any value could be decoded in another way than before. Versions of the subject that do not fit the columns are left out. Raises InvalidConfigurationError,
-    IncompatibleSchemaError.
+    another one. The version grows if any value could be decoded in another way than before. Versions of the subject
+    that do not fit the columns are left out. Raises InvalidConfigurationError, IncompatibleSchemaError.
     """
     before = from_text(current) if current is not None else None
     if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":

@@ -95,8 +95,8 @@ def alter_configs(
     """Set configs of a topic, or with None put one back to its default. Takes effect for the next append, read or
     maintenance.
 
-    With `validate_only` they stay as they are, and the result is the topic as it would be. With `reset`, a field of a new
-    value.schema that does not fit its typed column gets another one (`columns/resets.py`).
+    With `validate_only` they stay as they are, and the result is the topic as it would be. With `reset`, a field of a
+    new value.schema that does not fit its typed column gets another one (`columns/resets.py`).
     """
     changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
