@@ -220,6 +220,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
         "codec": batch.codec,
         "checksum": batch.checksum,
         "columns_version": batch.columns_version,
+        "stats": batch.stats,
         "name": batch.name,
         "inline": batch.inline,
         "change": after.change,

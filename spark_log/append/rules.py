@@ -63,6 +63,8 @@ class Batch:
     """The leader epoch for which the writer chose the log dirs; None: any (a blob is in no log dir)."""
     columns_version: int | None = None
     """Of the typed columns in the file."""
+    stats: str | None = None
+    """Their statistics."""
     offsets: OffsetRange | None = None
     """The offsets that the batch must get (of a mirror); None: the next record_count offsets."""
 

@@ -32,6 +32,8 @@ _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 30 days",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.checkpointInterval": str(_CHECKPOINT_COMMITS),
+    # Readers use the statistics of all columns that have some (leaf_statistics.LEAVES_MAX), not those of the first 32
+    "delta.dataSkippingNumIndexedCols": "-1",
 }
 
 

@@ -78,7 +78,7 @@ _SEGMENTS = (SEGMENT.topic_id == PARTITION.topic_id) & (SEGMENT.partition == PAR
 
 _FILE_COLUMNS = (
     SEGMENT.partition, SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.bytes, SEGMENT.record_count, SEGMENT.change,
-    SEGMENT.rewritten, SEGMENT.name
+    SEGMENT.rewritten, SEGMENT.name, SEGMENT.stats
 )  # fmt: skip
 
 _LOG_DIRS_WITH_REPLICAS = (
@@ -175,6 +175,8 @@ class PublishedFile:
     record_count: int
     change: int
     rewritten: bool
+    stats: str | None = None
+    """Statistics of the typed columns in the file."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +358,6 @@ def values(cursor: Cursor) -> dict[str, int]:
 
 def _files(rows: Iterable[Any]) -> list[PublishedFile]:
     return [
-        PublishedFile(f"_segments/{partition}/{name}", partition, base, end, size, count, change, rewritten)
-        for partition, base, end, size, count, change, rewritten, name in rows
+        PublishedFile(f"_segments/{partition}/{name}", partition, base, end, size, count, change, rewritten, stats)
+        for partition, base, end, size, count, change, rewritten, name, stats in rows
     ]

@@ -43,7 +43,9 @@ def is_data_change(file: PublishedFile, cursors: Mapping[int, Cursor]) -> bool:
 
 
 def statistics(file: PublishedFile) -> str:
-    return json.dumps({"numRecords": file.record_count})
+    """`stats` of the add action: readers skip files whose bounds rule out their filters."""
+    number = f'"numRecords":{file.record_count}'
+    return f"{{{number}}}" if file.stats is None else f"{{{number},{file.stats[1:]}"
 
 
 def commit_content(

@@ -1,6 +1,6 @@
 """Reads records from an opened segment file, only the requested row groups and columns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -48,11 +48,13 @@ def read_slice(
     min_timestamp_ms: int | None = None,
     max_timestamp_ms: int | None = None,
     path: str = "segment",
+    skip: Callable[[pq.RowGroupMetaData], bool] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches (at most BATCH_RECORDS rows, exactly `schema`) of the records with start <= offset < end, in order.
 
     `parquet_file` comes from open_segment, `schema` from read_schema. With min/max_timestamp_ms, row groups without a
-    timestamp in [min, max) are passed over; rows outside of it in other groups are not filtered out.
+    timestamp in [min, max) are passed over; rows outside of it in other groups are not filtered out. So are row groups
+    for which `skip` is True.
     Raises CorruptRecordError, naming `path`, before it yields anything of a row group that decodes badly.
     """
     shape = ReadShape(topic, partition, base_offset, timestamp_type, schema)
@@ -62,6 +64,8 @@ def read_slice(
         if min_timestamp_ms is not None and group.max_timestamp_ms < min_timestamp_ms:
             continue
         if max_timestamp_ms is not None and group.min_timestamp_ms >= max_timestamp_ms:
+            continue
+        if skip is not None and skip(parquet_file.metadata.row_group(group.number)):
             continue
         names = shape.stored_columns if group.dense else ["offset_delta", *shape.stored_columns]
         rows = _decode(parquet_file, group, names, path)

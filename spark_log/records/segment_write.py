@@ -5,8 +5,8 @@ footer. Every page carries a CRC-32, the footer its own digest (segment_footer.p
 like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
 
 A topic with typed columns (`columns/`) has two more columns in its files: record_error, and record as the last one.
-They are decoded here, from value, whenever a row group is written, unless the records come with them. The leaves of
-record have statistics.
+They are decoded here, from value, whenever a row group is written, unless the records come with them. Their leaves
+have statistics (leaf_statistics.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.check import RECORD_BYTES_MAX
 from spark_log.records.compression_codecs import codec_level, codec_name
 from spark_log.records.hashed_stream import HashedStream, Sink
+from spark_log.records.leaf_statistics import file_statistics, has_statistics, leaves
 from spark_log.records.schema import (
     MICROSECONDS_PER_MILLISECOND,
     RECORD_SCHEMA,
@@ -54,6 +55,8 @@ class SegmentFacts:
     """xxh3_128 of all bytes, in hex."""
     columns_version: int | None = None
     """Of the definition that the typed columns were decoded with; None: the file or blob has none."""
+    stats: str | None = None
+    """Statistics of the typed columns (`leaf_statistics.file_statistics`)."""
 
 
 class SegmentWriter:
@@ -68,7 +71,7 @@ class SegmentWriter:
         self.codec = codec_name(codec)
         self._columns = columns
         self._schema = schema = segment_schema(None if columns is None else columns.fields)
-        leaves = [] if columns is None else ["record_error", *leaf_paths(pa.field("record", columns.fields))]
+        typed = [] if columns is None else ["record_error", *leaf_paths(pa.field("record", columns.fields))]
         compression_level = codec_level(self.codec, level)
         self.record_count = 0
         self._next_delta = 0
@@ -83,9 +86,9 @@ class SegmentWriter:
             schema,
             compression=self.codec,
             compression_level=compression_level,
-            use_dictionary=leaves or False,
+            use_dictionary=typed or False,
             column_encoding={"offset_delta": "DELTA_BINARY_PACKED"},
-            write_statistics=["offset_delta", "timestamp", *leaves],
+            write_statistics=["offset_delta", "timestamp", *_with_statistics(columns)],
             write_page_index=True,
             write_page_checksum=True,
             store_schema=False,
@@ -148,6 +151,7 @@ class SegmentWriter:
         self._parquet.close()
         self._stream.release()
         self._stream.detach()
+        columns = self._columns
         return SegmentFacts(
             record_count=self.record_count,
             bytes=self.bytes_written,
@@ -155,7 +159,8 @@ class SegmentWriter:
             max_timestamp_ms=_milliseconds(self._max_us),
             codec=self.codec,
             checksum=self._stream.checksum(),
-            columns_version=None if self._columns is None else self._columns.version,
+            columns_version=None if columns is None else columns.version,
+            stats=None if columns is None else file_statistics(self._parquet.writer.metadata, columns.fields),
         )
 
     def abort(self) -> None:
@@ -268,6 +273,14 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
             .append_column("record_error", pa.array([reason]))
             .append_column(record, pa.nulls(1, record.type))
         )
+
+
+def _with_statistics(columns: ColumnsDefinition | None) -> list[str]:
+    """Parquet's paths of the leaves of typed columns that get statistics. JSON has no NaN."""
+    if columns is None:
+        return []
+    may_be_nan = columns.format != "json"
+    return [".".join(leaf.path) for leaf in leaves(columns.fields) if has_statistics(leaf.kind, may_be_nan=may_be_nan)]
 
 
 def leaf_paths(field: pa.Field) -> list[str]:

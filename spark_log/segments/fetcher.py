@@ -23,9 +23,10 @@ from spark_log.errors import (
 from spark_log.ids import LogDirId
 from spark_log.records import inline, segment_file
 from spark_log.records.schema import TimestampType
+from spark_log.segments.field_filters import group_excluded
 from spark_log.segments.segment_repair import repair
-from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
-from spark_log.segments.typed_columns import read_with_columns, wants_columns
+from spark_log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
+from spark_log.segments.typed_columns import has_present_columns, read_with_columns, wants_columns
 
 logger = logging.getLogger(__name__)
 
@@ -74,20 +75,25 @@ class Fetcher:
         self._away_since_s = None
 
     def read(
-        self, slices: Iterable[Slice], schema: pa.Schema, times: TimestampBounds = _ALL_TIMES
+        self,
+        slices: Iterable[Slice],
+        schema: pa.Schema,
+        times: TimestampBounds = _ALL_TIMES,
+        filters: Sequence[FieldFilter] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema` (a result of `read_schema`), in the order of the slices.
+        """Batches of `schema` (a result of `read_schema`), in the order of the slices. Row groups without a record that
+        passes the filters are left out where statistics say so.
 
         If no replica of a segment is good, CorruptRecordError, or StorageUnavailableError if that may pass.
         """
         for piece in slices:
-            if wants_columns(schema):
-                yield from read_with_columns(partial(self._read_stored, times=times), piece, schema)
-            else:
-                yield from self._read_stored(piece, schema, times)
+            read = partial(self._read_stored, times=times, filters=filters if has_present_columns(piece) else ())
+            yield from read_with_columns(read, piece, schema) if wants_columns(schema) else read(piece, schema)
 
-    def _read_stored(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
-        return _read_inline(piece, schema) if piece.data is not None else self._read_file(piece, schema, times)
+    def _read_stored(
+        self, piece: Slice, schema: pa.Schema, times: TimestampBounds, filters: Sequence[FieldFilter]
+    ) -> Iterator[pa.RecordBatch]:
+        return _read_inline(piece, schema) if piece.data is not None else self._read_file(piece, schema, times, filters)
 
     def first_offset_at_or_after(self, piece: Slice, timestamp_ms: int) -> int | None:
         """Offset of the slice's first record with timestamp >= the given one, None if it has none."""
@@ -106,7 +112,11 @@ class Fetcher:
         (offset,) = self._read_with_failover(piece, search)
         return offset if offset is not None and offset < piece.end else None
 
-    def _read_file(self, piece: Slice, schema: pa.Schema, times: TimestampBounds) -> Iterator[pa.RecordBatch]:
+    def _read_file(
+        self, piece: Slice, schema: pa.Schema, times: TimestampBounds, filters: Sequence[FieldFilter]
+    ) -> Iterator[pa.RecordBatch]:
+        skip = partial(group_excluded, filters, piece.columns.fields) if filters and piece.columns else None
+
         def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
             return segment_file.read_slice(
                 parquet,
@@ -120,6 +130,7 @@ class Fetcher:
                 min_timestamp_ms=times.min_ms,
                 max_timestamp_ms=times.max_ms,
                 path=location,
+                skip=skip,
             )
 
         return self._read_with_failover(piece, decode)

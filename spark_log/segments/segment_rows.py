@@ -17,6 +17,7 @@ _OPTIONAL = {
     "producer_epoch": None,
     "first_sequence": None,
     "columns_version": None,
+    "stats": None,
     "rewritten": False,
 }
 _INSERT_BLOBS = Prepared(t.blob.insert())
@@ -37,7 +38,7 @@ class RemovedSegments(NamedTuple):
 
 
 def insert_segments(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert segments; the columns of a producer, `columns_version` and `rewritten` may be missing in a row."""
+    """Insert segments; the columns of a producer and of typed columns, and `rewritten`, may be missing in a row."""
     if rows:
         # all columns in each row: the statement is compiled once, for the columns of the first row that it gets
         _INSERT_SEGMENTS.run(connection, [{**_OPTIONAL, **row} for row in rows])

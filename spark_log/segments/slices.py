@@ -1,6 +1,7 @@
 """Slices of segments, with everything that a reader needs and without the address of the metadata store."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_log.ids import LogDirId, TopicPartition
 
@@ -49,6 +50,29 @@ class TimestampBounds(NamedTuple):
 
     min_ms: int | None = None
     max_ms: int | None = None
+
+
+class Condition(Enum):
+    """The condition of a filter on a value. All but IS_NULL reject null."""
+
+    IN = "in"
+    BELOW = "<"
+    AT_MOST = "<="
+    ABOVE = ">"
+    AT_LEAST = ">="
+    STARTS_WITH = "starts with"
+    IS_NULL = "is null"
+    IS_NOT_NULL = "is not null"
+
+
+class FieldFilter(NamedTuple):
+    """A filter on a leaf: its path from record or record_error on, the condition, and its values: those of IN,
+    one for a comparison, none for IS_NULL and IS_NOT_NULL.
+    """
+
+    path: tuple[str, ...]
+    condition: Condition
+    values: tuple[Any, ...] = ()
 
 
 LogDirs = dict[LogDirId, "LogDirInfo"]

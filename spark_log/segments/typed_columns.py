@@ -22,13 +22,18 @@ def wants_columns(schema: pa.Schema) -> bool:
     return any(name in schema.names for name in TYPED)
 
 
+def has_present_columns(piece: Slice) -> bool:
+    """Whether the file has the topic's present columns."""
+    return piece.data is None and piece.columns is not None and piece.columns_version == piece.columns.version
+
+
 def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Batches of `schema`, which has typed columns. InvalidOptionError if the topic has none."""
     columns = piece.columns
     if columns is None:
         raise InvalidOptionError(f"topic {piece.topic!r} has no typed columns: set value.format and value.schema")
     present = _with_record(schema, columns.fields)
-    if piece.data is None and piece.columns_version == columns.version:
+    if has_present_columns(piece):
         batches = read(piece, present)
     else:
         batches = add_columns(read(piece, without_columns(schema)), columns, present)

@@ -1,18 +1,40 @@
-"""Push-down: the partitions, offsets and timestamps that Spark's filters rule out. Pure.
+"""Push-down: the partitions, offsets, timestamps and fields of record that Spark's filters rule out. Pure.
 
 Only whole partitions, segments and row groups are skipped; Spark applies every filter again to the rows that are read.
 So a filter that is not supported here costs time, but loses no rows.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.segments.slices import TimestampBounds
+from spark_log.segments.slices import Condition, FieldFilter, TimestampBounds
+
+_COMPARISONS: Mapping[type[Filter], Condition] = {
+    EqualTo: Condition.IN,
+    EqualNullSafe: Condition.IN,
+    LessThan: Condition.BELOW,
+    LessThanOrEqual: Condition.AT_MOST,
+    GreaterThan: Condition.ABOVE,
+    GreaterThanOrEqual: Condition.AT_LEAST,
+    StringStartsWith: Condition.STARTS_WITH,
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +55,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pruning:
-    """The partitions, offsets and timestamps (milliseconds) that the filters may accept; they reject all others."""
+    """The partitions, offsets and timestamps (milliseconds) that the filters may accept; they reject all others. And
+    the filters on typed columns.
+    """
 
     partition: Interval = Interval()
     offset: Interval = Interval()
     timestamp_ms: Interval = Interval()
     topics: frozenset[str] | None = None
+    fields: tuple[FieldFilter, ...] = ()
 
     @property
     def times(self) -> TimestampBounds:
@@ -46,9 +71,10 @@ class Pruning:
 
 
 def prune(filters: Iterable[Filter]) -> Pruning:
-    """The conjunction of the filters on partition, offset, timestamp and topic; other filters are ignored."""
+    """The conjunction of the filters on partition, offset, timestamp, topic and typed columns; others are ignored."""
     partition, offset, timestamp_ms = Interval(), Interval(), Interval()
     topics: frozenset[str] | None = None
+    fields: list[FieldFilter] = []
     for found in filters:
         match getattr(found, "attribute", None):
             case ("partition",):
@@ -61,7 +87,19 @@ def prune(filters: Iterable[Filter]) -> Pruning:
                 values = found.value if isinstance(found, In) else (found.value,)
                 named = frozenset(value for value in values if isinstance(value, str))
                 topics = named if topics is None else topics & named
-    return Pruning(partition, offset, timestamp_ms, topics)
+            case ("record" | "record_error", *_):
+                fields += _field_filters(found)
+    return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
+
+
+def _field_filters(found: Any) -> Iterator[FieldFilter]:
+    """The filter on a typed column, if it is supported."""
+    if isinstance(found, IsNull | IsNotNull):
+        yield FieldFilter(found.attribute, Condition.IS_NULL if isinstance(found, IsNull) else Condition.IS_NOT_NULL)
+    elif isinstance(found, In):
+        yield FieldFilter(found.attribute, Condition.IN, tuple(value for value in found.value if value is not None))
+    elif type(found) in _COMPARISONS and found.value is not None:
+        yield FieldFilter(found.attribute, _COMPARISONS[type(found)], (found.value,))
 
 
 def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:

@@ -25,6 +25,7 @@ from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
 from spark_log.segments import plan as planner
+from spark_log.segments.file_pruning import without_excluded
 from spark_log.segments.slices import Slice
 
 if TYPE_CHECKING:
@@ -234,6 +235,11 @@ class ReadPlanner:
             max_records_per_task=self.options.max_records_per_partition,
         )
         plan = self.log.plan(wanted, pruning.times, available.topics, self.options.client_rack)
+        if pruning.fields:
+            slices = self.cluster.store.read(
+                lambda connection: without_excluded(connection, available.topics, plan.slices, pruning.fields)
+            )
+            plan = ReadPlan(slices, plan.log_dirs)
         return list(_cut(packed, plan, pruning))
 
 
@@ -253,4 +259,4 @@ def _cut(packed: Iterable[tuple[PartitionRange, ...]], plan: ReadPlan, pruning: 
                 inside = piece.start >= start and piece.end <= end
                 mine.append(piece if inside else piece._replace(start=max(piece.start, start), end=min(piece.end, end)))
         if mine:
-            yield ReadTask(mine, plan.log_dirs, pruning.times)
+            yield ReadTask(mine, plan.log_dirs, pruning.times, pruning.fields)

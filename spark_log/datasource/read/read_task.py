@@ -8,7 +8,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from spark_log.datasource.worker_memory import spare_collections
-from spark_log.segments.slices import LogDirs, Slice, TimestampBounds
+from spark_log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +21,7 @@ class ReadTask(InputPartition):
     slices: list[Slice]
     log_dirs: LogDirs
     times: TimestampBounds
+    fields: tuple[FieldFilter, ...] = ()
 
     def __repr__(self) -> str:
         partitions = {piece.topic_partition for piece in self.slices}
@@ -56,7 +57,7 @@ def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.Record
 
         record = to_arrow_type(columns.record, timezone="UTC")
     schema = read_schema("headers" in names, names, record)
-    return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times), names)
+    return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times, task.fields), names)
 
 
 def _in_order(batches: Iterator["pa.RecordBatch"], columns: tuple[str, ...]) -> Iterator["pa.RecordBatch"]:

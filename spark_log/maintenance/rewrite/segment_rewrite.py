@@ -13,7 +13,7 @@ names the inputs, which stay on disk for file.delete.delay.ms.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,18 +36,19 @@ from spark_log.partitions.replication_rules import rewrite
 from spark_log.partitions.retired_files import retire_files
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.inline import decode as decode_inline
-from spark_log.records.schema import RECORD_SCHEMA, read_schema
+from spark_log.records.schema import RECORD_SCHEMA, TYPED, read_schema
 from spark_log.records.segment_file import SegmentFacts
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
 from spark_log.segments.slices import LogDirs, Slice
+from spark_log.segments.typed_columns import has_present_columns
 
 OFFSETS_MAX = 2**31 - 1
 """Maximum number of offsets in one file: offset_delta is an int32."""
 
 _TABLE_RECORDS = 65_536
-_READ_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
+_READ = ("offset", *RECORD_SCHEMA.names)
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,10 @@ def write(
     targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
     files = SegmentFiles(targets, open_, path, Encoding.of(rewriting.topic))
     try:
-        for offsets, records in read(rewriting.slices, log_dirs):
+        for rows in read(rewriting.slices, log_dirs):
             if keep is not None:
-                stays = keep(offsets, records)
-                offsets, records = offsets.filter(stays), records.filter(stays)
-            files.append(records, offset_deltas(offsets, rewriting.base_offset))
+                rows = rows.filter(keep(rows.offsets, rows.records))
+            files.append(rows.records, offset_deltas(rows.offsets, rewriting.base_offset), rows.typed)
         facts = files.commit()
     except BaseException:
         files.abort()
@@ -200,35 +200,53 @@ def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
     return from_numpy(to_numpy(offsets) - base_offset)
 
 
-def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
-    """Offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time."""
+class Rows(NamedTuple):
+    """Records (RECORD_SCHEMA) with their offsets. `typed`: their typed columns, if the file has the topic's present
+    ones; None: they are to be decoded from the values.
+    """
+
+    offsets: pa.Int64Array
+    records: pa.Table
+    typed: pa.Table | None
+
+    def filter(self, stays: pa.BooleanArray) -> "Rows":
+        typed = None if self.typed is None else self.typed.filter(stays)
+        return Rows(self.offsets.filter(stays), self.records.filter(stays), typed)
+
+
+def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[Rows]:
+    """The rows of the slices, in order, many at a time."""
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
-    rows = 0
+    count = 0
     for table in _tables(fetcher, slices):
+        if waiting and (count >= _TABLE_RECORDS or table.num_columns != waiting[0].num_columns):
+            yield _rows(waiting)
+            waiting, count = [], 0
         waiting.append(table)
-        rows += table.num_rows
-        if rows >= _TABLE_RECORDS:
-            yield _split(waiting)
-            waiting, rows = [], 0
-    if rows:
-        yield _split(waiting)
+        count += table.num_rows
+    if count:
+        yield _rows(waiting)
 
 
-def _split(tables: Sequence[pa.Table]) -> tuple[pa.Int64Array, pa.Table]:
+def _rows(tables: Sequence[pa.Table]) -> Rows:
     whole = pa.concat_tables(tables)
-    return whole.column("offset").combine_chunks(), whole.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+    records = whole.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+    typed = whole.select(TYPED) if whole.num_columns > len(_READ) else None
+    return Rows(whole.column("offset").combine_chunks(), records, typed)
 
 
 def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
     for piece in slices:
         if piece.data is None:
-            for batch in fetcher.read([piece], _READ_SCHEMA):
+            copied = piece.columns.fields if piece.columns is not None and has_present_columns(piece) else None
+            schema = read_schema(True, _READ if copied is None else (*_READ, *TYPED), copied)
+            for batch in fetcher.read([piece], schema):
                 yield pa.Table.from_batches([batch])
         else:  # undivided, since there may be thousands
             records = decode_inline(piece.data, piece.checksum, piece.record_count)
             offsets = from_numpy(np.arange(piece.base_offset, piece.end, dtype=np.int64))
-            yield records.append_column(_READ_SCHEMA.field("offset"), offsets).select(_READ_SCHEMA.names)
+            yield records.append_column(pa.field("offset", pa.int64()), offsets)
 
 
 def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:

@@ -1,6 +1,6 @@
 """Tables of segments: the records of each partition."""
 
-from sqlalchemy import BigInteger, Boolean, Index, Integer, LargeBinary, String, false, text
+from sqlalchemy import BigInteger, Boolean, Index, Integer, LargeBinary, String, Text, false, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
@@ -32,6 +32,12 @@ segment = _table(
         "columns_version",
         Integer,
         "version of topic.value_columns with which the typed columns in the file were decoded; NULL: it has none",
+        nullable=True,
+    ),
+    column(
+        "stats",
+        Text,
+        "JSON: bounds and null counts of the typed columns in the file, as in stats of Delta's add action",
         nullable=True,
     ),
     column("name", String(96), "unique for ever: <write id>-<n>.parquet, or the blob's id"),
