@@ -13,7 +13,7 @@ names the inputs, which stay on disk for file.delete.delay.ms.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -186,10 +186,11 @@ def write(
     targets = {broker_id: log_dirs[log_dir_id] for broker_id, log_dir_id in rewriting.log_dirs.items()}
     files = SegmentFiles(targets, open_, path, _encoding(rewriting))
     try:
-        for rows in read(rewriting.slices, log_dirs):
+        for offsets, records in read(rewriting.slices, log_dirs):
             if keep is not None:
-                rows = rows.filter(keep(rows.offsets, rows.records))
-            files.append(rows.records, offset_deltas(rows.offsets, rewriting.base_offset), rows.typed)
+                stays = keep(offsets, records)
+                offsets, records = offsets.filter(stays), records.filter(stays)
+            files.append(records, offset_deltas(offsets, rewriting.base_offset))
         facts = files.commit()
     except BaseException:
         files.abort()
@@ -211,40 +212,28 @@ def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
     return from_numpy(to_numpy(offsets) - base_offset)
 
 
-class Rows(NamedTuple):
-    """Records (RECORD_SCHEMA) with their offsets. `typed`: their typed columns, if the file has the topic's present
-    ones; None: they are to be decoded from the values.
+def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
+    """Offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time. Records of files with the topic's
+    present columns come with record_error and record, which are copied; those of others are to be decoded.
     """
-
-    offsets: pa.Int64Array
-    records: pa.Table
-    typed: pa.Table | None
-
-    def filter(self, stays: pa.BooleanArray) -> "Rows":
-        typed = None if self.typed is None else self.typed.filter(stays)
-        return Rows(self.offsets.filter(stays), self.records.filter(stays), typed)
-
-
-def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[Rows]:
-    """The rows of the slices, in order, many at a time."""
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
     count = 0
     for table in _tables(fetcher, slices):
         if waiting and (count >= _TABLE_RECORDS or table.num_columns != waiting[0].num_columns):
-            yield _rows(waiting)
+            yield _split(waiting)
             waiting, count = [], 0
         waiting.append(table)
         count += table.num_rows
     if count:
-        yield _rows(waiting)
+        yield _split(waiting)
 
 
-def _rows(tables: Sequence[pa.Table]) -> Rows:
+def _split(tables: Sequence[pa.Table]) -> tuple[pa.Int64Array, pa.Table]:
     whole = pa.concat_tables(tables)
-    records = whole.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
-    typed = whole.select(TYPED) if whole.num_columns > len(_READ) else None
-    return Rows(whole.column("offset").combine_chunks(), records, typed)
+    typed = [whole.schema.field(name) for name in TYPED if name in whole.schema.names]
+    schema = pa.schema([*RECORD_SCHEMA, *typed])
+    return whole.column("offset").combine_chunks(), whole.select(schema.names).cast(schema)
 
 
 def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:

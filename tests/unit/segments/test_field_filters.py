@@ -119,7 +119,10 @@ def written(groups, format_):
             ],
             names=["record_error", "record"],
         )
-        writer.write(table(*("" for _ in group)), typed=typed)
+        records = table(*("" for _ in group))
+        for name in typed.schema.names:
+            records = records.append_column(typed.schema.field(name), typed.column(name))
+        writer.write(records)
         writer.flush_rows()
     facts = writer.close()
     metadata = pq.read_metadata(io.BytesIO(file.getvalue()))
