@@ -39,6 +39,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.log import Log
+from spark_log.mirror.mirror_columns import configs_for_target, copy_columns
 from spark_log.mirror.mirror_positions import (
     IDENTICAL,
     MirrorPosition,
@@ -170,15 +171,14 @@ class Mirror:
                 )
             factor = settings.replication_factor or source.replication_factor
             with contextlib.suppress(TopicAlreadyExistsError):  # find_topic raises if the name only collides
-                create_topic(self.target, name, source.partition_count, factor, source.overrides)
+                create_topic(self.target, name, source.partition_count, factor, configs_for_target(source))
             target = self._target_log.find_topic(name)
+        target = copy_columns(self.target, source, target, missing=settings.create)
         if target.partition_count < source.partition_count and settings.create:
             target = add_partitions(self.target, name, source.partition_count)
         if target.partition_count != source.partition_count:
-            raise InvalidPartitionsError(
-                f"partitions: topic {name!r} has {target.partition_count} in the target and {source.partition_count} in"
-                f" the source"
-            )
+            counts = f"{target.partition_count} in the target and {source.partition_count} in the source"
+            raise InvalidPartitionsError(f"partitions: topic {name!r} has {counts}")
         return target
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:

@@ -71,8 +71,12 @@ class KnownTopics:
         MissingTopicError, and KafkaTimeoutError when the store does not answer.
         """
         known = self.by_name.get(name)
-        if known is not None and clock.monotonic_s() - known.looked_up_s <= self._settings.metadata_max_age_ms / 1000:
-            return known
+        if known is not None:
+            age_s, age_s_max = clock.monotonic_s() - known.looked_up_s, self._settings.metadata_max_age_ms / 1000
+            if known.encoding.rejects_bad_values:  # a new version of the schema may accept the records
+                age_s_max = min(age_s_max, REFRESH_S)
+            if age_s <= age_s_max:
+                return known
         if not isinstance(name, str):
             raise TypeError(f"topic: expected text, got {name!r}")
         try:

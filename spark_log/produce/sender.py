@@ -17,6 +17,7 @@ from spark_log import clock
 from spark_log.append.producer_rows import register_producer
 from spark_log.append.rules import Appended, ProducerSequence, Rejected
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     KafkaTimeoutError,
     MetadataStoreUnavailableError,
@@ -138,6 +139,11 @@ class Sender(threading.Thread):
             return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
 
+    def _has_new_columns(self, topic: Topic) -> bool:
+        """Whether the topic, looked up again, decodes values in another way: a schema may just have been registered."""
+        fresh = self._topics.refresh(topic.name, force=True)
+        return fresh is not None and fresh.topic.value_columns != topic.value_columns
+
     def _assemble(self, topic_batch: TopicBatch) -> None:
         try:
             known = self._topics.by_name[topic_batch.topic]
@@ -150,7 +156,11 @@ class Sender(threading.Thread):
             if isinstance(topic_batch, TableBatch):
                 parts, batch_of, faults = topic_batch.take_parts(), topic_batch.batch_of, _NO_FAULTS
             else:
-                found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, self._settings.batch_size)
+                run_bytes = self._settings.batch_size
+                found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
+                if found.faults and known.encoding.rejects_bad_values and self._has_new_columns(topic):
+                    topic = known.topic
+                    found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
                 known.first_run += found.runs
                 parts, batch_of, faults = found.parts, found.batch_of, found.faults
                 topic_batch.row_of, topic_batch.times_ms = found.row_of, found.times_ms

@@ -1,5 +1,6 @@
 """A mirror's target has the records of its source at the same offsets, after any failure."""
 
+import json
 import shutil
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 import sqlalchemy as sa
 
+from spark_log import Registry
 from spark_log.append.rules import Appended
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
@@ -28,10 +30,11 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.mirror.mirror import Mirror, MirrorSettings
 from spark_log.mirror.mirror_groups import copy_groups
+from spark_log.records.schema import read_schema
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
-from tests.support.records import read_all, table
+from tests.support.records import ranges_of, read_all, table
 from tests.support.replicas import every_replica_is_whole
 from tests.support.truncation import truncate
 
@@ -191,6 +194,33 @@ def test_source_and_target_may_be_compacted_independently(source, target, mirror
     ours = [row for row in everything(target) if row["partition"] == 1]
     assert [row["offset"] for row in ours] == [57, 120, 121]
     assert ours == [row for row in theirs if row["offset"] in (57, 120, 121)]
+
+
+def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, mirrors):
+    registry, schemas = Registry(source), []
+    for fields in (["a"], ["a", "b"]):
+        schemas.append(json.dumps({"type": "record", "name": "R", "fields": [
+            {"name": name, "type": ["null", "string"], "default": None} for name in fields]}))  # fmt: skip
+    registry.register("s", schemas[0])
+    configs = {"value.format": "avro", "value.framing": "confluent", "value.schema": "registry:s"}
+    create_topic(source, "typed", configs={**configs, "retention.ms": "-1"})
+    mirror = mirrors(source, target, SubscribeTopics(("typed",)))
+    append(source, 0, "\0\0\0\0\1\2\2x", topic="typed")
+    mirror_all(mirror)
+    assert Registry(target).subjects() == []
+    registry.register("s", schemas[1])
+    append(source, 0, "\0\0\0\0\2\2\2x\2\2y", topic="typed")
+    mirror_all(mirror)
+    log = Log(target)
+    topic = log.find_topic("typed")
+    schema = read_schema(columns=["record_error", "record"], record=topic.columns.fields)
+    rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+    assert rows == [
+        {"record_error": None, "record": {"a": "x", "b": None}}, {"record_error": None, "record": {"a": "x", "b": "y"}},
+    ]  # fmt: skip
+    mirror_all(mirror)
+    assert log.find_topic("typed").value_columns == topic.value_columns
+    log.close()
 
 
 def test_new_topics_that_match_a_pattern_are_mirrored_with_a_prefix(source, target, mirrors):

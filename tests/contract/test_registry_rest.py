@@ -13,7 +13,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_log import Cluster, Consumer, Registry
 from spark_log.controller.topic_operations import alter_configs
-from spark_log.errors import SchemaNotFoundError, SchemaRegistryUnavailableError
+from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
 from spark_log.maintenance import run_tasks
 from spark_log.metadata.columns import SEGMENT
 from spark_log.records.schema import read_schema
@@ -175,6 +175,20 @@ def test_avro_of_confluents_serializer(cluster, cluster_address, log, client, pr
     found = rows(cluster, log, "orders")
     assert [row["item"] for row in found[:3]] == ["tea", "cup", "cup"]
     assert found[3].startswith("bytes are missing") or "end" in found[3], "decoded with the schema of id 9"
+
+
+def test_a_producer_accepts_values_of_a_schema_that_has_just_been_registered(cluster, client, produce):
+    client.register_schema("orders-value", Schema(ONE, "AVRO"))
+    make(
+        cluster, "orders", value_format="avro", value_framing="confluent", value_schema="registry:orders-value",
+        value_bad_records="reject",
+    )  # fmt: skip
+    producer, where = produce(), context("orders")
+    for text in (ONE, TWO, avro(ITEM, COUNT, ("n", "int", 0))):
+        value = AvroSerializer(client, text)({"item": "tea"}, where)
+        producer.send("orders", value).get(10)
+    with pytest.raises(InvalidRecordError, match="unknown schema id 4"):
+        producer.send("orders", b"\0\0\0\0\x04\6tea").get(10)
 
 
 def test_json_of_confluents_serializer(cluster, log, client, produce):
