@@ -6,22 +6,21 @@ from typing import Literal, TypeVar
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
-from spark_log.registry import rows
-from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS, incompatibilities
+from spark_log.errors import InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
+from spark_log.registry import registrations, rows
+from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText, check_type, schema_hash
-from spark_log.registry.topic_schemas import update_following_topics
 
 T = TypeVar("T")
 
 Version = int | Literal["latest"]
 
-MODES = ("READWRITE", "READONLY")
+MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
 
 _SUBJECT_LENGTH_MAX = 512
 _INVALID_VERSION, _INVALID_LEVEL, _INVALID_MODE = 42202, 42203, 42204
-_NOT_PERMITTED, _REFERENCE_EXISTS, _INVALID_SUBJECT = 42205, 42206, 42208
+_INVALID_SUBJECT = 42208
 _SUBJECT_DELETED, _SUBJECT_NOT_DELETED, _VERSION_DELETED, _VERSION_NOT_DELETED = 40404, 40405, 40406, 40407
 
 
@@ -40,20 +39,33 @@ class Registry:
         self._store = cluster.store
 
     def register(
-        self, subject: str, schema: str, type: str = "AVRO", references: Iterable[tuple[str, str, int]] = ()
+        self,
+        subject: str,
+        schema: str,
+        type: str = "AVRO",
+        references: Iterable[tuple[str, str, int]] = (),
+        *,
+        id: int | None = None,
+        version: int | None = None,
     ) -> RegisteredSchema:
         """Add a schema as the next version of the subject; returns the version that has it already, if there is one.
 
         The same schema has one id under all subjects. Topics that follow the subject get its new columns in the same
-        transaction. Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaRegistryError.
+        transaction. `id`, and `version` with it, are given in the mode IMPORT, to copy the schemas of another registry.
+        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaRegistryError.
         """
         _check_subject(subject)
         check_type(type)
         given = _references(references)
-        known = self._store.read(lambda connection: _find(connection, subject, type, schema, given))
+        if id is not None:
+            wanted = _number(id), None if version is None else _number(version)
+            return self._write(
+                lambda connection: registrations.import_schema(connection, subject, type, schema, given, *wanted)
+            )
+        known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, given))
         if known is not None:
             return known
-        return self._write(lambda connection: _register(connection, subject, type, schema, given))
+        return self._write(lambda connection: registrations.register(connection, subject, type, schema, given))
 
     def lookup(
         self,
@@ -71,7 +83,7 @@ class Registry:
         def find(connection: sa.Connection) -> RegisteredSchema:
             if not rows.versions_of(connection, subject, deleted=deleted):
                 raise rows.subject_not_found(subject)
-            found = _find(connection, subject, type, schema, given, deleted=deleted)
+            found = registrations.find(connection, subject, type, schema, given, deleted=deleted)
             if found is None:
                 raise SchemaNotFoundError("Schema not found", rows.SCHEMA_NOT_FOUND)
             return found
@@ -127,7 +139,7 @@ class Registry:
         """
 
         def delete(connection: sa.Connection) -> list[int]:
-            _check_writable(connection, subject)
+            registrations.check_writable(connection, subject)
             every = rows.versions_of(connection, subject, deleted=True)
             live = rows.versions_of(connection, subject)
             if not every:
@@ -141,7 +153,7 @@ class Registry:
                     f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently", _SUBJECT_DELETED
                 )
             versions = [each.version for each in (every if permanent else live)]
-            _delete(connection, subject, versions, permanent)
+            registrations.delete(connection, subject, versions, permanent)
             rows.set_config(connection, subject, compatibility=None, mode=None)
             return versions
 
@@ -152,7 +164,7 @@ class Registry:
         number = _version(version)
 
         def delete(connection: sa.Connection) -> int:
-            _check_writable(connection, subject)
+            registrations.check_writable(connection, subject)
             found = rows.find_version(connection, subject, number, deleted=permanent or number is not None)
             is_live = any(each.version == found.version for each in rows.versions_of(connection, subject))
             if permanent and is_live:
@@ -167,7 +179,7 @@ class Registry:
                     " permanently",
                     _VERSION_DELETED,
                 )
-            _delete(connection, subject, [found.version], permanent)
+            registrations.delete(connection, subject, [found.version], permanent)
             return found.version
 
         return self._write(delete)
@@ -208,12 +220,12 @@ class Registry:
                 versions = rows.versions_of(connection, subject)
             else:
                 versions = [rows.find_version(connection, subject, number)]
-            return _incompatibilities(connection, subject, new, versions)
+            return registrations.problems_with(connection, subject, new, versions)
 
         return self._store.read(test)
 
     def mode(self, subject: str | None = None) -> str | None:
-        """READWRITE or READONLY, as set for the subject, None if none is; without a subject that of all."""
+        """READWRITE, READONLY or IMPORT, as set for the subject, None if none is; without a subject that of all."""
         _, mode = self._store.read(lambda connection: rows.config_of(connection, subject or rows.ALL_SUBJECTS))
         return mode or (None if subject else DEFAULT_MODE)
 
@@ -236,72 +248,6 @@ class Registry:
         return self._store.transact(write)
 
 
-def _register(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
-) -> RegisteredSchema:
-    known = _find(connection, subject, type_, text, references)
-    if known is not None:
-        return known
-    _check_writable(connection, subject)
-    new = rows.text_of(connection, type_, text, references)
-    hash_ = schema_hash(new, references)
-    refused = _incompatibilities(connection, subject, new, rows.versions_of(connection, subject))
-    if refused:
-        raise IncompatibleSchemaError(
-            f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
-            f" {'; '.join(refused)}"
-        )
-    schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
-    version = max((each.version for each in rows.versions_of(connection, subject, deleted=True)), default=0) + 1
-    rows.insert_version(connection, subject, version, schema.id)
-    update_following_topics(connection, subject)
-    return RegisteredSchema(subject, version, schema)
-
-
-def _find(
-    connection: sa.Connection,
-    subject: str,
-    type_: str,
-    text: str,
-    references: tuple[Reference, ...],
-    *,
-    deleted: bool = False,
-) -> RegisteredSchema | None:
-    hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
-    schema = rows.find_hash(connection, hash_)
-    if schema is None:
-        return None
-    versions = rows.versions_of(connection, subject, deleted=deleted)
-    return next((each for each in reversed(versions) if each.id == schema.id), None)
-
-
-def _incompatibilities(
-    connection: sa.Connection, subject: str, new: SchemaText, versions: list[RegisteredSchema]
-) -> list[str]:
-    level = rows.config_of(connection, subject)[0] or rows.config_of(connection, rows.ALL_SUBJECTS)[0]
-    texts = [(each.version, rows.text_of(connection, *each.schema[1:])) for each in versions]
-    return incompatibilities(level or DEFAULT_LEVEL, new, texts)
-
-
-def _delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:
-    referring = rows.referring_ids(connection, subject, versions)
-    if referring:
-        raise SchemaRegistryError(
-            f"One or more references exist to subject {subject!r}: from schema {', '.join(map(str, referring))}",
-            _REFERENCE_EXISTS,
-        )
-    if permanent:
-        rows.delete_versions(connection, subject, versions)
-    else:
-        rows.set_deleted(connection, subject, versions)
-
-
-def _check_writable(connection: sa.Connection, subject: str) -> None:
-    mode = rows.config_of(connection, subject)[1] or rows.config_of(connection, rows.ALL_SUBJECTS)[1]
-    if mode == "READONLY":
-        raise SchemaRegistryError(f"Subject {subject} is in read-only mode", _NOT_PERMITTED)
-
-
 def _check_subject(subject: str) -> None:
     if not subject or len(subject) > _SUBJECT_LENGTH_MAX or not subject.isprintable():
         raise SchemaRegistryError(
@@ -313,8 +259,10 @@ def _check_subject(subject: str) -> None:
 
 def _version(version: Version) -> int | None:
     """None for the latest version."""
-    if version == "latest" or version == -1:
-        return None
+    return None if version == "latest" or version == -1 else _number(version)
+
+
+def _number(version: object) -> int:
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**31:
         raise SchemaRegistryError(
             f"The specified version '{version}' is not a valid version id. Allowed values are between [1, 2^31-1] and"

@@ -60,15 +60,16 @@ class Call(NamedTuple):
     def schema(self) -> tuple[str, str, list[Reference]]:
         """Text, type and references of the schema in the body."""
         try:
-            references = [
-                Reference(each["name"], each["subject"], each["version"]) for each in self.field("references")
-            ]
+            given = self.body.get("references") or ()
+            references = [Reference(each["name"], each["subject"], each["version"]) for each in given]
             return str(self.body["schema"]), str(self.body.get("schemaType") or "AVRO"), references
         except (AttributeError, KeyError, TypeError) as error:
             raise InvalidSchemaError("Empty schema: the body needs `schema`") from error
 
-    def field(self, name: str) -> Any:
-        return self.body.get(name) or []
+    def positive(self, name: str) -> int | None:
+        """A number of the body; None if it is missing, or -1 as some clients send it."""
+        found = self.body.get(name)
+        return found if isinstance(found, int) and found > 0 else None
 
 
 Handler = Callable[[Registry, Call], Any]
@@ -154,7 +155,8 @@ def _versions(registry: Registry, call: Call) -> Any:
 
 def _register(registry: Registry, call: Call) -> Any:
     text, type_, references = call.schema()
-    return {"id": registry.register(call.path["subject"], text, type_, references).id}
+    id_, version = call.positive("id"), call.positive("version")
+    return {"id": registry.register(call.path["subject"], text, type_, references, id=id_, version=version).id}
 
 
 def _version(registry: Registry, call: Call) -> Any:

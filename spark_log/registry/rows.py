@@ -41,11 +41,22 @@ def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
     return None if row is None else _schema(*row)
 
 
+def has_id(connection: sa.Connection, schema_id: int) -> bool:
+    """Whether the id is, or was, that of a schema."""
+    return connection.execute(sa.select(SCHEMA.schema_id).where(SCHEMA.schema_id == schema_id)).first() is not None
+
+
 def insert_schema(
-    connection: sa.Connection, type_: str, text: str, references: Sequence[Reference], hash_: str
+    connection: sa.Connection,
+    type_: str,
+    text: str,
+    references: Sequence[Reference],
+    hash_: str,
+    schema_id: int | None = None,
 ) -> Schema:
+    """A new schema; its id is one more than the largest, unless one is given that is free."""
     last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
-    schema = Schema(last + 1, type_, text, tuple(references))
+    schema = Schema(schema_id or last + 1, type_, text, tuple(references))
     row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
     return schema

@@ -166,7 +166,24 @@ def test_a_read_only_subject_is_not_changed(registry):
     refused(42205, registry.delete_subject, "a")
     registry.set_mode("READWRITE", "a")
     assert registry.register("a", TWO).id == 2
-    refused(42204, registry.set_mode, "IMPORT")
+    refused(42204, registry.set_mode, "READ")
+
+
+def test_schemas_of_another_registry_are_imported_with_their_ids(registry):
+    assert registry.register("a", ONE).id == 1
+    refused(42205, registry.register, "b", TWO, id=100, version=7)
+    registry.set_mode("IMPORT", "b")
+    refused(42205, registry.register, "b", TWO)
+    for _ in range(2):
+        assert registry.register("b", TWO, id=100, version=7)[:2] == ("b", 7)
+    assert registry.register("b", BREAKING, id=50).version == 8
+    refused(42207, registry.register, "b", ONE, id=60)
+    refused(42207, registry.register, "b", avro(COUNT), id=100)
+    refused(42205, registry.register, "b", ONE, id=1, version=7)
+    registry.set_mode(None, "b")
+    assert registry.register("b", avro(ITEM, COUNT, name="Order")).id == 100
+    registry.set_compatibility("NONE")
+    assert registry.register("b", avro(COUNT))[1] == 9 and registry.latest("b").id == 101
 
 
 PROGRAM = """

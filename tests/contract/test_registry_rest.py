@@ -10,8 +10,11 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
+from spark_log.columns.protobuf.messages import message_class
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
 from spark_log.maintenance import run_tasks
@@ -221,6 +224,32 @@ def test_protobuf_of_confluents_serializer(cluster, log, client, produce):
     assert (row["id"], row["tags"], row["at"].timestamp()) == ("o1", ["x"], 5)
     assert reason == "its index in Confluent's framing is not that of Protobuf type shop.Order"
     assert ProtobufDeserializer(Order, {"use.deprecated.format": False}, client)(value, where).id == "o1"
+
+
+def test_a_protobuf_file_that_imports_another(cluster, log, client, produce):
+    """Confluent's serializer registers the imported file under a subject of its own, and refers to it."""
+    files = FileDescriptorSet()
+    text_format.Parse(
+        """
+        file { name: "shop/money.proto" package: "shop" syntax: "proto3"
+            message_type { name: "Money" field { name: "cents" number: 1 type: TYPE_INT64 label: LABEL_OPTIONAL } } }
+        file { name: "shop/sale.proto" package: "shop" syntax: "proto3" dependency: "shop/money.proto"
+            message_type { name: "Sale" field {
+                name: "price" number: 1 type: TYPE_MESSAGE type_name: ".shop.Money" label: LABEL_OPTIONAL } } }
+        """,
+        files,
+    )
+    sale, where = message_class("shop.Sale", files.SerializeToString()), context("sales")
+    value = ProtobufSerializer(sale, client, {"use.deprecated.format": False})(sale(price={"cents": 5}), where)
+    assert client.get_subjects() == ["sales-value", "shop/money.proto"]
+    make(
+        cluster, "sales", value_format="protobuf", value_framing="confluent", value_schema="registry:sales-value"
+    )  # fmt: skip
+    produce().send("sales", value).get(10)
+    assert rows(cluster, log, "sales") == [{"price": {"cents": 5}}]
+    assert ProtobufDeserializer(sale, {"use.deprecated.format": False}, client)(value, where).price.cents == 5
+    with pytest.raises(SchemaRegistryError, match="references exist"):
+        client.delete_subject("shop/money.proto")
 
 
 def test_a_proto_text_is_served_as_its_descriptor(cluster, client):

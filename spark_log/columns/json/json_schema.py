@@ -19,12 +19,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from spark_log.columns.checks import checked
+from spark_log.columns.checks import MAX_FIELDS, checked
 from spark_log.columns.types import list_of
 from spark_log.errors import InvalidSchemaError
 
 IMPORTS = "$imports"
 """Key under which a text has the schemas that it refers to by other names."""
+
+_TYPES_MAX = 4 * MAX_FIELDS
 
 _SCALARS = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _STRINGS = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
@@ -44,7 +46,7 @@ def json_schema_fields(text: str) -> pa.StructType:
 
 class _Schema:
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self._root, self._types = root, 0
 
     def type_of(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
         """`within`: the references that lead here."""
@@ -73,6 +75,9 @@ class _Schema:
 
     def _resolved(self, schema: Any, within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
         """The schema without $ref, allOf and unions with null; None if it allows several types, or contains itself."""
+        self._types += 1
+        if self._types > _TYPES_MAX:  # references to references multiply
+            raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types")
         while isinstance(schema, dict):
             if name := schema.get("$ref"):
                 if name in within:

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from spark_log.columns.checks import checked
+from spark_log.columns.checks import MAX_DEPTH, checked
 from spark_log.columns.protobuf.messages import below, is_map, is_timestamp, message_class
 from spark_log.columns.types import list_of
 from spark_log.errors import InvalidOptionError, InvalidSchemaError
@@ -55,7 +55,7 @@ def protobuf_schema(message: str, descriptor_set: bytes) -> str:
 
 def protobuf_schema_fields(schema: str) -> pa.StructType:
     """The columns of the message of a text of `protobuf_schema`. InvalidSchemaError names a field that has none."""
-    return checked(_struct(message_of(schema)[0].DESCRIPTOR, "", ()))
+    return checked(_Types().struct(message_of(schema)[0].DESCRIPTOR, "", ()))
 
 
 def message_of(schema: str) -> tuple[Any, str, bytes]:
@@ -70,24 +70,33 @@ def message_of(schema: str) -> tuple[Any, str, bytes]:
         raise InvalidSchemaError(f"schema: not a Protobuf message and its descriptor: {error!r}") from error
 
 
-def _struct(message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
-    place = f"field {path}" if path else "the record"
-    if message.full_name in within:
-        raise InvalidSchemaError(
-            f"schema: {place}: a message that contains itself, {message.full_name}, cannot be a column"
-        )
-    within = (*within, message.full_name)
-    return pa.struct([pa.field(each.name, _field(each, below(path, each), within)) for each in message.fields])
+class _Types:
+    """The types of messages. Each message has one, however often it is used: uses of uses multiply."""
 
+    def __init__(self) -> None:
+        self._known: dict[str, pa.StructType] = {}
 
-def _field(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> pa.DataType:
-    if is_map(field):
-        return pa.map_(pa.string(), _single(field.message_type.fields_by_name["value"], path, within))
-    single = _single(field, path, within)
-    return list_of(single) if field.is_repeated else single
+    def struct(self, message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
+        place = f"field {path}" if path else "the record"
+        if message.full_name in within:
+            raise InvalidSchemaError(
+                f"schema: {place}: a message that contains itself, {message.full_name}, cannot be a column"
+            )
+        if len(within) > MAX_DEPTH:
+            raise InvalidSchemaError(f"schema: {place[:100]}: nested deeper than {MAX_DEPTH} levels")
+        if message.full_name not in self._known:
+            below_it = (*within, message.full_name)
+            fields = [pa.field(each.name, self._field(each, below(path, each), below_it)) for each in message.fields]
+            self._known[message.full_name] = pa.struct(fields)
+        return self._known[message.full_name]
 
+    def _field(self, field: FieldDescriptor, path: str, within: tuple[str, ...]) -> pa.DataType:
+        if is_map(field):
+            return pa.map_(pa.string(), self._single(field.message_type.fields_by_name["value"], path, within))
+        single = self._single(field, path, within)
+        return list_of(single) if field.is_repeated else single
 
-def _single(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> pa.DataType:
-    if is_timestamp(field):
-        return pa.timestamp("us", "UTC")
-    return _SCALARS.get(field.type) or _struct(field.message_type, path, within)
+    def _single(self, field: FieldDescriptor, path: str, within: tuple[str, ...]) -> pa.DataType:
+        if is_timestamp(field):
+            return pa.timestamp("us", "UTC")
+        return _SCALARS.get(field.type) or self.struct(field.message_type, path, within)

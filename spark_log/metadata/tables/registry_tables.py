@@ -30,6 +30,6 @@ subject_config = _table(
     "subject_config",
     column("subject", String(512), "subject_version.subject; empty: all subjects without a row", primary_key=True),
     column("compatibility", String(32), "compatibility level; NULL: that of all subjects", nullable=True),
-    column("mode", String(32), "READWRITE or READONLY; NULL: that of all subjects", nullable=True),
+    column("mode", String(32), "READWRITE, READONLY or IMPORT; NULL: that of all subjects", nullable=True),
     comment="Compatibility and mode. Each write to the registry locks the row of all subjects.",
 )
