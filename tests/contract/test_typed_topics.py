@@ -1,111 +1,33 @@
 """Typed topics on both stores: the columns in files, in Delta tables and in reads are the decoded values.
 
-The oracle is Python's json module. It is asked for each value of each file, with the fields of the file, and for each
-value that a reader gets, with the topic's present fields.
+`tests/support/typed_topics.py` has the oracle. It is asked for each value of each file, with the fields of the file,
+and for each value that a reader gets, with the present fields of the topic.
 """
 
 import io
 import json
-from itertools import count
 
 import fastavro
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import sqlalchemy as sa
 from deltalake import DeltaTable
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from spark_log import Producer
-from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
-from spark_log.erase.erase import erase
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidRecordError
-from spark_log.log.log import Log, Records
+from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
-from spark_log.metadata.columns import SEGMENT
 from spark_log.records.schema import normalise, read_schema
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.descriptors import descriptor_set
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.topics import append, make
+from tests.support.typed_topics import SCHEMA, SHORT, WIDER, check_columns, check_record, document, files, oracle, typed
 
 pytestmark = pytest.mark.delta
-
-SCHEMA = "item STRING, price DOUBLE, n BIGINT"
-WIDER = "note STRING, item STRING, price DOUBLE, n BIGINT"
-SHORT = ("item", "price", "n")
-TYPES = {"item": str, "price": float, "n": int, "note": str}
-
-
-def typed(cluster, name="orders", **configs):
-    return make(cluster, name, **{"value_format": "json", "value_schema": SCHEMA, "retention_ms": "-1", **configs})
-
-
-def oracle(value, names):
-    """The record of a value: the fields of a JSON object, None for any other value."""
-    if value is None:
-        return None
-    try:
-        found = json.loads(value, parse_constant=lambda _: 1 / 0)
-    except (ValueError, ZeroDivisionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    record = {name: found.get(name) for name in names}
-    for name, field in record.items():
-        wanted = (float, int) if TYPES[name] is float else TYPES[name]
-        if field is not None and (not isinstance(field, wanted) or isinstance(field, bool)):
-            return None
-        if TYPES[name] is int and field is not None and not -(2**63) <= field < 2**63:
-            return None
-    return {
-        name: float(field) if TYPES[name] is float and field is not None else field for name, field in record.items()
-    }
-
-
-def files(cluster, topic):
-    """(columns version, Arrow table) of each file of the topic."""
-    [info] = cluster.log_dirs().values()
-    query = sa.select(SEGMENT.partition, SEGMENT.name, SEGMENT.columns_version).where(
-        SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline
-    )
-    rows = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
-    log_dir = LogDir(info.uri)
-    return [
-        (row.columns_version, pq.read_table(log_dir.open(segment_path(topic.folder, row.partition, row.name))))
-        for row in rows
-    ]
-
-
-def check_record(value, record, error, names):
-    expected = oracle(value, names)
-    assert record == expected
-    assert (error is not None) == (value is not None and expected is None)
-
-
-def check_columns(cluster, log, name="orders"):
-    """The columns in files, and those that a reader gets, are the decoded values."""
-    topic = log.find_topic(name)
-    for version, rows in files(cluster, topic):
-        assert ("record" in rows.schema.names) == (version is not None)
-        if version is not None:
-            names = [field.name for field in rows.schema.field("record").type]
-            for row in rows.to_pylist():
-                check_record(row["value"], row["record"], row["record_error"], names)
-    schema = read_schema(columns=["value", "offset", "record_error", "record"], record=topic.columns.fields)
-    read = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
-    for row in read:
-        check_record(row["value"], row["record"], row["record_error"], [field.name for field in topic.columns.fields])
-    return {row["offset"]: row["value"] for row in read}
-
-
-def document(number, **more):
-    return json.dumps({"item": f"i{number}", "price": number / 2, "n": number, **more})
 
 
 def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):
@@ -325,49 +247,3 @@ def test_after_a_reset_old_values_are_good_and_new_ones_have_to_fit_the_present_
     [(_, rows)] = files(cluster, topic)
     assert rows.column("record").to_pylist() == [{"price": "free", "price__v2": None}, {"price": "7", "price__v2": 7}]
     assert rows.column("record_error").null_count == 2
-
-
-VALUES = st.sampled_from(
-    [document(1), document(2, note="x"), document(3, n=2**63), document(4, price="4"), "{", "null", "[1]", '{"n": 1.5}']
-)
-STEP = st.one_of(
-    st.tuples(st.just("append"), st.lists(VALUES, min_size=1, max_size=4), st.booleans()),
-    st.tuples(st.just("run"), st.sampled_from(["seal", "merge", "columns", "delta"])),
-    st.tuples(st.just("schema"), st.sampled_from([SCHEMA, WIDER, "item STRING"])),
-    st.tuples(st.just("format"), st.sampled_from(["json", "bytes"])),
-    st.tuples(st.just("erase")),
-)
-_numbers = count()
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(STEP, min_size=3, max_size=10))
-def test_columns_are_the_decoded_values_after_any_sequence_of_steps(cluster, steps):
-    name = f"orders-{next(_numbers)}"
-    typed(cluster, name)
-    log = Log(cluster)
-    appended, erased = [], set()
-    for kind, *given_ in steps:
-        if kind == "append":
-            values, large = given_
-            alter_configs(cluster, name, {"inline.max.bytes": "0" if large else None})
-            key = b"%d" % len(appended)
-            append(log, log.find_topic(name), *values, key=key)
-            appended += [(value.encode(), key) for value in values]
-        elif kind == "run":
-            list(run_tasks(cluster, given_, topics=[name], now=True))
-        elif kind == "schema":
-            alter_configs(cluster, name, {"value.schema": given_[0]})
-        elif kind == "format":
-            alter_configs(cluster, name, {"value.format": given_[0]})
-        elif kind == "erase" and appended:
-            erased |= {key for _, key in appended[::2]}
-            erase(cluster, name, erased)
-    alter_configs(cluster, name, {"value.format": "json"})
-    read = check_columns(cluster, log, name)
-    assert [read[offset] for offset in sorted(read)] == [value for value, key in appended if key not in erased]
-    list(run_tasks(cluster, ["seal", "columns"], topics=[name], now=True))
-    check_columns(cluster, log, name)
-    version = log.find_topic(name).columns.version
-    assert {found for found, _ in files(cluster, log.find_topic(name))} <= {version}
-    log.close()
