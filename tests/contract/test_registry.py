@@ -6,6 +6,7 @@ import pytest
 
 from spark_log import Registry
 from spark_log.cluster.topics import find_topic
+from spark_log.columns.types import to_ddl
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import (
     IncompatibleSchemaError,
@@ -99,6 +100,29 @@ def test_references(registry):
     refused(42206, registry.delete_subject, "line")
     wider = avro(("lines", {"type": "array", "items": "shop.Line"}), COUNT)
     assert registry.register("order", wider, "AVRO", [("shop.Line", "line", 1)]).version == 2
+
+
+@pytest.mark.parametrize(
+    ("type_", "line", "order"),
+    [
+        ("AVRO", avro(("n", "int"), name="shop.Line"), avro(("line", "shop.Line"), ("other", "shop.Line"))),
+        (
+            "JSON",
+            '{"type": "object", "properties": {"n": {"type": "integer"}}}',
+            '{"type": "object", "properties": {"line": {"$ref": "shop.Line"}, "other": {"$ref": "shop.Line"}}}',
+        ),
+        (
+            "PROTOBUF",
+            'syntax = "proto3"; message Line { int32 n = 1; }',
+            'syntax = "proto3"; import "shop.Line"; message Order { Line line = 1; Line other = 2; }',
+        ),
+    ],
+)
+def test_columns_of_a_schema_with_references(cluster, registry, type_, line, order):
+    registry.register("line", line, type_)
+    registry.register("order", order, type_, [("shop.Line", "line", 1)])
+    make(cluster, "orders", value_format=type_.lower(), value_schema="registry:order")
+    assert to_ddl(columns(cluster).fields) == "line STRUCT<n: BIGINT>, other STRUCT<n: BIGINT>"
 
 
 @pytest.mark.parametrize(
