@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -66,7 +67,8 @@ def define(
     by_id: dict[int, str] = {}
     for number, text in sorted(known.items(), reverse=True):
         try:
-            both = columns_after(after, schema_fields(format_, text)).fields
+            own = _version_fields(format_, text)
+            both = after.fields if _has_all(after, own) else columns_after(after, own).fields
         except (IncompatibleSchemaError, InvalidSchemaError):
             continue
         by_id[number] = text
@@ -76,6 +78,18 @@ def define(
     if before is not None and after != before:
         after = replace(after, version=before.version + 1)
     return to_text(after)
+
+
+_version_fields = lru_cache(maxsize=1024)(schema_fields)
+"""The versions of a subject are read again for each new one."""
+
+
+def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:
+    """Whether each field is a column already; a subject may have hundreds of versions, most of which add nothing."""
+    if definition.renamed or definition.replaced:
+        return False
+    kinds = {field.name: field.type for field in definition.fields}
+    return all(kinds.get(field.name) == field.type for field in fields)
 
 
 def to_text(definition: ColumnsDefinition) -> str:

@@ -6,6 +6,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from spark_log.config.values import can_be_stored
@@ -54,6 +55,7 @@ class SchemaText(NamedTuple):
     """Pairs of the name in the reference, and the text."""
 
 
+@lru_cache(maxsize=256)
 def canonical(schema: SchemaText) -> str:
     """A text that is equal for schemas that are the same. InvalidSchemaError if it is not a schema of its type."""
     if schema.type == "AVRO":
