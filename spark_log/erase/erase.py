@@ -182,7 +182,7 @@ class _Run:
         tails = self._with_tails()
         for partition in tails:
             try:
-                seal(self.cluster, self.writer, self.topic, partition)
+                seal(self.cluster, self.writer, self.topic, partition, waits_for_schemas=False)
             except SparkLogError as error:
                 self.error = error
         if tails:  # publish before these files are replaced: Delta tables may list files above the sealed tail

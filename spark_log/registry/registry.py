@@ -273,8 +273,8 @@ def _number(version: object) -> int:
 
 
 def _references(references: Iterable[tuple[str, str, int]]) -> tuple[Reference, ...]:
-    try:
-        found = tuple(Reference(*each) for each in references)
-    except TypeError as error:
-        raise InvalidSchemaError("references: expected (name, subject, version) of each") from error
+    found = tuple(Reference(*each) for each in references)
+    for name, subject, version in found:
+        if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
+            raise InvalidSchemaError("references: expected (name, subject, version), the version as a number")
     return found

@@ -27,7 +27,7 @@ from spark_log.registry.schemas import TYPES, Reference, Schema
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
-_INCOMPATIBLE, _INVALID_SCHEMA, _STORE_ERROR = 409, 42201, 50001
+_INCOMPATIBLE, _INVALID_SCHEMA, _INVALID_SUBJECT, _STORE_ERROR = 409, 42201, 42208, 50001
 _NO_OWN_COMPATIBILITY, _NO_OWN_MODE = 40408, 40409
 
 
@@ -90,6 +90,9 @@ def application(registry: Registry) -> Starlette:
 
 
 def _answer(registry: Registry, handler: Handler, request: Request, body: bytes) -> Response:
+    # Starlette's routes would ignore a line break at the end
+    if not request.scope["path"].isprintable() or request.path_params.get("subject") == "":
+        return _error(422, _INVALID_SUBJECT, "The specified subject is not a valid subject")
     try:
         call = Call(dict(request.path_params), dict(request.query_params), json.loads(body) if body else None)
         return _response(handler(registry, call))

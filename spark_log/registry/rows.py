@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
+from spark_log.config.values import can_be_stored
 from spark_log.errors import SchemaNotFoundError
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
@@ -31,6 +32,8 @@ def lock_registry(connection: sa.Connection) -> None:
 
 def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
     """The schema with this id, if a subject has it or had it before a soft deletion."""
+    if not 0 < schema_id < 2**31:
+        return None
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
     row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.schema_id == schema_id, used)).first()
     return None if row is None else _schema(*row)
@@ -68,6 +71,8 @@ def insert_version(connection: sa.Connection, subject: str, version: int, schema
 
 
 def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool = False) -> list[str]:
+    if not can_be_stored(prefix):
+        return []
     query = sa.select(SUBJECT_VERSION.subject).distinct().order_by(SUBJECT_VERSION.subject)
     query = query.where(SUBJECT_VERSION.subject.startswith(prefix, autoescape=True))
     return list(connection.execute(query if deleted else query.where(~SUBJECT_VERSION.deleted)).scalars())
@@ -75,6 +80,8 @@ def subject_names(connection: sa.Connection, prefix: str = "", *, deleted: bool 
 
 def versions_of(connection: sa.Connection, subject: str, *, deleted: bool = False) -> list[RegisteredSchema]:
     """The versions of a subject, in order; with `deleted` those that are softly deleted too."""
+    if not can_be_stored(subject):
+        return []
     query = (
         sa.select(SUBJECT_VERSION.version, *_SCHEMA_COLUMNS)
         .join(t.schema, SCHEMA.schema_id == SUBJECT_VERSION.schema_id)
@@ -131,6 +138,8 @@ def delete_versions(connection: sa.Connection, subject: str, versions: Sequence[
 
 def config_of(connection: sa.Connection, subject: str) -> tuple[str | None, str | None]:
     """Compatibility and mode that are set for the subject itself."""
+    if not can_be_stored(subject):
+        return None, None
     query = sa.select(SUBJECT_CONFIG.compatibility, SUBJECT_CONFIG.mode).where(SUBJECT_CONFIG.subject == subject)
     row = connection.execute(query).first()
     return (None, None) if row is None else (row.compatibility, row.mode)

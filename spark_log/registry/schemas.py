@@ -75,6 +75,8 @@ def canonical(schema: SchemaText) -> str:
 
 def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
     """Column schema.hash. InvalidSchemaError if it is not a schema of its type."""
+    if not schema.text.strip():
+        raise InvalidSchemaError("Empty schema")
     if not can_be_stored(schema.text):
         raise InvalidSchemaError("not a schema: the text has a character that is not Unicode text")
     parts = [schema.type, canonical(schema), sorted(references)]

@@ -112,6 +112,33 @@ def test_answers_of_the_rest_api(url):
     check("DELETE", "/subjects/a?permanent=true", None, 200, [1, 2, 3])
 
 
+def test_any_request_has_an_answer(url):
+    """Illegal text, numbers out of range, and bodies of other kinds."""
+    for subject in ("%00", "%ED%A0%80", "%0A", "x" * 600, "%25", "..%2F.."):
+        for method, path in (("GET", "/versions"), ("GET", "/versions/1"), ("DELETE", ""), ("DELETE", "/versions/1")):
+            assert request(method, f"{url}/subjects/{subject}{path}")[0] in (404, 422)
+        assert request("POST", f"{url}/subjects/{subject}/versions", {"schema": "x"})[0] in (404, 422)
+        assert request("GET", f"{url}/config/{subject}")[0] in (404, 422)
+    assert request("PUT", f"{url}/config/%0A", {"compatibility": "NONE"})[0] == 422
+    for number in (0, 2**31, 10**30):
+        assert request("GET", f"{url}/schemas/ids/{number}")[0] == 404
+        assert request("GET", f"{url}/subjects/a/versions/{number}")[0] in (404, 422)
+    bodies = [[], 1, "x", None, {"schema": 1}, {"schema": {}}, {"schema": ONE, "references": 1},
+              {"schema": ONE, "references": [{}]},
+              {"schema": ONE, "references": [{"name": 1, "subject": 2, "version": "x"}]},
+              {"schema": ONE, "schemaType": []}, {"schema": '{"type": "\0"}'}, {"schema": "\0"}, {"schema": "\ud800"},
+              {"schema": "[" * 100_000}, {"schema": '{"type":"array","items":' * 1000},
+              {"schema": "[" * 9, "schemaType": "JSON"},
+              {"schema": "\0", "schemaType": "PROTOBUF"}, {"schema": "\ud800", "schemaType": "PROTOBUF"},
+              {"schema": "AAAA", "schemaType": "PROTOBUF"}, {"schema": "", "schemaType": "PROTOBUF"}]  # fmt: skip
+    for body in bodies:
+        for path in ("/subjects/a/versions", "/subjects/a", "/compatibility/subjects/a/versions"):
+            status, answer = request("POST", url + path, body)
+            assert status in (200, 400, 404, 422), (status, answer, str(body)[:100])
+        assert request("PUT", f"{url}/config", body)[0] in (400, 422)
+        assert request("PUT", f"{url}/mode/a", body)[0] in (400, 422)
+
+
 def test_confluents_client(client):
     """The methods of its client that call an address with parameters of their own."""
     schema = Schema(ONE, "AVRO")

@@ -13,6 +13,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.columns.framing import unframed
 from spark_log.config import TopicConfig
+from spark_log.errors import SchemaRegistryUnavailableError
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
 from spark_log.maintenance.rewrite.segment_rewrite import (
@@ -49,9 +50,18 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
     return found
 
 
-def seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int, fence: Fence = unfenced) -> int:
+def seal(
+    cluster: Cluster,
+    writer: Writer,
+    topic: Topic,
+    partition: int,
+    fence: Fence = unfenced,
+    *,
+    waits_for_schemas: bool = True,
+) -> int:
     """Write the partition's tail below the high watermark into segment files; returns their number."""
-    return sum(1 for _ in sealing(cluster, writer, topic, partition, fence))
+    files = sealing(cluster, writer, topic, partition, fence, waits_for_schemas=waits_for_schemas)
+    return sum(1 for _ in files)
 
 
 def sealing(
@@ -61,12 +71,16 @@ def sealing(
     partition: int,
     fence: Fence = unfenced,
     end_offset: int | None = None,
+    *,
+    waits_for_schemas: bool = True,
 ) -> Iterator[tuple[Rewriting, Written]]:
     """As `seal`, but yields each file when it has been swapped in. With `end_offset` only segments that end at or below
     it.
 
-    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile. Raises
-    SchemaRegistryUnavailableError if the tail has schema ids that only an external registry knows, and it is away.
+    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
+
+    Raises SchemaRegistryUnavailableError if the tail has schema ids that only an external registry may know, and it
+    does not answer; without `waits_for_schemas` these values are bad records until the backfill of the columns.
     """
     tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
     if end_offset is not None:
@@ -77,7 +91,11 @@ def sealing(
             continue
         unknown = unknown_ids(topic, _schema_ids(rewriting)) if topic.config.schema_registry_url else set()
         if unknown:
-            topic = learn_schemas(cluster, topic, unknown)
+            try:
+                topic = learn_schemas(cluster, topic, unknown)
+            except SchemaRegistryUnavailableError:
+                if waits_for_schemas:
+                    raise
             rewriting = replace(rewriting, topic=topic)
         write_id, name = writer.file_name()
         written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
