@@ -104,7 +104,7 @@ class Bench:
     def _seal(self) -> Result:
         """The tail of one partition, in blobs as small producers make them."""
         self._step("sealing")
-        large = {"inline.max.bytes": str(1 << 20), "inline.tail.bytes": str(1 << 30), "delta.max.lag.ms": "-1"}
+        large = {"inline.max.bytes": str(1 << 20), "inline.tail.bytes": str(1 << 28), "delta.max.lag.ms": "-1"}
         topic = self._create("sealed", **_TYPE, **large)
         rows = self.flights.num_rows
         for first in range(0, rows, 10_000):

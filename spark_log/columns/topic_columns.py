@@ -148,29 +148,32 @@ def _selected(fields: pa.StructType, selected: str) -> pa.StructType:
         return fields
     paths = [tuple(path.strip().split(".")) for path in selected.split(",")]
     for path in paths:
-        _check_path(fields, path)
-    return _part(fields, paths)
+        if not has_path(fields, path):
+            raise InvalidConfigurationError(f"value.columns: value.schema has no field {'.'.join(path)!r}")
+    return part_on_paths(fields, paths)
 
 
-def _check_path(fields: pa.DataType, path: tuple[str, ...]) -> None:
+def has_path(fields: pa.DataType, path: tuple[str, ...]) -> bool:
+    """Whether there is a field on this path. Arrays are passed through."""
     here = fields
     for name in path:
         while pa.types.is_list(here):
             here = here.value_type
         if not pa.types.is_struct(here) or here.get_field_index(name) < 0:
-            raise InvalidConfigurationError(f"value.columns: value.schema has no field {'.'.join(path)!r}")
+            return False
         here = here.field(name).type
+    return True
 
 
-def _part(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataType:
+def part_on_paths(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataType:
     """`kind` with the fields on one of the paths; an empty path takes all."""
     if () in paths:
         return kind
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_part(kind.value_type, paths)))
+        return pa.list_(kind.value_field.with_type(part_on_paths(kind.value_type, paths)))
     found = []
     for field in kind:
         below = [path[1:] for path in paths if path[0] == field.name]
         if below:
-            found.append(field.with_type(_part(field.type, below)))
+            found.append(field.with_type(part_on_paths(field.type, below)))
     return pa.struct(found)

@@ -20,6 +20,7 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 from spark_log import clock
 from spark_log.client_settings import parse_settings
 from spark_log.cluster.cluster import Cluster
+from spark_log.columns.column_choice import top_columns
 from spark_log.consume.background import Background
 from spark_log.consume.call_guard import exclusive, record_count, timeout_s, translated
 from spark_log.consume.consumer_queries import ConsumerQueries
@@ -160,6 +161,7 @@ class Consumer(ConsumerQueries):
         self._raise_deferred()
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         self._polls += 1
+        self._polling.fetching.choose(None)
         for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
             records, error = python_records(batch, partition.topic, partition.partition, self._deserializers, epoch)
             if records:
@@ -177,9 +179,16 @@ class Consumer(ConsumerQueries):
         return polled
 
     @exclusive
-    def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, pa.Table]:
+    def poll_arrow(
+        self, timeout_ms: float = 0, max_records: int | None = None, columns: Sequence[str] | None = None
+    ) -> dict[TopicPartition, pa.Table]:
         """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
         offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
+
+        With `columns` only these columns are read and returned. Topics with typed columns also have record_error,
+        record, and its fields by their paths: ["offset", "record.price"]. Column record then has those fields only.
+        InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so does the type of
+        record, also when the topic gets more fields.
 
         Without `max_records`, returns the available records within fetch_max_bytes and max_partition_fetch_bytes, at
         least one batch.
@@ -187,12 +196,15 @@ class Consumer(ConsumerQueries):
         rows_max = None if max_records is None else record_count(max_records)
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
         self._polls += 1
+        self._polling.fetching.choose(columns)
         for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
             batches.setdefault(partition, []).append(batch)
             offsets = batch.column("offset")
             self._subscription.partitions[partition].seek(offsets[batch.num_rows - 1].as_py() + 1, epoch)
             self._records += batch.num_rows
-        return {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
+        tables = {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
+        names = None if columns is None else top_columns(columns)
+        return tables if names is None else {partition: table.select(names) for partition, table in tables.items()}
 
     def __iter__(self) -> Consumer:
         return self

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 from spark_log import ids
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.columns.column_choice import check_names, chosen_fields, top_columns
 from spark_log.consume.buffers import Buffers, Fetched, Limits, Stream
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
@@ -18,10 +19,11 @@ from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
-from spark_log.records.schema import read_schema
+from spark_log.records.schema import TYPED, read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.slices import Slice
+from spark_log.segments.typed_columns import no_typed_columns
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,21 @@ class Fetching:
         self._cluster = cluster
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
+        self._columns: tuple[str, ...] | None = None
+        self._record_types: dict[str, pa.StructType] = {}
+        """Of column record, by topic: those that the topic had when the columns were chosen."""
+
+    def choose(self, columns: Sequence[str] | None) -> None:
+        """Read these columns from now on, None for all but the typed ones. Fields of record are dotted paths."""
+        chosen = None if columns is None else tuple(columns)
+        if chosen == self._columns:
+            return
+        if chosen is not None:
+            check_names(chosen, (*_SCHEMA.names, *TYPED))
+        self._columns = chosen
+        self._record_types.clear()
+        for partition, _ in list(self.buffers.items()):  # the positions are at the first record that was not returned
+            self.buffers.drop(partition)
 
     def take(self, subscription: Subscription, rows_max: int | None) -> list[Fetched]:
         """Buffered records, without reading the store. If a plan has ended, the position moves to its end."""
@@ -180,9 +197,12 @@ class Fetching:
         partitions: Collection[ids.TopicPartition],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> dict[str, Topic]:
-        """The topics by name, each read once: a plan needs only properties that never change for a topic id."""
+        """The topics by name, each read once: a plan needs only properties that never change for a topic id, but for
+        typed columns.
+        """
         wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
-        unknown = [name for name, topic_id in wanted.items() if topic_id not in self._known]
+        typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
+        unknown = [name for name, topic_id in wanted.items() if typed or topic_id not in self._known]
         if unknown:
             self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
         return {name: self._known[topic_id] for name, topic_id in wanted.items()}
@@ -208,8 +228,23 @@ class Fetching:
         """The batches of the slices with their leader epochs. A slice's inline bytes are freed after its read."""
         while pieces:
             leader_epoch = pieces[0].leader_epoch
-            for batch in self.fetcher.read(_popped(pieces), _SCHEMA):
+            schema = self._schema_of(pieces[0])
+            for batch in self.fetcher.read(_popped(pieces), schema):
                 yield batch, leader_epoch
+
+    def _schema_of(self, piece: Slice) -> pa.Schema:
+        """The columns to read: the chosen ones, and offset for the position."""
+        if self._columns is None:
+            return _SCHEMA
+        names = {"offset", *top_columns(self._columns)}
+        record = None
+        if "record" in names:
+            if piece.topic not in self._record_types:
+                if piece.columns is None:
+                    raise no_typed_columns(piece.topic)
+                self._record_types[piece.topic] = chosen_fields(piece.columns.fields, self._columns)
+            record = self._record_types[piece.topic]
+        return read_schema("headers" in names, tuple(names), record)
 
     def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
         missing = {partition for partition in wanted if partition not in found}

@@ -79,7 +79,8 @@ class SparkLogDataSource(DataSource):
     def _schema(self, record: DataType | None = None) -> StructType:
         """`record`: the type of column `record`, if it is known; otherwise the topic's, from the metadata store."""
         types = _TYPES
-        names = parse_columns(self.options)
+        # not the module column_choice: it imports pyarrow
+        names = dict.fromkeys(name.partition(".")[0] for name in parse_columns(self.options))
         if "record" in names:
             types = {**_TYPES, "record": record or self._record_type()}
         return StructType([StructField(name, types[name]) for name in names])

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from spark_log.errors import InvalidOptionError
 from spark_log.records.arrow_numpy import from_numpy
-from spark_log.records.schema import TYPED, TimestampType, read_schema
+from spark_log.records.schema import TYPED, TimestampType, leaf_paths, read_schema
 
 STORED = ("timestamp", "key", "value", "headers", *TYPED)
 """Read columns that are stored under the same name."""
@@ -37,6 +37,12 @@ class ReadShape:
     def stored_columns(self) -> list[str]:
         """Stored columns that the schema needs, besides offset_delta."""
         return [name for name in self.schema.names if name in STORED]
+
+    @property
+    def parquet_columns(self) -> list[str]:
+        """`stored_columns` as Parquet's paths: of column record only the leaves that the schema has."""
+        of_record = leaf_paths(self.schema.field("record")) if "record" in self.schema.names else []
+        return [name for name in self.stored_columns if name != "record"] + of_record
 
     def batch(
         self, stored: pa.RecordBatch, deltas: int | npt.NDArray[np.int32], start: int, stop: int

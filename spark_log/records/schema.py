@@ -48,6 +48,20 @@ def segment_schema(columns: pa.StructType | None) -> pa.Schema:
     return pa.schema([*SEGMENT_SCHEMA, pa.field("record_error", pa.string()), pa.field("record", columns)])
 
 
+def leaf_paths(field: pa.Field) -> list[str]:
+    """Parquet's paths of the leaves of a field."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        children = list(kind)
+    elif pa.types.is_list(kind):
+        children = [kind.value_field.with_name("list." + kind.value_field.name)]
+    elif pa.types.is_map(kind):
+        children = [kind.key_field.with_name("key_value.key"), kind.item_field.with_name("key_value.value")]
+    else:
+        return [field.name]
+    return [f"{field.name}.{leaf}" for child in children for leaf in leaf_paths(child)]
+
+
 _READ_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),

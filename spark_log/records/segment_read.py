@@ -67,7 +67,7 @@ def read_slice(
             continue
         if skip is not None and skip(parquet_file.metadata.row_group(group.number)):
             continue
-        names = shape.stored_columns if group.dense else ["offset_delta", *shape.stored_columns]
+        names = shape.parquet_columns if group.dense else ["offset_delta", *shape.parquet_columns]
         rows = _decode(parquet_file, group, names, path)
         deltas = group.first_delta if group.dense else _deltas(rows, group, path)
         first, last = _range(group, deltas, start - base_offset, end - base_offset)

@@ -31,6 +31,7 @@ from spark_log.records.schema import (
     RECORD_SCHEMA,
     SEGMENT_SCHEMA,
     TYPED,
+    leaf_paths,
     segment_schema,
 )
 
@@ -281,20 +282,6 @@ def _with_statistics(columns: ColumnsDefinition | None) -> list[str]:
         return []
     may_be_nan = columns.format != "json"
     return [".".join(leaf.path) for leaf in leaves(columns.fields) if has_statistics(leaf.kind, may_be_nan=may_be_nan)]
-
-
-def leaf_paths(field: pa.Field) -> list[str]:
-    """Parquet's paths of the leaves of a field."""
-    kind = field.type
-    if pa.types.is_struct(kind):
-        children = list(kind)
-    elif pa.types.is_list(kind):
-        children = [kind.value_field.with_name("list." + kind.value_field.name)]
-    elif pa.types.is_map(kind):
-        children = [kind.key_field.with_name("key_value.key"), kind.item_field.with_name("key_value.value")]
-    else:
-        return [field.name]
-    return [f"{field.name}.{leaf}" for child in children for leaf in leaf_paths(child)]
 
 
 def _milliseconds(micros: int | None) -> int:

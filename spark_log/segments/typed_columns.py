@@ -22,6 +22,10 @@ def wants_columns(schema: pa.Schema) -> bool:
     return any(name in schema.names for name in TYPED)
 
 
+def no_typed_columns(topic: str) -> InvalidOptionError:
+    return InvalidOptionError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
+
+
 def has_present_columns(piece: Slice) -> bool:
     """Whether the file has the topic's present columns."""
     return piece.data is None and piece.columns is not None and piece.columns_version == piece.columns.version
@@ -31,11 +35,14 @@ def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[p
     """Batches of `schema`, which has typed columns. InvalidOptionError if the topic has none."""
     columns = piece.columns
     if columns is None:
-        raise InvalidOptionError(f"topic {piece.topic!r} has no typed columns: set value.format and value.schema")
-    present = _with_record(schema, columns.fields)
+        raise no_typed_columns(piece.topic)
     if has_present_columns(piece):
+        # of the file only the fields of the schema are read
+        wanted = schema.field("record").type if "record" in schema.names else columns.fields
+        present = _with_record(schema, common(columns.fields, wanted))
         batches = read(piece, present)
     else:
+        present = _with_record(schema, columns.fields)
         batches = add_columns(read(piece, without_columns(schema)), columns, present)
     if present.equals(schema):
         yield from batches
@@ -62,6 +69,21 @@ def add_columns(
         typed = {"record": record, "record_error": pa.nulls(len(record), pa.string()) if reasons is None else reasons}
         arrays = [typed[name] if name in typed else batch.column(name) for name in schema.names]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:
+    """The fields of `whole`, at any depth and in its order, that `part` has too. A struct without any stays whole."""
+    if whole.id != part.id:
+        return whole
+    if pa.types.is_struct(whole):
+        both = [field for field in whole if part.get_field_index(field.name) >= 0]
+        fields = [field.with_type(common(field.type, part.field(field.name).type)) for field in both]
+        return pa.struct(fields) if fields else whole
+    if pa.types.is_list(whole):
+        return pa.list_(whole.value_field.with_type(common(whole.value_type, part.value_type)))
+    if pa.types.is_map(whole):
+        return pa.map_(whole.key_type, whole.item_field.with_type(common(whole.item_type, part.item_type)))
+    return whole
 
 
 def project(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -106,6 +106,16 @@ def test_a_stream_of_records_continues_through_a_change_of_the_schema(spark, clu
     assert found == {(0, "i1", 1), (1, "i2", 2), (2, "i3", 3), (3, "i4", 4), (4, None, None), (5, "i5", 5)}
 
 
+def test_option_columns_takes_fields_of_record(spark, cluster, orders):
+    frame = read(spark, cluster, subscribe="orders", columns="record.lines.sku,offset,record.n")
+    of_record = "struct<n:bigint,lines:array<struct<sku:string>>>"
+    assert frame.schema.simpleString() == f"struct<record:{of_record},offset:bigint>"
+    whole = read_topic(spark, cluster, "orders", record=True).select("offset", "record.n", "record.lines.sku")
+    assert sorted(frame.select("offset", "record.n", "record.lines.sku").collect()) == sorted(whole.collect())
+    with fails("no field 'record.prize'"):
+        read(spark, cluster, subscribe="orders", columns="record.prize")
+
+
 def test_column_record_needs_one_typed_topic(spark, cluster, orders):
     make(cluster, "plain")
     with fails("'plain' has no typed columns"):

@@ -66,7 +66,8 @@ class ReadOptions:
     include_headers: bool = False
     """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order. Option `columns`, ours; otherwise all."""
+    """Fields of the rows, in order, and fields of record by their dotted paths. Option `columns`, ours; otherwise all.
+    """
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
@@ -274,13 +275,13 @@ def _columns(given: OptionText) -> tuple[str, ...]:
     known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED_COLUMNS)}
     names = [name.strip() for name in text.split(",")]
     for at, name in enumerate(names):
-        if name.lower() not in known:
+        if name.lower() not in known and not name.lower().startswith("record."):
             raise InvalidOptionError(
-                f"Option 'columns' has no column {name!r}: choose from {', '.join(known.values())}"
+                f"Option 'columns' has no column {name!r}: choose from {', '.join(known.values())}, record.<field>"
             )
         if name.lower() in (other.lower() for other in names[:at]):
             raise InvalidOptionError(f"Option 'columns' names {name!r} twice: {text!r}")
-    columns = tuple(known[name.lower()] for name in names)
+    columns = tuple(known.get(name.lower(), f"record{name[6:]}") for name in names)
     if given.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
         raise InvalidOptionError(
             f"Options 'columns' ({text!r}) and 'includeHeaders' ({with_headers}) contradict each other"

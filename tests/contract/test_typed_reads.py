@@ -1,0 +1,63 @@
+"""Reads of single fields of record: poll_arrow, and the leaves that a read decodes."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_log import Consumer
+from spark_log.controller.topic_operations import alter_configs
+from spark_log.errors import InvalidOptionError
+from spark_log.records.schema import read_schema
+from tests.support.records import ranges_of
+from tests.support.topics import append, make
+from tests.support.typed_topics import SCHEMA, document, typed
+
+SOON_MS = 10_000
+
+
+def test_poll_arrow_reads_the_named_columns_alone(cluster, log):
+    plain = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1", delta_max_lag_ms="-1")
+    append(log, plain, document(1, note="a"))
+    nested = SCHEMA + ", lines ARRAY<STRUCT<sku: STRING, n: INT>>"
+    topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": nested})
+    append(log, topic, document(2, lines=[{"sku": "s", "n": 1}]), "{oops")
+    append(log, alter_configs(cluster, "orders", {"inline.max.bytes": None}), document(3))
+    with Consumer("orders", cluster=str(cluster.store.address), auto_offset_reset="earliest") as consumer:
+        [first] = consumer.poll(SOON_MS, max_records=1).values()
+        assert first[0].value == document(1, note="a").encode()
+        [found] = consumer.poll_arrow(SOON_MS, columns=["record.lines.sku", "record.price", "offset"]).values()
+        assert found.schema.names == ["record", "offset"]
+        assert [field.name for field in found.schema.field("record").type] == ["price", "lines"]
+        assert found.to_pylist() == [
+            {"record": {"price": 1.0, "lines": [{"sku": "s"}]}, "offset": 1},
+            {"record": None, "offset": 2},
+            {"record": {"price": 1.5, "lines": None}, "offset": 3},
+        ]
+        consumer.seek_to_beginning()
+        alter_configs(cluster, "orders", {"value.schema": nested + ", note STRING"})
+        [found] = consumer.poll_arrow(SOON_MS, columns=["record.note", "record_error"]).values()
+        assert found.column("record").to_pylist() == [{"note": "a"}, {"note": None}, None, {"note": None}]
+        assert found.column("record_error").is_valid().to_pylist() == [False, False, True, False]
+        consumer.seek_to_beginning()
+        with pytest.raises(InvalidOptionError, match=r"no field 'record\.prize'"):
+            consumer.poll_arrow(SOON_MS, columns=["record.prize"])
+        with pytest.raises(InvalidOptionError, match="expected distinct names"):
+            consumer.poll_arrow(SOON_MS, columns=["size"])
+        [found] = consumer.poll(SOON_MS).values()
+        assert [record.offset for record in found] == [0, 1, 2, 3]
+
+
+def test_a_read_of_one_field_decodes_only_its_pages(cluster, log, monkeypatch):
+    topic = typed(cluster, inline_max_bytes="0")
+    append(log, topic, document(1))
+    read = []
+    iter_batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda self, **options: read.append(options["columns"]) or iter_batches(self, **options),
+    )
+    schema = read_schema(columns=["offset", "record"], record=pa.struct([("price", pa.float64())]))
+    [batch] = log.read(ranges_of(log, topic), schema)
+    assert batch.to_pylist() == [{"offset": 0, "record": {"price": 0.5}}]
+    assert read == [["record.price"]]
