@@ -21,6 +21,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.columns.topic_columns import contains
 from spark_log.delta import publication_intent, publication_state
 from spark_log.delta.delta_log_repair import repair
 from spark_log.delta.delta_table import (
@@ -51,9 +52,10 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 20
 
-_opened: set[str] = set()
-"""Application ids of the tables that this process has opened. A power loss, which may tear a log (`delta_log_repair`),
-ends every process of the host: so each opens a table once, and finds a torn log then.
+_opened: dict[str, pa.StructType | None] = {}
+"""The typed columns that each table had when this process opened it last, by application id; None: not known to have
+any. Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host:
+so each opens a table once, and finds a torn log then.
 """
 
 
@@ -108,7 +110,7 @@ def _publish_log_dir(cluster: Cluster, topic: Topic, info: LogDirInfo, has_repli
         try:
             table = open_table(log_dir, topic, create=has_replicas)
             if table is None or _publish_once(cluster, topic, info, log_dir, table):
-                _opened.add(_application(topic, info))
+                _opened.setdefault(_application(topic, info), None)
                 return
         except CommitFailedError:  # another process committed first: compare with the new state
             continue
@@ -177,7 +179,7 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:
     """Publish to a table that is unchanged since the last publication. False if the table must be opened: it has
     been changed, must be compared as a whole, is due for a checkpoint, or has not been opened by this process; or its
-    log dir is an object store, or its topic has typed columns.
+    log dir is an object store, or it may lack typed columns.
     """
     if _application(topic, info) not in _opened:
         return False
@@ -190,7 +192,8 @@ def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir:
     version = recorded[1] + 1
     if found.recorded != recorded or not found.incremental or not log_dir.local or is_checkpointed(version):
         return False
-    if found.columns is not None:
+    known = _opened[_application(topic, info)]
+    if found.columns is not None and (known is None or not contains(known, found.columns)):
         return False  # the table may lack typed columns
     what = Difference(found.wanted, found.gone)
     if not what:
@@ -252,6 +255,7 @@ def _publish_once(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: Log
     if columns is not None and add_columns(table, columns):
         log_dir.sync(commit_path(topic, table.version()))
         return False
+    _opened[application] = columns
     version = cluster.store.transact(
         lambda c, _attempt: publication_intent.note(c, topic, info, recorded, compared, what.add, due)
     )

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.resets import schemas
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
@@ -280,7 +281,7 @@ def _with_statistics(columns: ColumnsDefinition | None) -> list[str]:
     """Parquet's paths of the leaves of typed columns that get statistics. JSON has no NaN."""
     if columns is None:
         return []
-    may_be_nan = columns.format != "json"
+    may_be_nan = any(definition.format != "json" for definition in schemas(columns))
     return [".".join(leaf.path) for leaf in leaves(columns.fields) if has_statistics(leaf.kind, may_be_nan=may_be_nan)]
 
 

@@ -262,7 +262,7 @@ def test_a_delta_log_torn_by_a_power_loss_is_repaired(topic, file, tear, monkeyp
         names["last commit"] = f"{topic.delta.version():020d}.json"
     path = Path(topic.location, "_delta_log", names[file])
     path.write_bytes(tear(path.read_bytes()))
-    monkeypatch.setattr(publication, "_opened", set())  # it ends every process
+    monkeypatch.setattr(publication, "_opened", {})  # it ends every process
     topic.publish()
     topic.is_whole()
     topic.append("later")

@@ -1,16 +1,20 @@
-"""Reads of single fields of record: poll_arrow, and the leaves that a read decodes."""
+"""Reads of single fields of record, and publication of typed topics."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from spark_log import Consumer
 from spark_log.controller.topic_operations import alter_configs
+from spark_log.delta import publication
+from spark_log.delta.publication import delta_tables
 from spark_log.errors import InvalidOptionError
 from spark_log.records.schema import read_schema
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import ranges_of
 from tests.support.topics import append, make
-from tests.support.typed_topics import SCHEMA, document, typed
+from tests.support.typed_topics import SCHEMA, WIDER, document, typed
 
 SOON_MS = 10_000
 
@@ -61,3 +65,25 @@ def test_a_read_of_one_field_decodes_only_its_pages(cluster, log, monkeypatch):
     [batch] = log.read(ranges_of(log, topic), schema)
     assert batch.to_pylist() == [{"offset": 0, "record": {"price": 0.5}}]
     assert read == [["record.price"]]
+
+
+@pytest.mark.delta
+def test_publication_opens_the_delta_table_only_where_it_may_lack_columns(cluster, log, monkeypatch):
+    topic = typed(cluster, inline_max_bytes="0", delta_max_lag_ms="-1")
+    append(log, topic, document(1))
+    publication.publish(cluster, topic)
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "open_table", lambda *_, **__: pytest.fail("opened"))
+        append(log, topic, document(2))
+        publication.publish(cluster, topic)
+    topic = alter_configs(cluster, "orders", {"value.schema": WIDER})
+    append(log, topic, document(3, note="c"))  # adds the column
+    publication.publish(cluster, topic)
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "open_table", lambda *_, **__: pytest.fail("opened"))
+        append(log, topic, document(4, note="d"))
+        publication.publish(cluster, topic)
+    [location] = delta_tables(cluster, topic).values()
+    records = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
+    assert sorted((record["n"], record["note"]) for record in records) == [(1, None), (2, None), (3, "c"), (4, "d")]
+    assert_delta_is_the_log(cluster)
