@@ -18,28 +18,27 @@ COMPARED_RECORDS = 64
 
 
 class GivenColumns:
-    """Checks the given columns of one definition. Not thread-safe."""
+    """Checks the given columns of one definition. `compare`: also decode the first values. Not thread-safe."""
 
-    def __init__(self, definition: ColumnsDefinition) -> None:
+    def __init__(self, definition: ColumnsDefinition, *, compare: bool) -> None:
         self._definition = definition
         self._widest = widest_item(definition.fields) if definition.format == "json" else 0
-        self._compared = False
+        self._compare_next = compare
 
     def columns(self, values: pa.BinaryArray, record: pa.StructArray) -> Decoded:
         """The columns of the values, given as `record`, whose fields may be in any order; a field that it lacks is
-        null. A value without a record is decoded. The first records are compared with their decoded values.
+        null. A value without a record is decoded. With `compare`, the first records are compared with their values.
 
         InvalidRecordError names a field of another type, or with a value that the decoder would refuse.
         """
-        decode = decoder(self._definition).decode
         record = conformed(record, self._definition.fields, "record")
         lacking = pc.and_(record.is_null(), values.is_valid())
         if pc.any(lacking).as_py() or (self._definition.format == "json" and needs_check(values, self._widest)):
-            return decode(values)
+            return decoder(self._definition).decode(values)
         _check(record, self._definition.format, "record")
-        if not self._compared:
-            self._compared = True
-            self._compare(decode(values.slice(0, COMPARED_RECORDS)), record)
+        if self._compare_next:
+            self._compare_next = False
+            self._compare(decoder(self._definition).decode(values.slice(0, COMPARED_RECORDS)), record)
         if values.null_count:
             record = pc.if_else(values.is_valid(), record, None)
         return Decoded(record, None)
