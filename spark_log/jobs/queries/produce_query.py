@@ -1,6 +1,7 @@
 """The Spark query of `jobs/produce.py`: the input's rows become records of a topic."""
 
 import os
+from contextlib import suppress
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
@@ -19,8 +20,9 @@ from pyspark.sql.types import (
 )
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
 from spark_log.datasource.write.topic_write import write_topic
-from spark_log.errors import InvalidOptionError
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.ids import OffsetRange
 from spark_log.jobs.checks import check_paths, end_offsets, find_or_create
 from spark_log.jobs.produce import Columns, ProduceArguments
@@ -31,6 +33,7 @@ from spark_log.jobs.run_options import Batch
 from spark_log.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.maintenance.removal.expired_records import find_expired
+from spark_log.streams.typed_records import typed_records
 
 
 def run(arguments: ProduceArguments) -> int:
@@ -42,7 +45,7 @@ def run(arguments: ProduceArguments) -> int:
         before = end_offsets(cluster, [topic.name])
         spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
         stopwatch = Stopwatch(spark, jvm_start_ms(spark))
-        records = shape(read(spark, arguments), arguments.columns)
+        records = shape(read(spark, arguments), arguments.columns, topic)
         if isinstance(shared.run, Batch):
             counted = _write_batch(records, arguments, stopwatch)
             stages = stopwatch.stages()
@@ -79,11 +82,20 @@ def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
     return batch.load(list(arguments.paths))
 
 
-def shape(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers."""
-    chosen: dict[str, Column] = {
-        "value": _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
-    }
+def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> DataFrame:
+    """Rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers. For a
+    typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
+    """
+    others = _others(frame, columns)
+    if columns.value is None and topic is not None and topic.columns is not None and topic.columns.format == "json":
+        with suppress(InvalidOptionError, InvalidConfigurationError):
+            return typed_records(frame, topic, None, others)
+    value = _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
+    return frame.select(value.alias("value"), *(column.alias(name) for name, column in others.items()))
+
+
+def _others(frame: DataFrame, columns: Columns) -> dict[str, Column]:
+    chosen: dict[str, Column] = {}
     if columns.key is not None:
         chosen["key"] = _text(frame, "--key", columns.key)
     if columns.timestamp is not None:
@@ -97,7 +109,7 @@ def shape(frame: DataFrame, columns: Columns) -> DataFrame:
                 for name, text in columns.headers
             )
         )
-    return frame.select(*(column.alias(name) for name, column in chosen.items()))
+    return chosen
 
 
 def _type_of(frame: DataFrame, expression: str) -> DataType:
