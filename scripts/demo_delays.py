@@ -2,8 +2,9 @@
 
     make demo          or          spark-submit scripts/demo_delays.py --cluster ADDRESS [--help]
 
-Topics `weather` (hourly, by airport) and `planes` (compacted, by tail number) are made beside `flights`. Then two
-streaming queries run through the year, as fast as they can or at a chosen speed-up:
+Topics `weather` (hourly, by airport) and `planes` (compacted, by tail number) are made beside `flights`. They are
+typed topics, and so is `delays`: the queries read the fields of flights and weather as columns. Two streaming queries
+run through the year, as fast as they can or at a chosen speed-up:
 
     flights + their plane (stream-table)                                                       ->  topic departures
     departures + weather of their airport and hour (stream-stream), in windows of an hour      ->  topic delays
@@ -55,11 +56,14 @@ CLOSING = pd.Timestamp("2014-03-01T00:00:00Z")
 WATERMARK = "1 day"
 BATCHES = 4
 """Micro-batches of a query that goes as fast as it can."""
-FLIGHT = "origin STRING, tailnum STRING, dep_delay INT"
 WEATHER = "origin STRING, precip DOUBLE, wind_speed DOUBLE"
-PLANE = "seats INT"
+PLANE = "tailnum STRING, seats INT"
 DEPARTURE = "origin STRING, dep_delay INT, seats INT"
 NUMBERS = ["flights", "departures", "delay_minutes", "seats", "precip", "wind_speed"]
+DELAYS = (
+    "hour TIMESTAMP, origin STRING, flights INT, departures INT, delay_minutes INT, seats INT, precip DOUBLE,"
+    " wind_speed DOUBLE"
+)
 
 
 @dataclass(frozen=True)
@@ -191,9 +195,14 @@ def _make_topics(cluster: Cluster, names: Names, *, fresh: bool) -> None:
         if not fresh:
             raise TopicAlreadyExistsError(f"topic {name!r}: exists already; --fresh deletes what an earlier run made")
         delete_topic(cluster, name)
+    schemas = {names.weather: WEATHER, names.planes: PLANE, names.delays: DELAYS}
     for name in names.made:
-        policy = {"cleanup.policy": "compact"} if name == names.planes else {}
-        create_topic(cluster, name, 2, configs={"retention.ms": "-1", **policy})
+        configs = {"retention.ms": "-1"}
+        if name in schemas:
+            configs |= {"value.format": "json", "value.schema": schemas[name]}
+        if name == names.planes:
+            configs["cleanup.policy"] = "compact"
+        create_topic(cluster, name, 2, configs=configs)
 
 
 def send_weather_and_planes(address: str, names: Names, source: Source) -> None:
@@ -292,20 +301,21 @@ def _to_the_end(query: StreamingQuery, address: str, topics: Sequence[str]) -> N
                 query.stop()
 
 
-def _read(spark: SparkSession, address: str, topic: str, schema: str, pace: Pace) -> DataFrame:
-    rows = (
-        spark.readStream.format("spark_log")
-        .option("cluster", address)
-        .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", pace.records[topic])
-        .load()
-    )
-    return valid(decode(rows, Json(schema))).select(F.col("timestamp").alias("time"), "value.*")
+def _read(spark: SparkSession, address: str, topic: str, pace: Pace, columns: str) -> DataFrame:
+    rows = spark.readStream.format("spark_log").option("cluster", address).option("subscribe", topic)
+    rows = rows.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", pace.records[topic])
+    return rows.option("columns", columns).load().withColumnRenamed("timestamp", "time")
+
+
+def _read_typed(spark: SparkSession, address: str, topic: str, pace: Pace, *fields: str) -> DataFrame:
+    """Fields of the records of a typed topic, which are columns; bad records have none."""
+    paths = [f"record.{field}" for field in fields]
+    rows = _read(spark, address, topic, pace, ",".join(["timestamp", *paths]))
+    return rows.where("record IS NOT NULL").select("time", *paths)
 
 
 def _departures(spark: SparkSession, address: str, names: Names, pace: Pace, checkpoint: str) -> StreamingQuery:
-    flights = _read(spark, address, names.flights, FLIGHT, pace)
+    flights = _read_typed(spark, address, names.flights, pace, "origin", "tailnum", "dep_delay")
     planes = Table(spark, address, names.planes, value=Json(PLANE))
 
     def route(batch: DataFrame) -> list[tuple[DataFrame, TopicOutput]]:
@@ -319,8 +329,11 @@ def _departures(spark: SparkSession, address: str, names: Names, pace: Pace, che
 
 
 def _delays(spark: SparkSession, address: str, names: Names, pace: Pace, checkpoint: str) -> StreamingQuery:
-    departures = Side(_read(spark, address, names.departures, DEPARTURE, pace), "time", WATERMARK)
-    weather = Side(_read(spark, address, names.weather, WEATHER, pace), "time", WATERMARK)
+    rows = valid(decode(_read(spark, address, names.departures, pace, "timestamp,value"), Json(DEPARTURE)))
+    departures = Side(rows.select("time", "value.*"), "time", WATERMARK)
+    weather = Side(
+        _read_typed(spark, address, names.weather, pace, "origin", "precip", "wind_speed"), "time", WATERMARK
+    )
     # a flight without weather waits for its hour to pass; windows wait for such flights too, in the same query
     hours = windowed(
         join_streams(departures, weather, ["origin", "time"], how="left"),

@@ -61,7 +61,9 @@ def test_the_delays_of_every_hour_equal_those_of_pandas(
     spark: SparkSession, cluster: Cluster, delays: Any, source: Any, tmp_path: Path
 ) -> None:
     address = str(tmp_path / "cluster")
-    create_topic(cluster, "flights", 4, configs={"retention.ms": "-1"})
+    schema = "origin STRING, tailnum STRING, dep_delay INT"
+    configs = {"retention.ms": "-1", "value.format": "json", "value.schema": schema}
+    create_topic(cluster, "flights", 4, configs=configs)
     names = delays.Names("flights")
     delays._make_topics(cluster, names, fresh=False)
     send_flights(delays, address, source.flights)
