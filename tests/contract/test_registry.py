@@ -1,13 +1,14 @@
 """The schema registry on both stores: subjects, versions, ids, compatibility, deletion, and the topics that follow."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from spark_log import Registry
-from spark_log.cluster.topics import find_topic
+from spark_log.cluster.topics import find_topic, list_topics
 from spark_log.columns.types import to_ddl
-from spark_log.controller.topic_operations import alter_configs
+from spark_log.controller.topic_operations import alter_configs, create_topic
 from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
@@ -274,3 +275,27 @@ def test_topics_follow_a_subject(cluster, registry):
             alter_configs(cluster, "orders", {"value.schema": schema})
     with pytest.raises(InvalidConfigurationError, match=r"value\.format=json: version 3"):
         make(cluster, "wrong", value_format="json", value_schema="registry:orders-value")
+
+
+def test_topics_that_are_changed_while_versions_are_registered_know_all_of_them(cluster, registry):
+    registry.register("s", ONE)
+    configs = {"value.format": "avro", "value.framing": "confluent", "value.schema": "registry:s"}
+    make(cluster, "plain")
+
+    def register(first):
+        for number in range(first, 12, 2):
+            registry.register("s", avro(ITEM, *((f"f{n}", ["null", "long"], None) for n in range(number))))
+
+    def change(name):
+        for number in range(6):
+            create_topic(cluster, f"{name}{number}", configs=configs)
+            alter_configs(cluster, "plain", configs if number % 2 else {"retention.ms": f"{number + 1}"})
+
+    with ThreadPoolExecutor() as pool:
+        work = [pool.submit(register, 1), pool.submit(register, 2), pool.submit(change, "a"), pool.submit(change, "b")]
+        for each in work:
+            each.result(timeout=120)
+    ids = {registry.version("s", version).id for version in registry.versions("s")}
+    topics = list_topics(cluster)
+    assert len(topics) == 13
+    assert {frozenset(topic.columns.schemas_by_id) for topic in topics} == {frozenset(ids)}
