@@ -1,0 +1,10 @@
+"""Kafka's record batches of format version 2 ("magic 2"), decoded to Arrow and encoded from Arrow.
+
+Layout: https://kafka.apache.org/documentation/#recordbatch. Pure: bytes in, Arrow out, and back.
+
+    header        the 61 bytes before the records
+    varint        zigzag varints of many records at once
+    compression   the four codecs, with a bound on the decompressed size
+    decode        batches to tables of RECORD_SCHEMA, many batches together
+    encode        records to one batch
+"""

@@ -1,0 +1,102 @@
+"""Zigzag varints, as in Protocol Buffers: of one number, and of many at once."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Longs = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+WINDOW = 8
+"""Bytes that must follow the last byte of data, so that a window can be read at each position."""
+
+_STOP = np.uint64(0x8080808080808080)
+_BYTE_MAX = 10
+
+
+class Varints:
+    """The varints at any positions of `data`, which ends with WINDOW bytes that belong to nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        self.end = len(data) - WINDOW
+        """The first position without data."""
+        self._windows: _Words = np.ndarray((self.end + 1,), "<u8", data, strides=(1,))
+
+    def read(self, positions: Longs, bad: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
+        """The number at each position, and the position after it. Sets `bad` where it has more than 8 bytes; the
+        position is then the one given. Positions beyond the data are read as if they were its end.
+        """
+        words = self._windows[np.minimum(positions, self.end)]
+        stops = ~words & _STOP
+        np.logical_or(bad, stops == 0, out=bad)
+        lowest = stops & (~stops + np.uint64(1))
+        below = lowest - np.uint64(1)
+        sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
+        return unzigzag(_joined(words & below)), positions + np.where(stops == 0, 0, sizes)
+
+
+def _joined(words: _Words) -> _Words:
+    """The seven low bits of each byte, side by side."""
+    words = words & np.uint64(0x7F7F7F7F7F7F7F7F)
+    words = (words & np.uint64(0x007F007F007F007F)) | ((words & np.uint64(0x7F007F007F007F00)) >> np.uint64(1))
+    words = (words & np.uint64(0x00003FFF00003FFF)) | ((words & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2))
+    return (words & np.uint64(0x0FFFFFFF)) | ((words & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
+
+
+def unzigzag(numbers: _Words) -> Longs:
+    """0, -1, 1, -2, ... of 0, 1, 2, 3, ..."""
+    return ((numbers >> np.uint64(1)) ^ (~(numbers & np.uint64(1)) + np.uint64(1))).view(np.int64)
+
+
+def zigzag(numbers: Longs) -> _Words:
+    """Inverse of `unzigzag`."""
+    return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+
+
+def read_varint(data: Any, position: int, end: int) -> tuple[int, int]:
+    """The number at a position, and the position after it. ValueError if it does not end before `end`."""
+    shift = value = 0
+    for at in range(position, min(end, position + _BYTE_MAX)):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at + 1
+        shift += 7
+    raise ValueError("a varint that does not end")
+
+
+def varint(number: int) -> bytes:
+    """The bytes of one number."""
+    value = (number << 1) ^ (number >> 63)
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    found = bytearray()
+    while value >= 0x80:
+        found.append((value & 0x7F) | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
+_LIMITS = np.array([1 << (7 * size) for size in range(1, _BYTE_MAX)], np.uint64)
+
+
+def varint_sizes(zigzagged: _Words) -> Longs:
+    """The number of bytes of each varint."""
+    largest = int(zigzagged.max(initial=np.uint64(0)))
+    if largest < 0x80:
+        return np.ones(len(zigzagged), np.int64)
+    return np.searchsorted(_LIMITS[: largest.bit_length() // 7 + 1], zigzagged, side="right") + 1
+
+
+def put_varints(data: npt.NDArray[np.uint8], positions: Longs, zigzagged: _Words, sizes: Longs) -> None:
+    """Write each varint at its position."""
+    for number in range(int(sizes.max(initial=0))):
+        longer = sizes > number + 1
+        byte = (zigzagged & np.uint64(0x7F)).astype(np.uint8) | (longer.astype(np.uint8) << np.uint8(7))
+        data[positions + number] = byte
+        if not longer.any():
+            return
+        positions, zigzagged, sizes = positions[longer], zigzagged[longer] >> np.uint64(7), sizes[longer]
