@@ -31,7 +31,7 @@ _REMEMBERED = Prepared(
         PRODUCER_BATCH.end_offset,
     )
     .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
-    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
+    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset)  # sequences begin at 0 again
 )
 _FORGET = Prepared(
     t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))

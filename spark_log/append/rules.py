@@ -32,9 +32,16 @@ REMEMBERED_BATCHES = 5
 """Batches remembered for each producer and partition, as in Kafka."""
 
 
+_SEQUENCES = 2**31
+"""A sequence is an int32 that is not negative; after the last one comes 0 (Kafka's DefaultRecordBatch)."""
+
+
 @dataclass(frozen=True)
 class ProducerSequence:
-    """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps."""
+    """An idempotent producer's position in a partition: the records have sequences from `first` on, without gaps.
+
+    After 2^31 - 1 comes 0.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -80,7 +87,7 @@ class RememberedBatch:
 
 @dataclass(frozen=True)
 class ProducerState:
-    """A producer in one partition; `batches` by increasing sequence. `epoch` None: the producer is unknown."""
+    """A producer in one partition; `batches` in the order of sending. `epoch` None: the producer is unknown."""
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
@@ -164,7 +171,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
     new = RememberedBatch(
         sequence.producer_epoch,
         sequence.first,
-        sequence.first + batch.record_count - 1,
+        sequence_after(sequence.first, batch.record_count - 1),
         appended.base_offset,
         appended.end_offset,
     )
@@ -230,7 +237,7 @@ def _check_sequence(sequence: ProducerSequence, record_count: int, producer: Pro
         raise UnknownProducerIdError(f"{who}: unknown, or expired")
     if sequence.producer_epoch < producer.epoch:
         raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
-    last_sequence = sequence.first + record_count - 1
+    last_sequence = sequence_after(sequence.first, record_count - 1)
     current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
     for known in current:
         if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
@@ -239,10 +246,15 @@ def _check_sequence(sequence: ProducerSequence, record_count: int, producer: Pro
         raise UnknownProducerIdError(
             f"{who}: its state has expired, so records before sequence {sequence.first} may be missing"
         )
-    expected = current[-1].last_sequence + 1 if current else 0
+    expected = sequence_after(current[-1].last_sequence, 1) if current else 0
     if sequence.first != expected:
         raise OutOfOrderSequenceNumberError(f"{who}: sequence {sequence.first} where {expected} was expected")
     return None
+
+
+def sequence_after(sequence: int, count: int) -> int:
+    """The sequence `count` records later."""
+    return (sequence + count) % _SEQUENCES
 
 
 def _check_replicated(state: PartitionState, batch: Batch, known: RememberedBatch) -> None:

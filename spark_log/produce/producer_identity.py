@@ -9,7 +9,7 @@ unknown too could be appended twice.
 
 from collections.abc import Callable
 
-from spark_log.append.rules import ProducerSequence
+from spark_log.append.rules import ProducerSequence, sequence_after
 
 Key = tuple[int, int]
 """Topic id and partition."""
@@ -34,7 +34,7 @@ class Identity:
     def advance(self, key: Key, count: int) -> None:
         """The next batch of the partition, of `count` records, has been appended."""
         at = self._next[key]
-        self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, at.first + count)
+        self._next[key] = ProducerSequence(at.producer_id, at.producer_epoch, sequence_after(at.first, count))
 
     def reset(self, key: Key) -> None:
         """Give the partition a new producer id, from sequence 0."""

@@ -231,7 +231,7 @@ def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> 
             PRODUCER_BATCH.appended_ms,
         )
         .where(PRODUCER_BATCH.topic_id == topic_id, PRODUCER_BATCH.partition == tp.partition)
-        .order_by(PRODUCER_BATCH.producer_id, PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.first_sequence)
+        .order_by(PRODUCER_BATCH.producer_id, PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset)
     )
     last = {row.producer_id: row for row in connection.execute(query)}
     return [

@@ -247,6 +247,20 @@ def test_new_epoch_begins_at_sequence_0_and_drops_the_old_batches():
     assert after == ProducerState(3, (RememberedBatch(3, 0, 2, 10, 13),))
 
 
+@pytest.mark.parametrize("last", [2**31 - 1, 0])
+def test_sequences_begin_at_0_again_after_the_largest_int32(last):
+    first = (last - 2) % 2**31
+    producer = known((first - 1, first - 1, 5))
+    outcome, state = decide(ALONE, sent_by(9, 2, first), "all", producer)
+    assert outcome == Appended(10, 13)
+    after = remember(producer, sent_by(9, 2, first), outcome)
+    assert after.batches[-1].last_sequence == last
+    assert decide(state, sent_by(9, 2, first), "all", after)[0] == replace(outcome, duplicate=True)
+    assert decide(state, sent_by(9, 2, (last + 1) % 2**31), "all", after)[0] == Appended(13, 16)
+    with_a_gap, _ = decide(state, sent_by(9, 2, (last + 2) % 2**31), "all", after)
+    assert isinstance(with_a_gap.error, OutOfOrderSequenceNumberError)
+
+
 def test_last_five_batches_are_remembered():
     producer = ProducerState(2)
     for number in range(8):
