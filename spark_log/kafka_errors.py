@@ -26,7 +26,7 @@ _NEAREST = {
 
 def kafka_error(error: SparkLogError) -> Exception:
     """The same error as an instance of both classes, spark-log's and kafka-python's."""
-    return _both(type(error))(*error.args)  # type: ignore[arg-type]  # classes are hashable
+    return kafka_error_class(type(error))(*error.args)  # type: ignore[arg-type]  # classes are hashable
 
 
 @contextmanager
@@ -38,13 +38,14 @@ def kafka_errors() -> Iterator[None]:
     try:
         yield
     except SparkLogError as error:
-        if _both(type(error)) is type(error):  # type: ignore[arg-type]
+        if kafka_error_class(type(error)) is type(error):  # type: ignore[arg-type]
             raise
         raise kafka_error(error) from error
 
 
 @functools.cache
-def _both(ours: type[SparkLogError]) -> type[SparkLogError]:
+def kafka_error_class(ours: type[SparkLogError]) -> type[SparkLogError]:
+    """A class that is also kafka-python's of the same name, or the nearest one."""
     from kafka import errors as theirs
 
     if issubclass(ours, theirs.KafkaError):

@@ -15,6 +15,7 @@ from spark_log.cli import (
     consume,
     coordinator,
     delta,
+    gateway,
     group,
     maintenance,
     partition,
@@ -66,6 +67,7 @@ app.add_typer(transaction.app, name="transaction")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
 app.command("coordinator")(coordinator.coordinator)
+app.command("gateway")(gateway.gateway)
 app.command("maintenance")(maintenance.maintenance)
 app.command("upkeep", hidden=True)(maintenance.maintenance)
 app.add_typer(store.app, name="store")

@@ -121,6 +121,12 @@ def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
+def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:
+    """The topics with these uuids, Kafka's topic ids, by uuid."""
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids))
+    return {row.uuid: _topic_of(row) for row in connection.execute(query)}
+
+
 def find_topic(connection: sa.Connection, name: str, *, lock: bool = False) -> Topic:
     """The topic, or UnknownTopicOrPartitionError."""
     topic = find_topics(connection, [name], lock=lock).get(name)

@@ -8,6 +8,7 @@ CLUSTER = t.cluster.c
 COMMIT_TOKEN = t.commit_token.c
 COMPACTION = t.compaction.c
 CONSUMER_GROUP = t.consumer_group.c
+GATEWAY = t.gateway.c
 GROUP_MEMBER = t.group_member.c
 GROUP_OFFSET = t.group_offset.c
 GROUP_PARTITION = t.group_partition.c

@@ -17,6 +17,7 @@ from spark_log.metadata.tables.delta_tables import (
     publication_intent,
     publication_intent_cursor,
 )
+from spark_log.metadata.tables.gateway_tables import gateway
 from spark_log.metadata.tables.groups_tables import consumer_group, group_member, group_offset, group_partition
 from spark_log.metadata.tables.metadata_tables import cluster, commit_token
 from spark_log.metadata.tables.mirror_tables import mirror_position
@@ -41,6 +42,7 @@ __all__ = [
     "commit_token",
     "compaction",
     "consumer_group",
+    "gateway",
     "group_member",
     "group_offset",
     "group_partition",

@@ -1,0 +1,55 @@
+"""`spark-log gateway`: serve Kafka clients."""
+
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.output import say
+from spark_log.cli.shared_options import Cluster_
+
+
+def gateway(
+    cluster: Cluster_,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:9092",
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The address that clients are told. Default: that of --listen."),
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option(help="Failure domain; clients with zone=NAME in their client id prefer it.")
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option("--partitions", help="Of topics that clients create by using them (num.partitions).")
+    ] = 1,
+    auto_create_topics: Annotated[
+        bool, typer.Option(help="Create topics that clients use (auto.create.topics.enable).")
+    ] = True,
+) -> None:
+    """Serve Kafka's wire protocol, so that any Kafka client can use the cluster.
+
+    Start any number, on any host: clients see each as a broker. SIGTERM or Ctrl-C ends it after what it has received
+    is in the log.
+    """
+    import asyncio
+    import signal
+
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.gateway.gateway import Gateway
+    from spark_log.gateway.gateway_settings import GatewaySettings, parse_address
+
+    host, port = parse_address(listen, "--listen")
+    told_host, told_port = parse_address(advertise or listen, "--advertise")
+    settings = GatewaySettings(
+        host, port, told_host, told_port, zone,
+        partitions_of_new_topics=partitions, auto_create_topics=auto_create_topics,
+    )  # fmt: skip
+
+    async def serve(opened: Cluster) -> None:
+        running = Gateway(opened, settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.stop)
+        await running.run(lambda: say(f"Gateway of {opened.store.address} listens on {host}:{port}. Ctrl-C stops it."))
+
+    with Cluster.open(cluster) as opened:
+        asyncio.run(serve(opened))
+    say("Stopped.")

@@ -1,0 +1,54 @@
+"""What an API of the protocol is to a gateway, and what a handler gets."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_log.gateway.wire import Message
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who sent a request."""
+
+    client_id: str
+    host: str
+
+    @property
+    def zone(self) -> str | None:
+        """The zone that the client names in its client id: `zone=eu-1` or `app,zone=eu-1`."""
+        for part in self.client_id.replace(";", ",").split(","):
+            name, _, value = part.strip().partition("=")
+            if name == "zone" and value:
+                return value
+        return None
+
+
+Handler = Callable[["Gateway", Message, Client], Awaitable[Message | None]]
+"""Answers a request; None: the client expects no answer. Its part before the first `await` runs in the order of the
+requests of a connection."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """`advertised`: the lowest and highest version that clients are told. `served_from`: the lowest that is served.
+
+    `pipelined`: the next request of the connection may be handled before this one is answered.
+    """
+
+    request: type[Message]
+    handler: Handler
+    advertised: tuple[int, int]
+    served_from: int | None = None
+    pipelined: bool = False
+
+    @property
+    def key(self) -> int:
+        return int(self.request.API_KEY)
+
+    def serves(self, version: int) -> bool:
+        low, high = self.advertised
+        return (low if self.served_from is None else self.served_from) <= version <= high

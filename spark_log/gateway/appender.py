@@ -1,0 +1,205 @@
+"""The appends of a gateway: one transaction at a time, for all connections together.
+
+What arrives while a transaction runs is the next one. So the number of transactions follows what the store can do, and
+not the number of clients.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_log.append.encoding import Encoding, bad_values, prepare
+from spark_log.append.rules import Acks, Appended, ProducerSequence, Rejected
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.topics import Topic
+from spark_log.errors import (
+    MessageSizeTooLargeError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.gateway.topic_cache import TopicCache
+from spark_log.log.log import Log, Records
+from spark_log.produce.faults import faults
+from spark_log.records.kafka_batch.decode import DecodedBatch, decode
+from spark_log.records.kafka_batch.header import NO_PRODUCER_ID
+from spark_log.records.schema import TimestampType, normalise, stamp
+
+logger = logging.getLogger(__name__)
+
+_BYTES_TOGETHER_MAX = 64 * 1024 * 1024
+"""Encoded bytes of one transaction, unless a single request has more."""
+_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A record batch that a client sent for a partition."""
+
+    topic: str
+    partition: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to a batch: its base offset, or the error. `bad_records`: why rows of it are invalid.
+
+    `append_time_ms`: the timestamp that its records got; -1 with message.timestamp.type=CreateTime.
+    """
+
+    error: Exception | None = None
+    base_offset: int = -1
+    append_time_ms: int = -1
+    bad_records: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Request:
+    batches: Sequence[SentBatch]
+    acks: Acks
+    done: "asyncio.Future[list[Outcome]]"
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(batch.data) for batch in self.batches)
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A batch that passed every check."""
+
+    topic: Topic
+    records: Records
+    append_time_ms: int
+
+
+class Appender(threading.Thread):
+    """Owns the Log of the gateway, and closes it at its end."""
+
+    def __init__(self, log: Log, topics: TopicCache, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="gateway appender", daemon=True)
+        self._log, self._topics, self._loop = log, topics, loop
+        self._changed = threading.Condition()
+        self._queue: deque[_Request] = deque()
+        self._closing = False
+
+    def submit(self, batches: Sequence[SentBatch], acks: Acks) -> "asyncio.Future[list[Outcome]]":
+        """Append the batches after everything that was submitted before. Called in the event loop."""
+        request = _Request(batches, acks, self._loop.create_future())
+        with self._changed:
+            self._queue.append(request)
+            self._changed.notify()
+        return request.done
+
+    def close(self) -> None:
+        """Append what was submitted, then end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        try:
+            while requests := self._take():
+                self._append(requests)
+        finally:
+            self._log.close()
+
+    def _take(self) -> list[_Request]:
+        """The next requests with the same acks; empty when the appender ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            found: list[_Request] = []
+            size = 0
+            while self._queue and (not found or self._queue[0].acks == found[0].acks):
+                size += self._queue[0].bytes
+                if found and size > _BYTES_TOGETHER_MAX:
+                    break
+                found.append(self._queue.popleft())
+            return found
+
+    def _append(self, requests: Sequence[_Request]) -> None:
+        batches = [batch for request in requests for batch in request.batches]
+        try:
+            outcomes = self._outcomes(batches, requests[0].acks)
+        except Exception as error:
+            if not isinstance(error, SparkLogError):
+                logger.exception("an append failed")
+            outcomes = [Outcome(error)] * len(batches)
+        begin = 0
+        for request in requests:
+            part = outcomes[begin : begin + len(request.batches)]
+            begin += len(part)
+            self._loop.call_soon_threadsafe(_resolve, request.done, part)
+
+    def _outcomes(self, batches: Sequence[SentBatch], acks: Acks) -> list[Outcome]:
+        topics = self._topics.find(batch.topic for batch in batches)
+        now_ms = self._log.cluster.store.now().wall_ms
+        checked = [
+            _check(batch, found, topics.get(batch.topic), now_ms)
+            for batch, found in zip(batches, decode([batch.data for batch in batches]), strict=True)
+        ]
+        accepted = [each for each in checked if isinstance(each, _Accepted)]
+        appended = iter(
+            self._log.append_prepared(
+                [(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS
+            )
+            if accepted
+            else ()
+        )
+        return [self._outcome_of(each, next(appended)) if isinstance(each, _Accepted) else each for each in checked]
+
+    def _outcome_of(self, accepted: _Accepted, outcome: Appended | Rejected) -> Outcome:
+        if isinstance(outcome, Appended):
+            return Outcome(None, outcome.base_offset, accepted.append_time_ms)
+        if isinstance(outcome.error, UnknownTopicOrPartitionError):
+            self._topics.forget(accepted.topic.name)
+        return Outcome(outcome.error)
+
+
+def _check(
+    batch: SentBatch, found: DecodedBatch | SparkLogError, topic: Topic | None, now_ms: int
+) -> _Accepted | Outcome:
+    """The records as they will be stored, or why they are refused: each batch is checked alone."""
+    if isinstance(found, SparkLogError):
+        return Outcome(found)
+    try:
+        if topic is None or not 0 <= batch.partition < topic.partition_count:
+            raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
+        validate_user_topic(topic.name, "write to")
+        encoding = Encoding.of(topic)
+        if len(batch.data) > encoding.limits.max_message_bytes:
+            raise MessageSizeTooLargeError(
+                f"a batch of {len(batch.data)} bytes, max.message.bytes is {encoding.limits.max_message_bytes}"
+            )
+        records = normalise(found.records, timestamp_ms=now_ms)
+        stored = prepare(records, encoding, now_ms)
+    except SparkLogError as error:
+        return Outcome(error, bad_records=_bad_records(found.records, topic, now_ms))
+    header = found.header
+    sequence = None
+    if header.producer_id != NO_PRODUCER_ID:
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
+    append_time_ms = now_ms if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME else -1
+    return _Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
+
+
+def _bad_records(records: pa.Table, topic: Topic | None, now_ms: int) -> dict[int, str]:
+    """Why rows are invalid, by row; empty if the whole batch is."""
+    if topic is None:
+        return {}
+    encoding = Encoding.of(topic)
+    if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        records = stamp(records, now_ms)
+    records = normalise(records, timestamp_ms=now_ms)
+    bad = {**faults(records, encoding.limits, now_ms), **bad_values(records.column("value"), encoding)}
+    return {row: str(error) for row, error in bad.items()}
+
+
+def _resolve(done: "asyncio.Future[list[Outcome]]", outcomes: list[Outcome]) -> None:
+    if not done.done():
+        done.set_result(outcomes)

@@ -1,0 +1,67 @@
+"""Wakes requests that wait for a change of the store: one thread for all of them."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+from spark_log.errors import SparkLogError
+from spark_log.metadata.store import Store
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 1.0
+
+
+class ChangeWatch(threading.Thread):
+    """Looks at the store only while a request waits."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="gateway change watch", daemon=True)
+        self._store, self._loop = store, loop
+        self._waiting = 0
+        self._wanted = threading.Event()
+        self._stopped = False
+        self._next: asyncio.Future[None] = loop.create_future()
+
+    def current(self) -> int:
+        """The number of the last change; to be read before the state that `wait` refers to. Blocks for a moment."""
+        return self._store.changes.current()
+
+    async def wait(self, seen: int, timeout_s: float) -> None:
+        """Return when something has changed since `seen`, or after the time."""
+        self._waiting += 1
+        self._wanted.set()
+        try:
+            following = self._next
+            if await self._loop.run_in_executor(None, self.current) != seen:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(following), timeout_s)
+        finally:
+            self._waiting -= 1
+
+    def run(self) -> None:
+        seen = -1
+        while not self._stopped:
+            if not self._waiting:
+                self._wanted.wait()
+                self._wanted.clear()
+            try:
+                if seen < 0 or self._store.changes.wait(seen, _WAIT_S):
+                    seen = self._store.changes.current()
+                    self._loop.call_soon_threadsafe(self._wake)
+            except SparkLogError as error:
+                logger.warning("the store cannot be watched: %s", error)
+                self._wanted.wait(_WAIT_S)
+            except RuntimeError:  # the loop is closed
+                return
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wanted.set()
+
+    def _wake(self) -> None:
+        done, self._next = self._next, self._loop.create_future()
+        if not done.done():
+            done.set_result(None)

@@ -1,0 +1,112 @@
+"""A client's connection: frames in, responses out, in the order of the requests.
+
+As in a broker, a request is handled after the one before it has been answered. Produce requests that follow one another
+are handed to the appender at once, so that they share a transaction.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.metadata_requests import versions_response
+from spark_log.gateway.wire import (
+    MalformedRequestError,
+    Message,
+    RequestHeader,
+    encode_response,
+    read_body,
+    read_request_header,
+)
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+logger = logging.getLogger(__name__)
+
+_API_VERSIONS = 18
+_UNSUPPORTED_VERSION = 35
+_HEADER_START = 8
+"""Bytes of API key, version and correlation id."""
+
+
+class Connection:
+    """Serves one client until it or the gateway closes the connection."""
+
+    def __init__(self, gateway: "Gateway", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._gateway, self._reader, self._writer = gateway, reader, writer
+        self._host = (writer.get_extra_info("peername") or ("", 0))[0]
+        self._answers: asyncio.Queue[asyncio.Task[bytes | None] | None] = asyncio.Queue(gateway.settings.pipelined_max)
+        self._last: asyncio.Task[bytes | None] | None = None
+        self._last_is_pipelined = False
+
+    async def serve(self) -> None:
+        writing = asyncio.create_task(self._write())
+        try:
+            while (frame := await self._read_frame()) is not None:
+                await self._handle(frame)
+        except MalformedRequestError as error:
+            logger.warning("connection of %s closed: %s", self._host, error)
+        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+            pass
+        finally:
+            with contextlib.suppress(asyncio.QueueFull):
+                self._answers.put_nowait(None)
+            writing.cancel() if self._answers.full() else None
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await writing
+            self._writer.close()
+
+    async def _read_frame(self) -> memoryview | None:
+        """The next frame without its length; None at the end of the connection."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
+            if not _HEADER_START <= size <= self._gateway.settings.frame_bytes_max:
+                raise MalformedRequestError(f"a frame of {size} bytes")
+            start = await self._reader.readexactly(_HEADER_START)
+            api_key = int.from_bytes(start[:2], "big", signed=True)
+            if api_key != 0 and size > self._gateway.settings.small_frame_bytes_max:
+                raise MalformedRequestError(f"a request of API {api_key} with {size} bytes")
+            return memoryview(start + await self._reader.readexactly(size - _HEADER_START))
+        except asyncio.IncompleteReadError:
+            return None
+
+    async def _handle(self, frame: memoryview) -> None:
+        header = read_request_header(frame, self._gateway.is_flexible)
+        api = self._gateway.apis.get(header.api_key)
+        client = Client(header.client_id, self._host)
+        if api is None or not api.serves(header.version):
+            if header.api_key != _API_VERSIONS:
+                raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
+            answer = encode_response(
+                versions_response(self._gateway.apis.values(), _UNSUPPORTED_VERSION), 0, header.correlation_id
+            )
+            await self._answers.put(asyncio.create_task(_done(answer)))
+            return
+        request = read_body(api.request, header.version, frame[header.body :])
+        if self._last is not None and not (api.pipelined and self._last_is_pipelined):
+            await asyncio.wait([self._last])
+        self._last = asyncio.create_task(self._answer(api, request, header, client))
+        self._last_is_pipelined = api.pipelined
+        await self._answers.put(self._last)
+
+    async def _answer(self, api: Api, request: Message, header: RequestHeader, client: Client) -> bytes | None:
+        response = await api.handler(self._gateway, request, client)
+        return None if response is None else encode_response(response, header.version, header.correlation_id)
+
+    async def _write(self) -> None:
+        while (task := await self._answers.get()) is not None:
+            try:
+                answer = await task
+            except Exception:
+                logger.exception("a request of %s failed; its connection is closed", self._host)
+                self._writer.close()
+                return
+            if answer is not None:
+                self._writer.write(answer)
+                await self._writer.drain()
+
+
+async def _done(answer: bytes) -> bytes:
+    return answer

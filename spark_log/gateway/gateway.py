@@ -1,0 +1,126 @@
+"""A gateway process: listens, serves connections, and holds its lease."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import SparkLogError, redact
+from spark_log.gateway import fetch_requests, metadata_requests, offset_requests, produce_requests
+from spark_log.gateway.api import Api
+from spark_log.gateway.appender import Appender
+from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.connection import Connection
+from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
+from spark_log.gateway.record_streams import RecordStreams
+from spark_log.gateway.topic_cache import TopicCache
+from spark_log.log.log import Log
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 8
+_RENEWALS_PER_SESSION = 3
+_GRACE_S = 10.0
+"""How long a stopped gateway waits for the requests that it has begun."""
+
+APIS: Sequence[Api] = (
+    *metadata_requests.APIS,
+    *produce_requests.APIS,
+    *fetch_requests.APIS,
+    *offset_requests.APIS,
+)
+
+
+class Gateway:
+    """Serves Kafka clients on a cluster until `stop`.
+
+    The handlers of requests use its parts: `cluster`, `topics`, `appender`, `streams`, `changes`.
+    """
+
+    def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
+        self.cluster, self.settings = cluster, settings
+        self.apis: dict[int, Api] = {api.key: api for api in APIS}
+        self.topics = TopicCache(cluster)
+        self.streams = RecordStreams(cluster)
+        self.appender: Appender
+        self.changes: ChangeWatch
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
+        self._connections: set[asyncio.Task[None]] = set()
+        self._session = GatewaySession(
+            cluster.store, settings.advertised_host, settings.advertised_port, settings.zone, settings.session_ms
+        )
+        self._stopping = asyncio.Event()
+
+    async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Run a function that blocks, in a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+
+    def live_gateways(self) -> list[LiveGateway]:
+        """The gateways of the cluster whose leases have not ended."""
+        store = self.cluster.store
+        return store.read(lambda connection: read_live_gateways(store, connection))
+
+    def is_flexible(self, api_key: int, version: int) -> bool:
+        """Whether the header of such a request has tagged fields."""
+        api = self.apis.get(api_key)
+        return api is not None and bool(api.request.flexible_version_q(version))
+
+    async def run(self, started: Callable[[], Any] = lambda: None) -> None:
+        """Serve until `stop` is called. `started` is called as soon as clients can connect."""
+        loop = asyncio.get_running_loop()
+        log = Log(self.cluster, holder="gateway", seal_beside=True)
+        self.appender = Appender(log, self.topics, loop)
+        self.changes = ChangeWatch(self.cluster.store, loop)
+        self.appender.start()
+        self.changes.start()
+        server = await asyncio.start_server(self._serve, self.settings.host, self.settings.port, limit=1 << 20)
+        try:
+            await self.call(self._session.renew)
+            renewing = asyncio.create_task(self._renew())
+            started()
+            await self._stopping.wait()
+            renewing.cancel()
+            with contextlib.suppress(SparkLogError):
+                await self.call(self._session.end)
+        finally:
+            server.close()
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=0 if not self._stopping.is_set() else _GRACE_S / 10)
+            for connection in self._connections:
+                connection.cancel()
+            self.appender.close()
+            await loop.run_in_executor(None, self.appender.join, _GRACE_S)
+            self.changes.stop()
+            self._threads.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """End gracefully: leave the list of brokers, append what was received, close the connections."""
+        self._stopping.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self.settings.connections_max:
+            writer.close()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await Connection(self, reader, writer).serve()
+        finally:
+            self._connections.discard(task)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.session_ms / 1000 / _RENEWALS_PER_SESSION)
+            try:
+                await self.call(self._session.renew)
+            except SparkLogError as error:
+                logger.warning("the gateway's lease was not renewed: %s", redact(str(error)))

@@ -1,0 +1,85 @@
+"""Which gateways are alive, and which one a client should use for a partition or a group.
+
+Any gateway serves any request. Clients send the records of a partition to one of them only so that its appends are
+done together.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import sqlalchemy as sa
+
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import GATEWAY
+from spark_log.metadata.store import Attempt, Store
+
+_KEPT_AFTER_LEASE_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class LiveGateway:
+    """A gateway as clients see it: a broker."""
+
+    gateway_id: int
+    host: str
+    port: int
+    zone: str | None
+
+
+class GatewaySession:
+    """The lease of this process' gateway. Used by one thread."""
+
+    def __init__(self, store: Store, host: str, port: int, zone: str | None, duration_ms: int) -> None:
+        self._store, self._host, self._port, self._zone = store, host, port, zone
+        self._duration_ms = duration_ms
+        self.gateway_id = -1
+
+    def renew(self) -> None:
+        """Begin the lease, or renew it; one that has ended is begun again with the same id."""
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> int:
+            now = self._store.clock(connection)
+            lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_clock_epoch": now.clock_epoch}
+            here = t.gateway.update().where(GATEWAY.gateway_id == self.gateway_id)
+            if self.gateway_id >= 0 and connection.execute(here.values(lease)).rowcount:
+                return self.gateway_id
+            old = (GATEWAY.lease_clock_epoch != now.clock_epoch) | (
+                GATEWAY.lease_until_ms < now.lease_ms - _KEPT_AFTER_LEASE_MS
+            )
+            connection.execute(t.gateway.delete().where(old))
+            holder = f"{socket.gethostname()}-{os.getpid()}"
+            values = {"host": self._host, "port": self._port, "zone": self._zone, "holder": holder, **lease}
+            found = connection.execute(t.gateway.insert().returning(GATEWAY.gateway_id), values)
+            return int(found.scalar_one())
+
+        self.gateway_id = self._store.transact(body, announce=True)
+
+    def end(self) -> None:
+        """Disappear from the list of brokers at once."""
+        over = t.gateway.delete().where(GATEWAY.gateway_id == self.gateway_id)
+        self._store.transact(lambda connection, _: connection.execute(over), announce=True)
+
+
+def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGateway]:
+    """The gateways whose leases have not ended, by id."""
+    now = store.clock(connection)
+    return [
+        LiveGateway(row.gateway_id, row.host, row.port, row.zone)
+        for row in connection.execute(sa.select(t.gateway).order_by(GATEWAY.gateway_id))
+        if not now.expired(row.lease_until_ms, row.lease_clock_epoch)
+    ]
+
+
+def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: object) -> LiveGateway:
+    """The gateway for a partition or a group: the same for all clients of a zone, and another one for few keys only
+    when a gateway comes or goes (rendezvous hashing). Of the zone, if one is there.
+    """
+    near = [each for each in gateways if zone is not None and each.zone == zone] or gateways
+    return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id))
+
+
+def _weight(*parts: object) -> bytes:
+    return blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,45 @@
+"""The topics that clients use, read from the store once a second at most."""
+
+import threading
+from collections.abc import Iterable
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic, find_topics
+
+_FRESH_S = 1.0
+
+
+class TopicCache:
+    """Safe to share between threads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._found: dict[str, tuple[float, Topic]] = {}
+
+    def find(self, names: Iterable[str]) -> dict[str, Topic]:
+        """The topics of these names that exist."""
+        now_s = clock.monotonic_s()
+        found: dict[str, Topic] = {}
+        missing: set[str] = set()
+        with self._lock:
+            for name in set(names):
+                read_s, topic = self._found.get(name, (-_FRESH_S, None))
+                if topic is None or now_s - read_s >= _FRESH_S:
+                    missing.add(name)
+                else:
+                    found[name] = topic
+        if missing:
+            read = self._cluster.store.read(lambda connection: find_topics(connection, missing))
+            with self._lock:
+                for name in missing - read.keys():
+                    self._found.pop(name, None)
+                self._found.update((name, (now_s, topic)) for name, topic in read.items())
+            found |= read
+        return found
+
+    def forget(self, name: str) -> None:
+        """Read the topic again at its next use."""
+        with self._lock:
+            self._found.pop(name, None)
