@@ -9,7 +9,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
-from spark_log.gateway import fetch_requests, metadata_requests, offset_requests, produce_requests
+from spark_log.gateway import (
+    committed_offset_requests,
+    fetch_requests,
+    group_requests,
+    metadata_requests,
+    offset_requests,
+    produce_requests,
+)
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
 from spark_log.gateway.change_watch import ChangeWatch
@@ -35,6 +42,8 @@ APIS: Sequence[Api] = (
     *produce_requests.APIS,
     *fetch_requests.APIS,
     *offset_requests.APIS,
+    *group_requests.APIS,
+    *committed_offset_requests.APIS,
 )
 
 

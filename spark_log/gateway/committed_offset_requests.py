@@ -1,0 +1,140 @@
+"""Committed offsets of groups."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from kafka.protocol.consumer import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.group_requests import identity
+from spark_log.gateway.wire import Message
+from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.membership import check_committer
+from spark_log.ids import TopicPartition
+from spark_log.metadata.store import Attempt
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+
+
+async def offset_commit(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """Commit for a member in its generation, or for a group without members (generation -1)."""
+    kind = OffsetCommitResponse.OffsetCommitResponseTopic
+    code, unknown = await gateway.call(_commit, gateway, request, client)
+    topics = [
+        kind(
+            name=topic.name,
+            partitions=[
+                kind.OffsetCommitResponsePartition(
+                    partition_index=each.partition_index,
+                    error_code=code
+                    or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
+
+
+def _commit(gateway: "Gateway", request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
+    """An error code for all partitions, and the partitions that do not exist."""
+    store = gateway.cluster.store
+    given = {
+        TopicPartition(topic.name, each.partition_index): Commit(
+            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    me, generation = identity(request, client), request.generation_id_or_member_epoch
+    try:
+        check_group_id(request.group_id)
+        if generation < 0 and not request.member_id:
+            return NONE, commit_offsets(store, request.group_id, given)
+        commits = check_commits(given, store.settings)
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+            now = check_committer(store, connection, me, generation, commits)
+            return write_commits(connection, now, me.group_id, commits)
+
+        return NONE, store.transact(body)
+    except SparkLogError as error:
+        return error_code(error), ()
+
+
+async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
+    if request.version < 8:
+        code, found = await gateway.call(_committed, gateway, request.group_id, request.topics)
+        kind = OffsetFetchResponse.OffsetFetchResponseTopic
+        topics = [
+            kind(name=name, partitions=[kind.OffsetFetchResponsePartition(**_fields(each)) for each in commits.items()])
+            for name, commits in found.items()
+        ]
+        return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
+    group_kind = OffsetFetchResponse.OffsetFetchResponseGroup
+    topic_kind = group_kind.OffsetFetchResponseTopics
+    groups = []
+    for wanted in request.groups:
+        code, found = await gateway.call(_committed, gateway, wanted.group_id, wanted.topics)
+        topics = [
+            topic_kind(
+                name=name,
+                partitions=[topic_kind.OffsetFetchResponsePartitions(**_fields(each)) for each in commits.items()],
+            )
+            for name, commits in found.items()
+        ]
+        groups.append(group_kind(group_id=wanted.group_id, topics=topics, error_code=code))
+    return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
+
+
+def _committed(
+    gateway: "Gateway", group_id: str, topics: Collection[Message] | None
+) -> tuple[int, dict[str, dict[int, Commit | None]]]:
+    """By topic and partition; those that are asked for, or all that are committed."""
+    try:
+        check_group_id(group_id)
+        commits = gateway.cluster.store.read(lambda connection: read_commits(connection, group_id))
+    except SparkLogError as error:
+        return error_code(error), {}
+    found: dict[str, dict[int, Commit | None]] = {}
+    if topics is None:
+        for (name, number), commit in sorted(commits.items()):
+            found.setdefault(name, {})[number] = commit
+        return NONE, found
+    for topic in topics:
+        found[topic.name] = {
+            number: commits.get(TopicPartition(topic.name, number)) for number in topic.partition_indexes
+        }
+    return NONE, found
+
+
+def _fields(entry: tuple[int, Commit | None]) -> Mapping[str, object]:
+    number, commit = entry
+    known = Commit(-1, "", -1) if commit is None else commit
+    return {
+        "partition_index": number,
+        "committed_offset": known.offset,
+        "committed_leader_epoch": known.leader_epoch,
+        "metadata": known.metadata,
+        "error_code": NONE,
+    }
+
+
+APIS = (
+    Api(OffsetCommitRequest, offset_commit, advertised=(2, 9)),
+    Api(OffsetFetchRequest, offset_fetch, advertised=(1, 9)),
+)

@@ -1,0 +1,143 @@
+"""Consumer groups by the classic protocol: joining, assignments, heartbeats, leaving."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+from spark_log import clock
+from spark_log.errors import IllegalGenerationError, SparkLogError
+from spark_log.gateway import classic_groups
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Membership
+from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.wire import Message
+from spark_log.groups.heartbeats import Identity
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_REBALANCE_IN_PROGRESS = 27
+_MEMBER_ID_REQUIRED = 79
+_SYNC_WAIT_S = 5.0
+"""Clients wait for a SyncGroup response as for any other; only JoinGroup may take the rebalance timeout."""
+_BEATS_PER_SESSION = 3
+
+
+def identity(request: Message, client: Client, session_timeout_ms: int = 0) -> Identity:
+    """The member that a request names."""
+    instance_id = getattr(request, "group_instance_id", None)
+    return Identity(request.group_id, request.member_id, instance_id, client.client_id, client.host, session_timeout_ms)
+
+
+async def join_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """Waits up to the rebalance timeout until the other members have given up the partitions of this one."""
+    me = identity(request, client, request.session_timeout_ms)
+    store = gateway.cluster.store
+    protocols = {each.name: bytes(each.metadata) for each in request.protocols}
+    try:
+        joining = await gateway.call(classic_groups.joining_of, store, me, request.protocol_type, protocols)
+        if not me.member_id:
+            joining = classic_groups.with_new_id(joining)
+            if request.version >= 4 and me.instance_id is None:
+                return _joined(joining.me.member_id, _MEMBER_ID_REQUIRED)
+        timeout_ms = request.rebalance_timeout_ms if request.version >= 1 else request.session_timeout_ms
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        seen = await gateway.call(gateway.changes.current)
+        found = await gateway.call(classic_groups.join, store, joining)
+        while not (found.complete or found.assignor == COOPERATIVE) and clock.monotonic_s() < deadline_s:
+            left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / _BEATS_PER_SESSION)
+            await gateway.changes.wait(seen, left_s)
+            seen = await gateway.call(gateway.changes.current)
+            found = await gateway.call(classic_groups.beat, store, joining)
+    except SparkLogError as error:
+        return _joined(me.member_id, error_code(error))
+    return _joined(joining.me.member_id, NONE, found)
+
+
+def _joined(member_id: str, code: int, found: Membership | None = None) -> Message:
+    return JoinGroupResponse(
+        throttle_time_ms=0,
+        error_code=code,
+        generation_id=-1 if found is None else found.generation,
+        protocol_type=None if found is None else PROTOCOL_TYPE,
+        protocol_name="" if found is None else found.assignor,
+        leader="",
+        member_id=member_id,
+        members=[],
+    )
+
+
+async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """The member's assignment."""
+    me = identity(request, client)
+    store = gateway.cluster.store
+    deadline_s = clock.monotonic_s() + _SYNC_WAIT_S
+    try:
+        while True:
+            seen = await gateway.call(gateway.changes.current)
+            found = await gateway.call(classic_groups.sync, store, me, request.generation_id)
+            left_s = deadline_s - clock.monotonic_s()
+            if found.complete or found.assignor == COOPERATIVE or left_s <= 0:
+                break
+            await gateway.changes.wait(seen, left_s)
+    except IllegalGenerationError:
+        return SyncGroupResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS, assignment=b"")
+    except SparkLogError as error:
+        return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
+    return SyncGroupResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=found.assignor,
+        assignment=classic_groups.encode_assignment(found.partitions),
+    )
+
+
+async def heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
+    try:
+        changed = await gateway.call(
+            classic_groups.keep_alive, gateway.cluster.store, identity(request, client), request.generation_id
+        )
+    except SparkLogError as error:
+        return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
+    return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if changed else NONE)
+
+
+async def leave_group(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """One member leaves, or from v3 on several."""
+    kind = LeaveGroupResponse.MemberResponse
+    if request.version < 3:
+        code = await gateway.call(_leave, gateway, identity(request, client))
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=code)
+    members = []
+    for each in request.members:
+        me = Identity(request.group_id, each.member_id, each.group_instance_id, client.client_id, client.host, 0)
+        code = await gateway.call(_leave, gateway, me)
+        members.append(kind(member_id=each.member_id, group_instance_id=each.group_instance_id, error_code=code))
+    return LeaveGroupResponse(throttle_time_ms=0, error_code=NONE, members=members)
+
+
+def _leave(gateway: "Gateway", me: Identity) -> int:
+    try:
+        classic_groups.leave(gateway.cluster.store, me)
+    except SparkLogError as error:
+        return error_code(error)
+    return NONE
+
+
+APIS = (
+    Api(JoinGroupRequest, join_group, advertised=(0, 9)),
+    Api(SyncGroupRequest, sync_group, advertised=(0, 5)),
+    Api(HeartbeatRequest, heartbeat, advertised=(0, 4)),
+    Api(LeaveGroupRequest, leave_group, advertised=(0, 5)),
+)
