@@ -26,10 +26,7 @@ def describe_configs(
     wanted = ConfigFilterType.build_from(config_filter)
     described: dict[str, dict[str, dict[str, Any]]] = {}
     for resource in resources:
-        if _is_cluster(resource):
-            entries = _cluster_entries(read_settings(cluster))
-        else:
-            entries = entries_of(_topic_of(cluster, resource).overrides, everything=True)
+        entries = describe_resource(cluster, resource)
         names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
         described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
             name: entry
@@ -37,6 +34,13 @@ def describe_configs(
             if (names is None or name in names) and not _skipped(wanted, ConfigSourceType[entry["config_source"]])
         }
     return result(described)
+
+
+def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
+    """Facts of all configs of a topic or of the cluster."""
+    if _is_cluster(resource):
+        return _cluster_entries(read_settings(cluster))
+    return entries_of(_topic_of(cluster, resource).overrides, everything=True)
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
@@ -94,24 +98,29 @@ def alter_configs(
 
     With `incremental=False` configs that are not named are reset to their defaults.
     """
-    changes = {id(resource): dict(resource.configs or {}) for resource in resources}
     if raise_on_unknown:
         _raise_unknown(resources)
+    return _each(
+        resources,
+        lambda resource: alter_resource(
+            cluster, resource, validate_only=validate_only, incremental=incremental is not False
+        ),
+    )
 
-    def alter(resource: ConfigResource) -> None:
-        if _is_cluster(resource):
-            given = {name: _new_setting(name, value) for name, value in changes[id(resource)].items()}
-            others = dict.fromkeys(read_settings(cluster)) if incremental is False else {}
-            alter_settings(cluster, {**others, **given}, validate_only=validate_only)
-            return
-        topic = _topic_of(cluster, resource)
-        changed = canonical(changes[id(resource)])
-        wanted = {name: _new_value(topic, name, given) for name, given in changed.items()}
-        if incremental is False:
-            wanted = {**dict.fromkeys(topic.overrides), **wanted}
-        topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
 
-    return _each(resources, alter)
+def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
+    """Set configs of a topic or of the cluster; `resource.configs` as for `alter_configs`."""
+    changes = dict(resource.configs or {})
+    if _is_cluster(resource):
+        given = {name: _new_setting(name, value) for name, value in changes.items()}
+        others = {} if incremental else dict.fromkeys(read_settings(cluster))
+        alter_settings(cluster, {**others, **given}, validate_only=validate_only)
+        return
+    topic = _topic_of(cluster, resource)
+    wanted = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
+    if not incremental:
+        wanted = {**dict.fromkeys(topic.overrides), **wanted}
+    topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
 
 
 def reset_configs(

@@ -1,14 +1,22 @@
 """Kafka's error codes for the errors of spark-log."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from kafka import errors as kafka
 
-from spark_log.errors import SparkLogError
+from spark_log.errors import SparkLogError, redact
 from spark_log.kafka_errors import kafka_error_class
+
+T = TypeVar("T")
 
 NONE = 0
 UNKNOWN_SERVER_ERROR = -1
+
+_MESSAGE_LENGTH_MAX = 1000
+"""Longer error messages are cut off: they may quote a request, and old versions have strings of up to 32,767 bytes."""
 
 _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     # the store or its disk is away: clients try again
@@ -19,7 +27,21 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "DataLossError": kafka.OffsetOutOfRangeError,
     "IllegalArgumentError": kafka.InvalidRequestError,
     "InvalidOptionError": kafka.InvalidRequestError,
+    "InvalidSchemaError": kafka.InvalidConfigurationError,
+    "IncompatibleSchemaError": kafka.InvalidConfigurationError,
+    "LogTruncationError": kafka.OffsetOutOfRangeError,
+    "CommitFailedError": kafka.UnknownMemberIdError,
+    "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }
+
+SERVER_FAULTS = frozenset({
+    "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
+    "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
+    "DeltaNotInstalledError",
+    # a gateway never raises these: they belong to clients of the library
+    "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError",
+})  # fmt: skip
+"""The errors that a client can only report: UNKNOWN_SERVER_ERROR."""
 
 
 @lru_cache(maxsize=256)
@@ -34,3 +56,20 @@ def _code(kind: type[SparkLogError]) -> int:
 def error_code(error: BaseException) -> int:
     """The code that a response carries for this error."""
     return _code(type(error)) if isinstance(error, SparkLogError) else UNKNOWN_SERVER_ERROR  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """The error code and message of one object of a request, and the result if there is no error."""
+
+    code: int = NONE
+    message: str | None = None
+    result: T | None = None
+
+
+def outcome_of(action: Callable[[], T]) -> Outcome[T]:
+    """Call it. Errors that are no SparkLogError are raised, which closes the connection."""
+    try:
+        return Outcome(result=action())
+    except SparkLogError as error:
+        return Outcome(error_code(error), redact(str(error))[:_MESSAGE_LENGTH_MAX])

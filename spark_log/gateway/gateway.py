@@ -10,12 +10,18 @@ from typing import Any, ParamSpec, TypeVar
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
 from spark_log.gateway import (
+    cluster_requests,
     committed_offset_requests,
+    config_requests,
     fetch_requests,
+    group_admin_requests,
     group_requests,
     metadata_requests,
     offset_requests,
+    partition_requests,
     produce_requests,
+    topic_requests,
+    transaction_inspection_requests,
 )
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
@@ -44,6 +50,12 @@ APIS: Sequence[Api] = (
     *offset_requests.APIS,
     *group_requests.APIS,
     *committed_offset_requests.APIS,
+    *topic_requests.APIS,
+    *config_requests.APIS,
+    *partition_requests.APIS,
+    *cluster_requests.APIS,
+    *group_admin_requests.APIS,
+    *transaction_inspection_requests.APIS,
 )
 
 
@@ -71,6 +83,11 @@ class Gateway:
         """Run a function that blocks, in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+
+    @property
+    def gateway_id(self) -> int:
+        """The broker id under which clients see it."""
+        return self._session.gateway_id
 
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""

@@ -1,0 +1,95 @@
+"""The gateways as brokers, and the log dirs of the cluster."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
+
+from spark_log.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
+from spark_log.cluster.brokers import list_brokers
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.authorized_operations import NOT_ASKED, ON_CLUSTER
+from spark_log.gateway.error_codes import NONE, outcome_of
+from spark_log.gateway.live_gateways import choose_gateway
+from spark_log.gateway.wire import Message
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_MISMATCHED_ENDPOINT_TYPE = 114
+_BROKERS = 1
+"""Endpoint type; 2: controllers, to which clients do not connect."""
+
+
+async def describe_cluster(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Brokers and controller as in Metadata: gateways, since clients connect to them."""
+    if request.version > 0 and request.endpoint_type != _BROKERS:
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=_MISMATCHED_ENDPOINT_TYPE,
+            error_message="this endpoint is a broker",
+            endpoint_type=_BROKERS,
+            cluster_id="",
+            controller_id=-1,
+            brokers=[],
+            cluster_authorized_operations=NOT_ASKED,
+        )
+    gateways = await gateway.call(gateway.live_gateways)
+    kind = DescribeClusterResponse.DescribeClusterBroker
+    return DescribeClusterResponse(
+        throttle_time_ms=0,
+        error_code=NONE,
+        error_message=None,
+        endpoint_type=_BROKERS,
+        cluster_id=gateway.cluster.cluster_id,
+        controller_id=min((each.gateway_id for each in gateways), default=-1),
+        brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
+        cluster_authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED,
+    )
+
+
+async def describe_log_dirs(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Each broker of the cluster is shown by one of the gateways, so that the sum over the gateways is right."""
+    return await gateway.call(_describe_log_dirs, gateway, request)
+
+
+def _describe_log_dirs(gateway: "Gateway", request: Message) -> Message:
+    gateways = gateway.live_gateways()
+    mine = [
+        broker.broker_id
+        for broker in list_brokers(gateway.cluster)
+        if not gateways or choose_gateway(gateways, None, "log dirs", broker.broker_id).gateway_id == gateway.gateway_id
+    ]
+    wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
+    outcome = outcome_of(lambda: describe_log_dirs_of_brokers(gateway.cluster, wanted, mine))
+    kind = DescribeLogDirsResponse.DescribeLogDirsResult
+    results = [
+        kind(
+            error_code=log_dir["error_code"],
+            log_dir=log_dir["log_dir"],
+            topics=[
+                kind.DescribeLogDirsTopic(
+                    name=topic["name"],
+                    partitions=[
+                        kind.DescribeLogDirsTopic.DescribeLogDirsPartition(**each) for each in topic["partitions"]
+                    ],
+                )
+                for topic in log_dir["topics"]
+            ],
+            total_bytes=log_dir["total_bytes"],
+            usable_bytes=log_dir["usable_bytes"],
+        )
+        for broker in outcome.result or ()
+        for log_dir in broker["log_dirs"]
+    ]
+    return DescribeLogDirsResponse(throttle_time_ms=0, error_code=outcome.code, results=results)
+
+
+APIS = (
+    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1)),
+    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 4)),
+)

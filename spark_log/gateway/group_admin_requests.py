@@ -1,0 +1,159 @@
+"""Lists and descriptions of groups, and their deletion."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import GroupSubscribedToTopicError, UnknownTopicOrPartitionError
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.authorized_operations import NOT_ASKED, ON_GROUPS
+from spark_log.gateway.classic_groups import PROTOCOL_TYPE, encode_assignment
+from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
+from spark_log.gateway.wire import Message
+from spark_log.groups import group_inspection
+from spark_log.groups.group_inspection import GroupDescription, MemberDescription
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.group_operations import delete_group, delete_offsets
+from spark_log.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_CLASSIC_STATES = {"Assigning": "PreparingRebalance", "Reconciling": "CompletingRebalance"}
+"""The states of the classic protocol, for clients that know no others."""
+_GROUP_SUBSCRIBED = error_code(GroupSubscribedToTopicError())
+_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+
+
+def classic_state(state: str) -> str:
+    """The state of a group as DescribeGroups names it."""
+    return _CLASSIC_STATES.get(state, state)
+
+
+async def list_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """All groups are of type consumer. A filter by state accepts the names of both protocols."""
+    return await gateway.call(_list_groups, gateway, request)
+
+
+def _list_groups(gateway: "Gateway", request: Message) -> Message:
+    outcome = outcome_of(lambda: group_inspection.list_groups(gateway.cluster.store))
+    states = {each.lower() for each in request.states_filter or ()}
+    types = {each.lower() for each in request.types_filter or ()}
+    groups = [
+        ListGroupsResponse.ListedGroup(
+            group_id=group.group_id,
+            protocol_type=PROTOCOL_TYPE,
+            group_state=group.state if request.version >= 5 else classic_state(group.state),
+            group_type=group.type,
+        )
+        for group in outcome.result or ()
+        if (not types or group.type in types)
+        and (not states or states & {group.state.lower(), classic_state(group.state).lower()})
+    ]
+    return ListGroupsResponse(throttle_time_ms=0, error_code=outcome.code, groups=groups)
+
+
+async def describe_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """A group that does not exist has the state Dead."""
+    return await gateway.call(_describe_groups, gateway, request)
+
+
+def _describe_groups(gateway: "Gateway", request: Message) -> Message:
+    operations = ON_GROUPS if request.include_authorized_operations else NOT_ASKED
+
+    def describe(group_id: str) -> GroupDescription:
+        check_group_id(group_id)
+        return group_inspection.describe_groups(gateway.cluster.store, [group_id])[0]
+
+    groups = [
+        _described(group_id, outcome_of(lambda group_id=group_id: describe(group_id)), operations)  # type: ignore[misc]
+        for group_id in request.groups
+    ]
+    return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
+
+
+def _described(group_id: str, outcome: Outcome[GroupDescription], operations: int) -> Message:
+    group = outcome.result
+    return DescribeGroupsResponse.DescribedGroup(
+        error_code=outcome.code,
+        group_id=group_id,
+        group_state="" if group is None else classic_state(group.state),
+        protocol_type="" if group is None or group.state == "Dead" else PROTOCOL_TYPE,
+        protocol_data="" if group is None else group.assignor,
+        members=[] if group is None else [_member(member) for member in group.members],
+        authorized_operations=operations,
+    )
+
+
+def _member(member: MemberDescription) -> Message:
+    subscription = ConsumerProtocolSubscription(version=0, topics=sorted(member.topics), user_data=b"")
+    return DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=f"/{member.host}",  # as Java prints addresses
+        member_metadata=subscription.encode(),
+        member_assignment=encode_assignment(member.assignment),
+    )
+
+
+async def delete_groups(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_delete_groups, gateway, request)
+
+
+def _delete_groups(gateway: "Gateway", request: Message) -> Message:
+    results = []
+    for group_id in request.groups_names:
+        outcome = outcome_of(
+            lambda group_id=group_id: delete_group(gateway.cluster.store, check_group_id(group_id))  # type: ignore[misc]
+        )
+        results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=outcome.code))
+    return DeleteGroupsResponse(throttle_time_ms=0, results=results)
+
+
+async def delete_committed_offsets(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Offsets of topics that live members read are kept; the group stays."""
+    return await gateway.call(_delete_committed_offsets, gateway, request)
+
+
+def _delete_committed_offsets(gateway: "Gateway", request: Message) -> Message:
+    store = gateway.cluster.store
+    names = [topic.name for topic in request.topics]
+    known = store.read(lambda connection: find_topics(connection, names))
+    topics = []
+    for wanted in request.topics:
+        count = known[wanted.name].partition_count if wanted.name in known else 0
+        numbers = [each.partition_index for each in wanted.partitions]
+        there = [TopicPartition(wanted.name, number) for number in numbers if 0 <= number < count]
+        outcome = outcome_of(
+            lambda there=there: delete_offsets(store, check_group_id(request.group_id), there)  # type: ignore[misc]
+        )
+        if outcome.code not in (NONE, _GROUP_SUBSCRIBED):
+            return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
+        kind = OffsetDeleteResponse.OffsetDeleteResponseTopic
+        partitions = [
+            kind.OffsetDeleteResponsePartition(
+                partition_index=number, error_code=outcome.code if 0 <= number < count else _UNKNOWN_TOPIC_OR_PARTITION
+            )
+            for number in numbers
+        ]
+        topics.append(kind(name=wanted.name, partitions=partitions))
+    return OffsetDeleteResponse(error_code=NONE, throttle_time_ms=0, topics=topics)
+
+
+APIS = (
+    Api(DescribeGroupsRequest, describe_groups, advertised=(0, 5)),
+    Api(ListGroupsRequest, list_groups, advertised=(0, 5)),
+    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2)),
+    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0)),
+)

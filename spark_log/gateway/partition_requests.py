@@ -1,0 +1,294 @@
+"""Descriptions, elections and reassignments of partitions, and the ends of their leader epochs."""
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import sqlalchemy as sa
+from kafka.protocol.admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    ElectionType,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+
+from spark_log.cluster.names import is_internal, is_legal
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.controller.reassignment_rows import ReassignmentStatus, list_reassignments
+from spark_log.controller.reassignments import begin_reassignments
+from spark_log.controller.requested_elections import elect
+from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.authorized_operations import ON_TOPICS
+from spark_log.gateway.error_codes import NONE, error_code, outcome_of
+from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, read_live_gateways
+from spark_log.gateway.wire import Message
+from spark_log.ids import TopicPartition
+from spark_log.metadata.columns import PARTITION
+from spark_log.partitions.replication_rules import Truncation
+from spark_log.partitions.truncations import read_truncations
+from spark_log.segments.plan import Found, find_positions
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_INVALID_TOPIC = error_code(InvalidTopicError())
+_UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
+_ELECTION_NOT_NEEDED = error_code(ElectionNotNeededError())
+_FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
+_NO_ID = uuid.UUID(int=0)
+_PARTITIONS_MAX = 2000
+"""Partitions in one response (max.request.partition.size.limit)."""
+
+
+class Page(NamedTuple):
+    """Partitions [first, last) of each topic, and the topic and partition with which the next page begins."""
+
+    topics: Sequence[tuple[str, int, int]]
+    next: tuple[str, int] | None
+
+
+def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int) -> Page:
+    """At most `limit` partitions, at least 1, by topic name from `begin` on. `counts`: partitions of each topic.
+
+    A topic without partitions is one that does not exist; it is on the page too.
+    """
+    topics: list[tuple[str, int, int]] = []
+    left = max(1, limit)
+    for name in sorted(counts):
+        if begin is not None and name < begin[0]:
+            continue
+        first = max(0, begin[1]) if begin is not None and name == begin[0] else 0
+        if left == 0:
+            return Page(topics, (name, first))
+        last = min(counts[name], first + left)
+        topics.append((name, first, last))
+        left -= max(0, last - first)
+        if last < counts[name]:
+            return Page(topics, (name, last))
+    return Page(topics, None)
+
+
+async def describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
+    """As Metadata: the leader and only replica of a partition is a gateway."""
+    return await gateway.call(_describe_topic_partitions, gateway, request, client)
+
+
+def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Client) -> Message:
+    store = gateway.cluster.store
+    names = {each.name for each in request.topics} or None
+    begin = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
+
+    def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], Page, dict[int, dict[int, int]]]:
+        topics = find_topics(connection, names)
+        counts = {**dict.fromkeys(names or (), 0), **{name: topic.partition_count for name, topic in topics.items()}}
+        page = page_of(counts, begin, min(request.response_partition_limit, _PARTITIONS_MAX))
+        ids = [topics[name].topic_id for name, _, _ in page.topics if name in topics]
+        return read_live_gateways(store, connection), topics, page, _leader_epochs(connection, ids)
+
+    gateways, topics, page, epochs = store.read(read)
+    zone = client.zone or gateway.settings.zone
+    kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+    described = []
+    for name, first, last in page.topics:
+        topic = topics.get(name)
+        missing = _UNKNOWN_TOPIC_OR_PARTITION if is_legal(name) else _INVALID_TOPIC
+        partitions = []
+        for number in range(first, last) if topic is not None else ():
+            assert topic is not None
+            leader = choose_gateway(gateways, zone, topic.topic_id, number).gateway_id
+            partitions.append(
+                kind.DescribeTopicPartitionsResponsePartition(
+                    error_code=NONE,
+                    partition_index=number,
+                    leader_id=leader,
+                    leader_epoch=epochs[topic.topic_id][number],
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                    eligible_leader_replicas=[],
+                    last_known_elr=[],
+                    offline_replicas=[],
+                )
+            )
+        described.append(
+            kind(
+                error_code=missing if topic is None else NONE,
+                name=name,
+                topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
+                is_internal=is_internal(name),
+                partitions=partitions,
+                topic_authorized_operations=ON_TOPICS,
+            )
+        )
+    cursor = None
+    if page.next is not None:
+        cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=page.next[0], partition_index=page.next[1])
+    return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=described, next_cursor=cursor)
+
+
+def _leader_epochs(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, dict[int, int]]:
+    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
+    epochs: dict[int, dict[int, int]] = {}
+    for topic_id, number, epoch in connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))):
+        epochs.setdefault(topic_id, {})[number] = epoch
+    return epochs
+
+
+async def elect_leaders(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Elections among the brokers that keep the replicas, which clients see only here and in reassignments."""
+    return await gateway.call(_elect_leaders, gateway, request)
+
+
+def _elect_leaders(gateway: "Gateway", request: Message) -> Message:
+    everything = request.topic_partitions is None
+    unclean = request.version > 0 and request.election_type == ElectionType.UNCLEAN
+
+    def elections() -> dict[TopicPartition, SparkLogError | None]:
+        if everything:
+            topics = gateway.cluster.store.read(find_topics).values()
+            wanted = [TopicPartition(topic.name, n) for topic in topics for n in range(topic.partition_count)]
+        else:
+            wanted = [TopicPartition(each.topic, n) for each in request.topic_partitions for n in each.partitions]
+        return elect(gateway.cluster, wanted, unclean=unclean)
+
+    outcome = outcome_of(elections)
+    kind = ElectLeadersResponse.ReplicaElectionResult
+    results: dict[str, list[Message]] = {}
+    for tp, error in (outcome.result or {}).items():
+        code = NONE if error is None else error_code(error)
+        if everything and code == _ELECTION_NOT_NEEDED:
+            continue
+        message = None if error is None else str(error)
+        one = kind.PartitionResult(partition_id=tp.partition, error_code=code, error_message=message)
+        results.setdefault(tp.topic, []).append(one)
+    return ElectLeadersResponse(
+        throttle_time_ms=0,
+        error_code=outcome.code,
+        replica_election_results=[kind(topic=name, partition_result=found) for name, found in results.items()],
+    )
+
+
+async def alter_reassignments(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Begin to move replicas to other brokers of the cluster, or cancel it. Each partition on its own."""
+    return await gateway.call(_alter_reassignments, gateway, request)
+
+
+def _alter_reassignments(gateway: "Gateway", request: Message) -> Message:
+    kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
+
+    def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
+        outcome = outcome_of(lambda: begin_reassignments(gateway.cluster, {tp: replicas}))
+        return kind.ReassignablePartitionResponse(
+            partition_index=tp.partition, error_code=outcome.code, error_message=outcome.message
+        )
+
+    responses = [
+        kind(
+            name=topic.name,
+            partitions=[
+                begun(TopicPartition(topic.name, each.partition_index), each.replicas) for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return AlterPartitionReassignmentsResponse(
+        throttle_time_ms=0, error_code=NONE, error_message=None, responses=responses
+    )
+
+
+async def list_running_reassignments(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_list_reassignments, gateway, request)
+
+
+def _list_reassignments(gateway: "Gateway", request: Message) -> Message:
+    wanted = None
+    if request.topics is not None:
+        wanted = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
+    outcome = outcome_of(lambda: list_reassignments(gateway.cluster.store))
+    kind = ListPartitionReassignmentsResponse.OngoingTopicReassignment
+    found: dict[str, list[Message]] = {}
+    for tp, status in (outcome.result or {}).items():
+        if wanted is None or tp in wanted:
+            found.setdefault(tp.topic, []).append(_ongoing(kind, tp.partition, status))
+    return ListPartitionReassignmentsResponse(
+        throttle_time_ms=0,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        topics=[kind(name=name, partitions=partitions) for name, partitions in found.items()],
+    )
+
+
+def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:
+    return kind.OngoingPartitionReassignment(
+        partition_index=number,
+        replicas=list(status.replicas),
+        adding_replicas=list(status.adding),
+        removing_replicas=list(status.removing),
+    )
+
+
+async def offset_for_leader_epoch(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Where the records of a leader epoch end: a reader beyond it has read records that an election removed."""
+    return await gateway.call(_offset_for_leader_epoch, gateway, request)
+
+
+def _offset_for_leader_epoch(gateway: "Gateway", request: Message) -> Message:
+    wanted = {TopicPartition(topic.topic, each.partition) for topic in request.topics for each in topic.partitions}
+    legal = [tp for tp in wanted if is_legal(tp.topic)]
+
+    def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
+        found = find_positions(connection, legal)
+        truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in found.items()])
+        return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in found.items()}
+
+    here = outcome_of(lambda: gateway.cluster.store.read(read))
+    kind = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+
+    def end_of(name: str, asked: Message) -> Message:
+        code, epoch, offset = here.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        if here.result is not None and TopicPartition(name, asked.partition) in here.result:
+            found, truncations = here.result[TopicPartition(name, asked.partition)]
+            code, epoch, offset = epoch_end(
+                asked.leader_epoch, asked.current_leader_epoch, found.leader_epoch,
+                found.positions.high_watermark, truncations,
+            )  # fmt: skip
+        return kind.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=offset)
+
+    topics = [
+        kind(topic=topic.topic, partitions=[end_of(topic.topic, each) for each in topic.partitions])
+        for topic in request.topics
+    ]
+    return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
+
+
+def epoch_end(
+    epoch: int, known_epoch: int, leader_epoch: int, high_watermark: int, truncations: Sequence[Truncation]
+) -> tuple[int, int, int]:
+    """Error code, `epoch` and its end offset: the lowest offset from which a later election removed records, else the
+    high watermark. `known_epoch` is the client's idea of the present one, `leader_epoch`; -1 if it has none.
+
+    Epoch and offset are -1 for an epoch that has not begun.
+    """
+    if 0 <= known_epoch < leader_epoch:
+        return _FENCED_LEADER_EPOCH, -1, -1
+    if known_epoch > leader_epoch:
+        return _UNKNOWN_LEADER_EPOCH, -1, -1
+    if not 0 <= epoch <= leader_epoch:
+        return NONE, -1, -1
+    later = [each.start_offset for each in truncations if each.leader_epoch > epoch]
+    return NONE, epoch, min([high_watermark, *later])
+
+
+APIS = (
+    Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0)),
+    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2)),
+    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0)),
+    Api(ListPartitionReassignmentsRequest, list_running_reassignments, advertised=(0, 0)),
+    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4)),
+)

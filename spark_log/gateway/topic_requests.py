@@ -1,0 +1,201 @@
+"""Creation and deletion of topics, additional partitions, deletion of records."""
+
+import uuid
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kafka.admin import ConfigSourceType
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+
+from spark_log.admin.configs import entries_of
+from spark_log.cluster.topics import Topic, topics_of_uuids
+from spark_log.config import canonical
+from spark_log.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.errors import (
+    IllegalArgumentError,
+    InvalidConfigurationError,
+    InvalidReplicationAssignmentError,
+)
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.wire import Message
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention import delete_records
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_UNKNOWN_TOPIC_ID = 100
+_NO_ID = uuid.UUID(int=0)
+_DEFAULT = -1
+"""num.partitions and default.replication.factor."""
+_DEFAULT_REPLICATION_FACTOR = 1
+
+
+async def create_topics(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Each topic on its own. spark-log places the replicas: a topic with assignments is refused."""
+    return await gateway.call(_create_topics, gateway, request)
+
+
+def _create_topics(gateway: "Gateway", request: Message) -> Message:
+    times = Counter(each.name for each in request.topics)
+    topics = {each.name: each for each in request.topics}.values()
+    results = [_created(gateway, each, times[each.name], bool(request.validate_only)) for each in topics]
+    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+
+
+def _created(gateway: "Gateway", wanted: Message, times: int, validate_only: bool) -> Message:
+    partitions, factor = wanted.num_partitions, wanted.replication_factor
+    partitions = gateway.settings.partitions_of_new_topics if partitions == _DEFAULT else partitions
+    factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
+    configs: dict[str, str] = {}
+
+    def create() -> Topic | None:
+        if times > 1:
+            raise IllegalArgumentError(f"topic {wanted.name!r} is in the request more than once")
+        if wanted.assignments:
+            raise InvalidReplicationAssignmentError(
+                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks;"
+                " give the number of partitions and the replication factor instead of assignments"
+            )
+        for each in wanted.configs:
+            if each.value is None:
+                raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
+            configs[each.name] = each.value
+        return create_topic(gateway.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+
+    outcome = outcome_of(create)
+    if outcome.code != NONE:
+        return CreateTopicsResponse.CreatableTopicResult(
+            name=wanted.name,
+            topic_id=_NO_ID,
+            error_code=outcome.code,
+            error_message=outcome.message,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=[],
+        )
+    topic = outcome.result
+    entry = CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=wanted.name,
+        topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
+        error_code=NONE,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=factor,
+        configs=[
+            entry(
+                name=name,
+                value=facts["value"],
+                read_only=False,
+                config_source=ConfigSourceType[facts["config_source"]].value,
+                is_sensitive=False,
+            )
+            for name, facts in entries_of(canonical(configs), everything=True).items()
+        ],
+    )
+
+
+async def delete_topics(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """By name, or by topic id since version 6."""
+    return await gateway.call(_delete_topics, gateway, request)
+
+
+def _delete_topics(gateway: "Gateway", request: Message) -> Message:
+    if request.version < 6:
+        return DeleteTopicsResponse(
+            throttle_time_ms=0, responses=[_deleted(gateway, name, _NO_ID) for name in request.topic_names]
+        )
+    ids = [each.topic_id for each in request.topics if each.name is None]
+    by_id = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
+    responses = []
+    for wanted in request.topics:
+        topic = by_id.get(wanted.topic_id.hex)
+        name = wanted.name if wanted.name is not None else topic.name if topic is not None else None
+        responses.append(_deleted(gateway, name, wanted.topic_id))
+    return DeleteTopicsResponse(throttle_time_ms=0, responses=responses)
+
+
+def _deleted(gateway: "Gateway", name: str | None, topic_id: uuid.UUID) -> Message:
+    if name is None:
+        outcome: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id}")
+    else:
+        outcome = outcome_of(lambda: delete_topic(gateway.cluster, name))
+        gateway.topics.forget(name)
+    return DeleteTopicsResponse.DeletableTopicResult(
+        name=name, topic_id=topic_id, error_code=outcome.code, error_message=outcome.message
+    )
+
+
+async def create_partitions(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_create_partitions, gateway, request)
+
+
+def _create_partitions(gateway: "Gateway", request: Message) -> Message:
+    def add(wanted: Message) -> None:
+        if wanted.assignments:
+            raise InvalidReplicationAssignmentError(
+                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks, without assignments"
+            )
+        add_partitions(gateway.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
+        gateway.topics.forget(wanted.name)
+
+    results = []
+    for wanted in request.topics:
+        outcome = outcome_of(lambda wanted=wanted: add(wanted))  # type: ignore[misc]
+        results.append(
+            CreatePartitionsResponse.CreatePartitionsTopicResult(
+                name=wanted.name, error_code=outcome.code, error_message=outcome.message
+            )
+        )
+    return CreatePartitionsResponse(throttle_time_ms=0, results=results)
+
+
+async def delete_records_before(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Move log start offsets; each partition on its own if one of them is refused."""
+    return await gateway.call(_delete_records, gateway, request)
+
+
+def _delete_records(gateway: "Gateway", request: Message) -> Message:
+    before = {
+        TopicPartition(topic.name, each.partition_index): each.offset
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    together = outcome_of(lambda: delete_records(gateway.cluster, before))
+
+    def deleted(tp: TopicPartition) -> Message:
+        if together.result is not None:
+            low = together.result[tp]
+        else:
+            alone = outcome_of(lambda: delete_records(gateway.cluster, {tp: before[tp]}))
+            low, code = (-1, alone.code) if alone.result is None else (alone.result[tp], NONE)
+        kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
+        return kind(partition_index=tp.partition, low_watermark=low, error_code=code)
+
+    topics = [
+        DeleteRecordsResponse.DeleteRecordsTopicResult(
+            name=topic.name,
+            partitions=[deleted(TopicPartition(topic.name, each.partition_index)) for each in topic.partitions],
+        )
+        for topic in request.topics
+    ]
+    return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
+
+
+APIS = (
+    Api(CreateTopicsRequest, create_topics, advertised=(2, 7)),
+    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6)),
+    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3)),
+    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2)),
+)

@@ -1,0 +1,137 @@
+"""Descriptions of producers and transactions."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import outcome_of
+from spark_log.gateway.wire import Message
+from spark_log.ids import TopicPartition
+from spark_log.transactions import transaction_inspection as inspection
+from spark_log.transactions.rules import TransactionState
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_NONE = -1
+"""No sequence, coordinator, or open transaction."""
+
+
+async def describe_producers(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_describe_producers, gateway, request)
+
+
+def _describe_producers(gateway: "Gateway", request: Message) -> Message:
+    topics = [
+        DescribeProducersResponse.TopicResponse(
+            name=topic.name,
+            partitions=[_producers(gateway, TopicPartition(topic.name, number)) for number in topic.partition_indexes],
+        )
+        for topic in request.topics
+    ]
+    return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
+
+
+def _producers(gateway: "Gateway", tp: TopicPartition) -> Message:
+    kind = DescribeProducersResponse.TopicResponse.PartitionResponse
+    outcome = outcome_of(lambda: inspection.describe_producers(gateway.cluster.store, [tp])[tp])
+    producers = [
+        kind.ProducerState(
+            producer_id=each.producer_id,
+            producer_epoch=each.producer_epoch,
+            last_sequence=_NONE if each.last_sequence is None else each.last_sequence,
+            last_timestamp=each.last_ms,
+            coordinator_epoch=_NONE,
+            current_txn_start_offset=_NONE if each.transaction_start_offset is None else each.transaction_start_offset,
+        )
+        for each in outcome.result or ()
+    ]
+    return kind(
+        partition_index=tp.partition,
+        error_code=outcome.code,
+        error_message=outcome.message,
+        active_producers=producers,
+    )
+
+
+async def describe_transactions(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    return await gateway.call(_describe_transactions, gateway, request)
+
+
+def _describe_transactions(gateway: "Gateway", request: Message) -> Message:
+    states = [_transaction(gateway, transactional_id) for transactional_id in request.transactional_ids]
+    return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=states)
+
+
+def _transaction(gateway: "Gateway", transactional_id: str) -> Message:
+    kind = DescribeTransactionsResponse.TransactionState
+    outcome = outcome_of(lambda: inspection.describe_transactions(gateway.cluster.store, [transactional_id])[0])
+    if outcome.result is None:
+        return kind(
+            error_code=outcome.code,
+            transactional_id=transactional_id,
+            transaction_state="",
+            transaction_timeout_ms=0,
+            transaction_start_time_ms=_NONE,
+            producer_id=_NONE,
+            producer_epoch=_NONE,
+            topics=[],
+        )
+    transaction = outcome.result.transaction
+    topics: dict[str, list[int]] = {}
+    for pending in outcome.result.pending:
+        topics.setdefault(pending.topic, []).append(pending.partition)
+    return kind(
+        error_code=outcome.code,
+        transactional_id=transactional_id,
+        transaction_state=transaction.state.value,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_start_time_ms=_NONE if transaction.began_ms is None else transaction.began_ms,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        topics=[kind.TopicData(topic=name, partitions=numbers) for name, numbers in topics.items()],
+    )
+
+
+async def list_transactions(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """The current or last transaction of each transactional id; only open ones have a duration."""
+    return await gateway.call(_list_transactions, gateway, request)
+
+
+def _list_transactions(gateway: "Gateway", request: Message) -> Message:
+    known = {each.value for each in TransactionState}
+    states = set(request.state_filters)
+    producer_ids = set(request.producer_id_filters)
+    longer_than_ms = request.duration_filter if request.version >= 1 else -1
+    outcome = outcome_of(lambda: inspection.list_transactions(gateway.cluster.store))
+    return ListTransactionsResponse(
+        throttle_time_ms=0,
+        error_code=outcome.code,
+        unknown_state_filters=sorted(states - known),
+        transaction_states=[
+            ListTransactionsResponse.TransactionState(
+                transactional_id=each.transactional_id,
+                producer_id=each.producer_id,
+                transaction_state=each.state.value,
+            )
+            for each in outcome.result or ()
+            if (not states or each.state.value in states)
+            and (not producer_ids or each.producer_id in producer_ids)
+            and (longer_than_ms < 0 or (each.open_ms is not None and each.open_ms > longer_than_ms))
+        ],
+    )
+
+
+APIS = (
+    Api(DescribeProducersRequest, describe_producers, advertised=(0, 0)),
+    Api(DescribeTransactionsRequest, describe_transactions, advertised=(0, 0)),
+    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1)),
+)
