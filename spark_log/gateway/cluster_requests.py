@@ -12,7 +12,7 @@ from kafka.protocol.admin import (
 from spark_log.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
 from spark_log.cluster.brokers import list_brokers
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import NOT_ASKED, ON_CLUSTER
+from spark_log.gateway.authorized_operations import ON_CLUSTER
 from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.wire import Message
@@ -36,7 +36,7 @@ async def describe_cluster(gateway: "Gateway", request: Message, _client: Client
             cluster_id="",
             controller_id=-1,
             brokers=[],
-            cluster_authorized_operations=NOT_ASKED,
+            authorized_operations=None,
         )
     gateways = await gateway.call(gateway.live_gateways)
     kind = DescribeClusterResponse.DescribeClusterBroker
@@ -48,7 +48,7 @@ async def describe_cluster(gateway: "Gateway", request: Message, _client: Client
         cluster_id=gateway.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
-        cluster_authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED,
+        authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else None,
     )
 
 

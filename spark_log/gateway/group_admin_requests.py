@@ -1,5 +1,6 @@
 """Lists and descriptions of groups, and their deletion."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from kafka.protocol.admin import (
@@ -16,7 +17,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import GroupSubscribedToTopicError, UnknownTopicOrPartitionError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.authorized_operations import NOT_ASKED, ON_GROUPS
+from spark_log.gateway.authorized_operations import ON_GROUPS
 from spark_log.gateway.classic_groups import PROTOCOL_TYPE, encode_assignment
 from spark_log.gateway.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.wire import Message
@@ -69,7 +70,7 @@ async def describe_groups(gateway: "Gateway", request: Message, _client: Client)
 
 
 def _describe_groups(gateway: "Gateway", request: Message) -> Message:
-    operations = ON_GROUPS if request.include_authorized_operations else NOT_ASKED
+    operations = ON_GROUPS if request.include_authorized_operations else None
 
     def describe(group_id: str) -> GroupDescription:
         check_group_id(group_id)
@@ -82,7 +83,7 @@ def _describe_groups(gateway: "Gateway", request: Message) -> Message:
     return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
 
 
-def _described(group_id: str, outcome: Outcome[GroupDescription], operations: int) -> Message:
+def _described(group_id: str, outcome: Outcome[GroupDescription], operations: Collection[int] | None) -> Message:
     group = outcome.result
     return DescribeGroupsResponse.DescribedGroup(
         error_code=outcome.code,

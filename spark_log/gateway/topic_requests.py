@@ -116,14 +116,19 @@ def _delete_topics(gateway: "Gateway", request: Message) -> Message:
         return DeleteTopicsResponse(
             throttle_time_ms=0, responses=[_deleted(gateway, name, _NO_ID) for name in request.topic_names]
         )
-    ids = [each.topic_id for each in request.topics if each.name is None]
-    by_id = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
+    ids = [_id_of(each).hex for each in request.topics]
+    by_id = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
     responses = []
     for wanted in request.topics:
-        topic = by_id.get(wanted.topic_id.hex)
+        topic = by_id.get(_id_of(wanted).hex)
         name = wanted.name if wanted.name is not None else topic.name if topic is not None else None
-        responses.append(_deleted(gateway, name, wanted.topic_id))
+        responses.append(_deleted(gateway, name, _id_of(wanted)))
     return DeleteTopicsResponse(throttle_time_ms=0, responses=responses)
+
+
+def _id_of(wanted: Message) -> uuid.UUID:
+    """kafka-python decodes the nil UUID as None."""
+    return _NO_ID if wanted.topic_id is None else wanted.topic_id
 
 
 def _deleted(gateway: "Gateway", name: str | None, topic_id: uuid.UUID) -> Message:
@@ -175,13 +180,12 @@ def _delete_records(gateway: "Gateway", request: Message) -> Message:
     together = outcome_of(lambda: delete_records(gateway.cluster, before))
 
     def deleted(tp: TopicPartition) -> Message:
-        if together.result is not None:
-            low = together.result[tp]
-        else:
-            alone = outcome_of(lambda: delete_records(gateway.cluster, {tp: before[tp]}))
-            low, code = (-1, alone.code) if alone.result is None else (alone.result[tp], NONE)
+        outcome = together
+        if together.code != NONE:
+            outcome = outcome_of(lambda: delete_records(gateway.cluster, {tp: before[tp]}))
+        low = -1 if outcome.result is None else outcome.result[tp]
         kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
-        return kind(partition_index=tp.partition, low_watermark=low, error_code=code)
+        return kind(partition_index=tp.partition, low_watermark=low, error_code=outcome.code)
 
     topics = [
         DeleteRecordsResponse.DeleteRecordsTopicResult(
