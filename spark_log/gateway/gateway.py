@@ -39,6 +39,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 8
+_INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
+"""Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
 _RENEWALS_PER_SESSION = 3
 _GRACE_S = 10.0
 """How long a stopped gateway waits for the requests that it has begun."""
@@ -102,7 +104,7 @@ class Gateway:
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
         loop = asyncio.get_running_loop()
-        log = Log(self.cluster, holder="gateway", seal_beside=True)
+        log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
         self.appender = Appender(log, self.topics, loop)
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()

@@ -97,10 +97,16 @@ class Log(LogReader):
         settings: ClusterSettings | None = None,
         holder: str = "log",
         seal_beside: bool = False,
+        inline_bytes_min: tuple[int, int] = (0, 0),
     ) -> None:
         """With `seal_beside` tails are sealed and files are published in the background, for a process that appends
         repeatedly. An append seals a full tail itself only if the background thread does not keep up.
+
+        `inline_bytes_min`: lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this Log to topics
+        that leave these configs at their defaults. For a process that gathers the batches of many clients: a file for
+        each of them costs several times a blob.
         """
+        self._inline_max_bytes_min, self._inline_tail_bytes_min = inline_bytes_min
         super().__init__(cluster, settings=settings, holder=holder)
         self._sealer = Sealer(cluster, self._writer, self._try_seal, beside=seal_beside)
         self._seal_beside = seal_beside
@@ -193,7 +199,7 @@ class Log(LogReader):
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         for topic in topics.values():
             validate_user_topic(topic.name, "write to")
-        encodings = {topic_id: Encoding.of(topic, codec) for topic_id, topic in topics.items()}
+        encodings = {topic_id: self._encoding(topic, codec) for topic_id, topic in topics.items()}
         batches: list[Batch | None] = []
         blobs: dict[str, bytes] = {}
         for topic, item in items:
@@ -209,6 +215,12 @@ class Log(LogReader):
         write_id, files = self._write_somewhere(large, encodings, acks, timeout_ms) if large else (None, [])
         rest = iter(files)
         return WrittenBatches([batch or next(rest) for batch in batches], blobs, write_id)
+
+    def _encoding(self, topic: Topic, codec: str | None) -> Encoding:
+        encoding = Encoding.of(topic, codec)
+        if "inline.max.bytes" in topic.overrides:
+            return encoding
+        return replace(encoding, inline_max_bytes=max(encoding.inline_max_bytes, self._inline_max_bytes_min))
 
     def abandon(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> None:
         """Call this when the outcome of the append (or registration) of these batches is unknown.
@@ -324,11 +336,14 @@ class Log(LogReader):
         }
         for (topic_id, partition), state in result.partitions.items():
             topic = topics[topic_id]
-            if state.tail_bytes < topic.config.inline_tail_bytes:
+            full_bytes = topic.config.inline_tail_bytes
+            if "inline.tail.bytes" not in topic.overrides:
+                full_bytes = max(full_bytes, self._inline_tail_bytes_min)
+            if state.tail_bytes < full_bytes:
                 if state.tail_bytes:
                     self._sealer.watch(topic)
                 continue
-            if self._seal_beside and state.tail_bytes < _TAILS_MAX * topic.config.inline_tail_bytes:
+            if self._seal_beside and state.tail_bytes < _TAILS_MAX * full_bytes:
                 self._sealer.add(topic, partition)
             elif self._try_seal(topic, partition):
                 touched.add(topic_id)
