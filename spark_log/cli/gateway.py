@@ -24,6 +24,10 @@ def gateway(
     auto_create_topics: Annotated[
         bool, typer.Option(help="Create topics that clients use (auto.create.topics.enable).")
     ] = True,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that share the port, and are one broker to clients.")
+    ] = 1,
+    has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
 ) -> None:
     """Serve Kafka's wire protocol, so that any Kafka client can use the cluster.
 
@@ -36,20 +40,33 @@ def gateway(
     from spark_log.cluster.cluster import Cluster
     from spark_log.gateway.gateway import Gateway
     from spark_log.gateway.gateway_settings import GatewaySettings, parse_address
+    from spark_log.gateway.workers import Workers, end_with_the_parent
 
     host, port = parse_address(listen, "--listen")
     told_host, told_port = parse_address(advertise or listen, "--advertise")
     settings = GatewaySettings(
         host, port, told_host, told_port, zone,
         partitions_of_new_topics=partitions, auto_create_topics=auto_create_topics,
+        shares_port=workers > 1, has_lease=has_lease,
     )  # fmt: skip
 
     async def serve(opened: Cluster) -> None:
         running = Gateway(opened, settings)
+        others = Workers(workers - 1) if has_lease else Workers(0)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.stop)
-        await running.run(lambda: say(f"Gateway of {opened.store.address} listens on {host}:{port}. Ctrl-C stops it."))
+        async with others:
+            await running.run(
+                lambda: (
+                    say(f"Gateway of {opened.store.address} listens on {host}:{port}. Ctrl-C stops it.")
+                    if has_lease
+                    else None
+                )
+            )
 
+    if not has_lease:
+        end_with_the_parent()
     with Cluster.open(cluster) as opened:
         asyncio.run(serve(opened))
-    say("Stopped.")
+    if has_lease:
+        say("Stopped.")

@@ -59,11 +59,11 @@ async def describe_log_dirs(gateway: "Gateway", request: Message, _client: Clien
 
 def _describe_log_dirs(gateway: "Gateway", request: Message) -> Message:
     gateways = gateway.live_gateways()
-    mine = [
-        broker.broker_id
-        for broker in list_brokers(gateway.cluster)
-        if not gateways or choose_gateway(gateways, None, "log dirs", broker.broker_id).gateway_id == gateway.gateway_id
-    ]
+    mine = []
+    for broker in list_brokers(gateway.cluster):
+        shown_by = choose_gateway(gateways, None, "log dirs", broker.broker_id)
+        if shown_by is None or gateway.is_at(shown_by):
+            mine.append(broker.broker_id)
     wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
     outcome = outcome_of(lambda: describe_log_dirs_of_brokers(gateway.cluster, wanted, mine))
     kind = DescribeLogDirsResponse.DescribeLogDirsResult

@@ -42,8 +42,10 @@ _THREADS = 8
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
 """Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
 _RENEWALS_PER_SESSION = 3
+_LAST_ANSWERS_S = 1.0
+"""How long a stopped gateway waits for clients to take their answers and leave."""
 _GRACE_S = 10.0
-"""How long a stopped gateway waits for the requests that it has begun."""
+"""How long it then waits for the appends that it has begun."""
 
 APIS: Sequence[Api] = (
     *metadata_requests.APIS,
@@ -86,15 +88,14 @@ class Gateway:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: function(*arguments, **keywords))
 
-    @property
-    def gateway_id(self) -> int:
-        """The broker id under which clients see it."""
-        return self._session.gateway_id
-
     def live_gateways(self) -> list[LiveGateway]:
         """The gateways of the cluster whose leases have not ended."""
         store = self.cluster.store
         return store.read(lambda connection: read_live_gateways(store, connection))
+
+    def is_at(self, gateway: LiveGateway) -> bool:
+        """Whether clients reach this gateway, or another process of it, at that address."""
+        return (gateway.host, gateway.port) == (self.settings.advertised_host, self.settings.advertised_port)
 
     def is_flexible(self, api_key: int, version: int) -> bool:
         """Whether the header of such a request has tagged fields."""
@@ -109,19 +110,25 @@ class Gateway:
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()
         self.changes.start()
-        server = await asyncio.start_server(self._serve, self.settings.host, self.settings.port, limit=1 << 20)
+        shared = self.settings.shares_port
+        server = await asyncio.start_server(
+            self._serve, self.settings.host, self.settings.port, limit=1 << 20, reuse_port=shared
+        )
+        renewing = None
         try:
-            await self.call(self._session.renew)
-            renewing = asyncio.create_task(self._renew())
+            if self.settings.has_lease:
+                await self.call(self._session.renew)
+                renewing = asyncio.create_task(self._renew())
             started()
             await self._stopping.wait()
-            renewing.cancel()
-            with contextlib.suppress(SparkLogError):
-                await self.call(self._session.end)
+            if renewing is not None:
+                renewing.cancel()
+                with contextlib.suppress(SparkLogError):
+                    await self.call(self._session.end)
         finally:
             server.close()
             if self._connections:
-                await asyncio.wait(self._connections, timeout=0 if not self._stopping.is_set() else _GRACE_S / 10)
+                await asyncio.wait(self._connections, timeout=_LAST_ANSWERS_S)
             for connection in self._connections:
                 connection.cancel()
             self.appender.close()

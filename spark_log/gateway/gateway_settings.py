@@ -27,6 +27,10 @@ class GatewaySettings:
     """auto.create.topics.enable."""
     partitions_of_new_topics: int = 1
     """num.partitions."""
+    shares_port: bool = False
+    """Several processes listen on the port, and the kernel spreads the connections over them (SO_REUSEPORT)."""
+    has_lease: bool = True
+    """False: another process on the same port is in the list of brokers."""
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

@@ -73,12 +73,13 @@ def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGate
     ]
 
 
-def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: object) -> LiveGateway:
+def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: object) -> LiveGateway | None:
     """The gateway for a partition or a group: the same for all clients of a zone, and another one for few keys only
-    when a gateway comes or goes (rendezvous hashing). Of the zone, if one is there.
+    when a gateway comes or goes (rendezvous hashing). Of the zone, if one is there. None if no gateway is alive: the
+    one that asks has just started, or could not renew its lease.
     """
     near = [each for each in gateways if zone is not None and each.zone == zone] or gateways
-    return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id))
+    return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id), default=None)
 
 
 def _weight(*parts: object) -> bytes:

@@ -1,7 +1,7 @@
 """What clients ask first: versions, brokers, topics and their leaders, coordinators."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
+_LEADER_NOT_AVAILABLE = 5
+_COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_TOPIC = 17
 _UNKNOWN_TOPIC_ID = 100
 _NO_ID = uuid.UUID(int=0)
@@ -117,15 +119,16 @@ def _topic(gateway: "Gateway", topic: Topic, gateways: Sequence[LiveGateway], cl
     zone = client.zone or gateway.settings.zone
     partitions = []
     for number, epoch in epochs:
-        leader = choose_gateway(gateways, zone, topic.topic_id, number).gateway_id
+        leader = choose_gateway(gateways, zone, topic.topic_id, number)
+        nodes = [] if leader is None else [leader.gateway_id]
         partitions.append(
             kind.MetadataResponsePartition(
-                error_code=NONE,
+                error_code=NONE if nodes else _LEADER_NOT_AVAILABLE,
                 partition_index=number,
-                leader_id=leader,
+                leader_id=next(iter(nodes), -1),
                 leader_epoch=epoch,
-                replica_nodes=[leader],
-                isr_nodes=[leader],
+                replica_nodes=nodes,
+                isr_nodes=nodes,
                 offline_replicas=[],
             )
         )
@@ -151,22 +154,16 @@ async def find_coordinator(gateway: "Gateway", request: Message, client: Client)
     zone = client.zone or gateway.settings.zone
     found = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
     if request.version < 4:
-        one = found[request.key]
-        return FindCoordinatorResponse(
-            throttle_time_ms=0,
-            error_code=NONE,
-            error_message=None,
-            node_id=one.gateway_id,
-            host=one.host,
-            port=one.port,
-        )
-    coordinators = [
-        FindCoordinatorResponse.Coordinator(
-            key=key, node_id=one.gateway_id, host=one.host, port=one.port, error_code=NONE, error_message=None
-        )
-        for key, one in found.items()
-    ]
+        return FindCoordinatorResponse(throttle_time_ms=0, **_coordinator(found[request.key]))
+    kind = FindCoordinatorResponse.Coordinator
+    coordinators = [kind(key=key, **_coordinator(one)) for key, one in found.items()]
     return FindCoordinatorResponse(throttle_time_ms=0, coordinators=coordinators)
+
+
+def _coordinator(one: LiveGateway | None) -> Mapping[str, object]:
+    if one is None:
+        return {"node_id": -1, "host": "", "port": -1, "error_code": _COORDINATOR_NOT_AVAILABLE}
+    return {"node_id": one.gateway_id, "host": one.host, "port": one.port, "error_code": NONE}
 
 
 APIS = (

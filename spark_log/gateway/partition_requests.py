@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _INVALID_TOPIC = error_code(InvalidTopicError())
+_LEADER_NOT_AVAILABLE = 5
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 _ELECTION_NOT_NEEDED = error_code(ElectionNotNeededError())
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -102,15 +103,16 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
         partitions = []
         for number in range(first, last) if topic is not None else ():
             assert topic is not None
-            leader = choose_gateway(gateways, zone, topic.topic_id, number).gateway_id
+            leader = choose_gateway(gateways, zone, topic.topic_id, number)
+            nodes = [] if leader is None else [leader.gateway_id]
             partitions.append(
                 kind.DescribeTopicPartitionsResponsePartition(
-                    error_code=NONE,
+                    error_code=NONE if nodes else _LEADER_NOT_AVAILABLE,
                     partition_index=number,
-                    leader_id=leader,
+                    leader_id=next(iter(nodes), -1),
                     leader_epoch=epochs[topic.topic_id][number],
-                    replica_nodes=[leader],
-                    isr_nodes=[leader],
+                    replica_nodes=nodes,
+                    isr_nodes=nodes,
                     eligible_leader_replicas=[],
                     last_known_elr=[],
                     offline_replicas=[],

@@ -1,0 +1,52 @@
+"""Further processes of a gateway, on the same port."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import signal
+import sys
+from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_RESTART_S = 1.0
+
+
+class Workers:
+    """Runs this command `count` times more with --no-lease; one that ends is started again. A context manager."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Workers":
+        self._tasks = [asyncio.create_task(self._keep_one()) for _ in range(self._count)]
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _keep_one(self) -> None:
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "spark_log", *sys.argv[1:], "--no-lease"
+            )
+            try:
+                code = await process.wait()
+                logger.error("a worker of the gateway ended with exit code %d; another is started", code)
+                await asyncio.sleep(_RESTART_S)
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.terminate()
+                    await process.wait()
+
+
+def end_with_the_parent() -> None:
+    """Get SIGTERM when the process that started this one ends, however it does (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
