@@ -19,6 +19,7 @@ SETS = {
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),
+    "gateway": ("benchmarks.gateway",),
     "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
 }
 

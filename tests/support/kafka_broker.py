@@ -40,6 +40,11 @@ class KafkaBroker:
         """The log dir."""
         return self._root / "data"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self, timeout_s: float = 120.0) -> None:
         """Format the log dir, start the broker, and wait until it answers."""
         controller = f"127.0.0.1:{free_port()}"

@@ -1,0 +1,199 @@
+"""A gateway beside a real Kafka broker, with the same librdkafka client: `make bench-gateway`.
+
+Rates are given per second of wall clock and per second of CPU time of the server: the client takes one of the cores,
+and a broker leaves its log in the page cache where a gateway commits to a store. PostgreSQL's CPU time is not in it.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import confluent_kafka
+
+from benchmarks.kafka_report import Row, parser, print_rows
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.controller.topic_operations import create_topic
+from tests.support.gateway_process import GatewayProcess
+from tests.support.kafka_broker import KafkaBroker
+
+_VALUE = os.urandom(50).hex().encode()
+_KEYS = [b"key-%d" % number for number in range(1_000)]
+PARTITIONS = 4
+
+
+class Server:
+    """A server under test: its address, and the CPU seconds that it has taken."""
+
+    def __init__(self, name: str, address: str, pid: int) -> None:
+        self.name, self.address, self._pid = name, address, pid
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mb(self) -> float:
+        line = next(each for each in Path(f"/proc/{self._pid}/status").read_text().splitlines() if "VmRSS" in each)
+        return int(line.split()[1]) / 1024
+
+
+def produce(server: Server, records: int, topic: str) -> None:
+    client = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": server.address,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 2_000_000,
+            "queue.buffering.max.kbytes": 2_000_000,
+        }
+    )
+    for number in range(records):
+        client.produce(topic, _VALUE, _KEYS[number % 1_000])
+        if number % 1_000 == 0:
+            client.poll(0)
+    assert client.flush(300) == 0
+
+
+def fetch(server: Server, records: int, topic: str) -> None:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": server.address, "group.id": "bench", "enable.auto.commit": False}
+    )
+    beginning = confluent_kafka.OFFSET_BEGINNING
+    consumer.assign([confluent_kafka.TopicPartition(topic, number, beginning) for number in range(PARTITIONS)])
+    seen = 0
+    while seen < records:
+        seen += len(consumer.consume(5_000, 10))
+    consumer.close()
+
+
+def single(server: Server, count: int) -> list[float]:
+    """Seconds of one record after the other, acks=all."""
+    client = confluent_kafka.Producer({"bootstrap.servers": server.address, "linger.ms": 0, "acks": "all"})
+    taken = []
+    for _ in range(50 + count):
+        began = time.perf_counter()
+        client.produce("single", _VALUE)
+        assert client.flush(30) == 0
+        taken.append(time.perf_counter() - began)
+    return taken[50:]
+
+
+def heartbeats(server: Server, seconds: float) -> float:
+    """Heartbeats per second of CPU time of the server: a member without a group is told so, after the same look-up."""
+    host, _, port = server.address.rpartition(":")
+    body = b"".join(struct.pack(">h", len(text)) + text for text in (b"g",)) + struct.pack(">i", 1)
+    body += struct.pack(">h", 6) + b"nobody"
+    frame = struct.pack(">hhih", 12, 0, 1, -1) + body
+    count, began = 0, server.cpu_s()
+    with socket.create_connection((host, int(port))) as connection:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            connection.sendall(struct.pack(">i", len(frame)) + frame)
+            size = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))[0]
+            connection.recv(size, socket.MSG_WAITALL)
+            count += 1
+    return count / max(0.01, server.cpu_s() - began)
+
+
+def idle_connections(server: Server, count: int) -> float:
+    """MB of memory that `count` connections add, each after one request."""
+    host, _, port = server.address.rpartition(":")
+    before = server.memory_mb()
+    frame = struct.pack(">hhih", 18, 0, 1, -1)
+    connections = [socket.create_connection((host, int(port))) for _ in range(count)]
+    for each in connections:
+        each.sendall(struct.pack(">i", len(frame)) + frame)
+        each.recv(struct.unpack(">i", each.recv(4, socket.MSG_WAITALL))[0], socket.MSG_WAITALL)
+    after = server.memory_mb()
+    for each in connections:
+        each.close()
+    return after - before
+
+
+def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Namespace) -> Iterator[Row]:
+    for what, run in (("produce", produce), ("fetch", fetch)):
+        wall: dict[str, list[float]] = {server.name: [] for server in servers}
+        cpu: dict[str, list[float]] = {server.name: [] for server in servers}
+        for number in range(arguments.rounds + 1):
+            for server in servers:
+                topic = f"t{number}" if run is produce else "t0"
+                cpu_s, began = server.cpu_s(), time.perf_counter()
+                run(server, arguments.records, topic)
+                if number:
+                    wall[server.name].append(time.perf_counter() - began)
+                    cpu[server.name].append(server.cpu_s() - cpu_s)
+        seconds = {name: statistics.median(each) for name, each in wall.items()}
+        cpu_seconds = {name: statistics.median(each) for name, each in cpu.items()}
+        shown = {
+            name: f"{_thousands(arguments.records, each)}; a core of the server"
+            f" {_thousands(arguments.records, cpu_seconds[name])}"
+            for name, each in seconds.items()
+        }
+        yield Row(f"{what}: {arguments.records:,} keyed records of 100 bytes", shown, seconds)
+    found = {server.name: single(server, arguments.gets) for server in servers}
+    for name, address in ours.items():
+        with Producer(cluster=address) as client:
+            found[f"{name}, Producer"] = [
+                _timed(lambda client=client: client.send("single", _VALUE).get())  # type: ignore[misc]
+                for _ in range(arguments.gets)
+            ]
+    shown = {name: f"p50 {1000 * statistics.median(each):.2f} ms" for name, each in found.items()}
+    yield Row("one record, acks=all", shown, {name: statistics.median(each) for name, each in found.items()})
+    rates = {server.name: heartbeats(server, 3) for server in servers}
+    shown = {name: f"{each:,.0f} a core of the server" for name, each in rates.items()}
+    yield Row("heartbeats", shown, {name: 1 / each for name, each in rates.items()})
+    memory = {server.name: idle_connections(server, 1_000) for server in servers}
+    yield Row("1,000 idle connections", {name: f"{each:.0f} MB" for name, each in memory.items()}, memory)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _thousands(records: int, seconds: float) -> str:
+    return f"{records / seconds / 1000:,.0f} k/s"
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--records", type=int, default=1_000_000)
+    options.add_argument("--gets", type=int, default=300)
+    arguments = options.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
+        KafkaBroker(Path(name)) as broker,
+    ):
+        folder = Path(name)
+        stores = {"spark-log": str(folder / "cluster")}
+        if arguments.postgresql:
+            stores["spark-log, PostgreSQL"] = arguments.postgresql
+        gateways: dict[str, GatewayProcess] = {}
+        topics = [("single", 1), *((f"t{number}", PARTITIONS) for number in range(arguments.rounds + 1))]
+        for store, address in stores.items():
+            with Cluster.init(address, log_dir=str(folder / f"log-dir-{len(gateways)}")) as cluster:
+                for topic, partitions in topics:
+                    create_topic(cluster, topic, partitions)
+            gateways[store] = GatewayProcess(folder, address)
+        for topic, partitions in topics:
+            broker.create_topic(topic, partitions)
+        try:
+            for gateway in gateways.values():
+                gateway.start()
+            servers = [Server(store, gateway.address, gateway.pid) for store, gateway in gateways.items()]
+            servers.append(Server("Kafka", broker.address, broker.pid))
+            rows = list(measure(servers, stores, arguments))
+        finally:
+            for gateway in gateways.values():
+                gateway.kill()
+    print_rows("gateway beside Kafka, one librdkafka client", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
