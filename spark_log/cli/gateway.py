@@ -38,7 +38,14 @@ def gateway(
     import signal
 
     from spark_log.cluster.cluster import Cluster
-    from spark_log.gateway.gateway import Gateway
+    from spark_log.errors import InvalidConfigurationError
+
+    try:
+        from spark_log.gateway.gateway import Gateway
+    except ModuleNotFoundError as error:
+        raise InvalidConfigurationError(
+            f"the gateway needs a package that is not installed ({error.name}): pip install 'spark-log[gateway]'"
+        ) from error
     from spark_log.gateway.gateway_settings import GatewaySettings, parse_address
     from spark_log.gateway.workers import Workers, end_with_the_parent
 

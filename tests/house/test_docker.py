@@ -55,16 +55,16 @@ def test_each_awaited_service_has_a_health_check(compose: dict[str, Any]) -> Non
             assert "test" in services[needed]["healthcheck"], needed
 
 
-def test_only_drivers_and_the_coordinator_get_the_address_and_password_of_the_store(compose: dict[str, Any]) -> None:
+def test_only_drivers_coordinator_and_gateway_get_the_address_and_password_of_the_store(compose: dict[str, Any]) -> None:
     knowing = {
         name for name, service in compose["services"].items() if re.search("PASSWORD|SPARK_LOG_CLUSTER", repr(service))
     }
-    assert knowing == {"postgres", "coordinator", "driver"}
+    assert knowing == {"postgres", "coordinator", "driver", "gateway"}
 
 
 def test_every_long_running_service_has_its_own_health_check(compose: dict[str, Any]) -> None:
     running = [service for service in compose["services"].values() if "profiles" not in service]
-    assert len(running) == 4
+    assert len(running) == 5
     checks = [tuple(service["healthcheck"]["test"]) for service in running]
     assert len(set(checks)) == len(checks)
     assert "HEALTHCHECK" not in DOCKERFILE.read_text(), "one image, several kinds of service"
