@@ -31,6 +31,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "IncompatibleSchemaError": kafka.InvalidConfigurationError,
     "LogTruncationError": kafka.OffsetOutOfRangeError,
     "CommitFailedError": kafka.UnknownMemberIdError,
+    "LogDirMismatchError": kafka.LogDirNotFoundError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }
 

@@ -1,0 +1,188 @@
+"""Administration of a cluster by Kafka's clients, through a gateway."""
+
+import uuid
+
+import confluent_kafka
+import pytest
+from confluent_kafka import admin as confluent
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import (
+    InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError,
+    NoError,
+    NonEmptyGroupError,
+    TransactionalIdNotFoundError,
+)
+from kafka.protocol.admin import ElectionType
+from kafka.structs import OffsetAndMetadata
+
+from spark_log import Producer
+from spark_log.cluster.topics import list_topics
+from tests.support.gateway_process import GatewayProcess
+
+A0 = TopicPartition("a", 0)
+
+on_sqlite = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+"""The methods behind a gateway have contract tests on both stores."""
+
+
+@pytest.fixture
+def gateway(cluster, tmp_path):
+    with GatewayProcess(tmp_path, str(cluster.store.address), "--no-auto-create-topics") as gateway:
+        yield gateway
+        assert "Traceback" not in gateway.output
+
+
+@pytest.fixture
+def admin(gateway):
+    with KafkaAdminClient(bootstrap_servers=gateway.address) as admin:
+        yield admin
+
+
+@pytest.fixture
+def librdkafka(gateway):
+    return confluent.AdminClient({"bootstrap.servers": gateway.address})
+
+
+def append(cluster, count):
+    with Producer(cluster=str(cluster.store.address)) as producer:
+        for number in range(count):
+            producer.send("a", b"%d" % number, partition=0)
+
+
+def results(futures):
+    """The result of each future, or its error's name."""
+    return {
+        key: each.exception().args[0].name() if each.exception() else each.result() for key, each in futures.items()
+    }
+
+
+@on_sqlite
+def test_topics_by_kafka_python(cluster, admin):
+    created = admin.create_topics([NewTopic("a", 2, 1, topic_configs={"retention.ms": "5000"}), NewTopic("b")])
+    assert [(t["name"], t["num_partitions"], t["replication_factor"]) for t in created["topics"]] == [
+        ("a", 2, 1),
+        ("b", 1, 1),
+    ]
+    assert created["topics"][0]["configs"]["retention.ms"]["value"] == "5000"
+    admin.create_topics([NewTopic("c", 3, 1)], validate_only=True)
+    with pytest.raises(InvalidReplicationFactorError):
+        admin.create_topics([NewTopic("c", 1, 9)])
+    with pytest.raises(InvalidReplicationAssignmentError):
+        admin.create_topics([NewTopic("c", replica_assignments={0: [1]})])
+    admin.create_partitions({"a": 3})
+    assert {topic.name: topic.partition_count for topic in list_topics(cluster)} == {"a": 3, "b": 1}
+    append(cluster, 5)
+    assert admin.delete_records({A0: 2})[A0]["low_watermark"] == 2
+    [described] = admin.describe_topics(["a"])
+    assert [partition["partition_index"] for partition in described["partitions"]] == [0, 1, 2]
+    admin.delete_topics([uuid.UUID(str(described["topic_id"])), "b"])
+    assert list_topics(cluster) == []
+    assert admin.delete_topics([uuid.uuid4()], raise_errors=False)["topics"][0]["error_code"] == 100
+
+
+@on_sqlite
+def test_configs_by_kafka_python(admin):
+    topic, broker = (ConfigResourceType.TOPIC, "a"), (ConfigResourceType.BROKER, "1")
+    admin.create_topics([NewTopic("a", 1, 1, topic_configs={"retention.ms": "5000"})])
+
+    def describe(resource, **options):
+        [found] = admin.describe_configs([ConfigResource(*resource)], **options).values()
+        return found[resource[1]]
+
+    admin.alter_configs([ConfigResource(*topic, {"segment.bytes": "1048576"})])
+    admin.alter_configs([ConfigResource(*broker, {"offset.metadata.max.bytes": "100"})])
+    changed = describe(topic, include_synonyms=True)
+    assert {name: entry["value"] for name, entry in changed.items()} == {
+        "retention.ms": "5000",
+        "segment.bytes": "1048576",
+    }
+    assert [(each["value"], each["source"]) for each in changed["retention.ms"]["synonyms"]] == [
+        ("5000", "DYNAMIC_TOPIC_CONFIG"),
+        ("604800000", "DEFAULT_CONFIG"),
+    ]
+    of_broker = describe(broker, config_filter="all")
+    assert of_broker["offset.metadata.max.bytes"]["value"] == "100"
+    assert of_broker["num.partitions"]["read_only"]
+    admin.reset_configs([ConfigResource(*topic, ["retention.ms"])])
+    assert describe(topic).keys() == {"segment.bytes"}
+    refused = admin.alter_configs([ConfigResource(*topic, {"segment.bytes": "many"})])
+    assert "segment.bytes" in refused["topic"]["a"]
+    assert describe(topic).keys() == {"segment.bytes"}
+
+
+@on_sqlite
+def test_groups_by_kafka_python(cluster, gateway, admin):
+    admin.create_topics([NewTopic("a", 1, 1)])
+    append(cluster, 3)
+    assert admin.alter_group_offsets("idle", {A0: OffsetAndMetadata(2, "", -1)}) == {A0: NoError}
+    with KafkaConsumer("a", group_id="busy", bootstrap_servers=gateway.address, auto_offset_reset="earliest") as busy:
+        assert sum(len(records) for records in busy.poll(10_000).values()) == 3
+        listed = {group["group_id"]: group["group_state"] for group in admin.list_groups()}
+        assert listed == {"idle": "Empty", "busy": "Stable"}
+        assert [group["group_id"] for group in admin.list_groups(states_filter=["Stable"])] == ["busy"]
+        described = admin.describe_groups(["busy", "idle", "none"])
+        assert {name: group["group_state"] for name, group in described.items()} == {
+            "busy": "Stable", "idle": "Empty", "none": "Dead",
+        }  # fmt: skip
+        [member] = described["busy"]["members"]
+        assert member["member_metadata"]["topics"] == ["a"]
+        assert member["member_assignment"]["assigned_partitions"] == [{"topic": "a", "partitions": [0]}]
+        assert admin.delete_groups(["busy"]) == {"busy": NonEmptyGroupError.__name__}
+        assert admin.delete_group_offsets("idle", [A0]) == {A0: NoError}
+    assert admin.list_group_offsets("idle") == {"idle": {}}
+    assert admin.delete_groups(["busy", "idle", "none"]) == {
+        "busy": "OK", "idle": "OK", "none": "GroupIdNotFoundError",
+    }  # fmt: skip
+
+
+@on_sqlite
+def test_cluster_by_kafka_python(cluster, gateway, admin):
+    admin.create_topics([NewTopic("a", 1, 1)])
+    append(cluster, 3)
+    described = admin.describe_cluster()
+    [broker] = described["brokers"]
+    assert (described["cluster_id"], described["controller_id"]) == (cluster.cluster_id, broker["broker_id"])
+    assert (broker["host"], broker["port"]) == ("127.0.0.1", gateway.port)
+    [log_dirs] = admin.describe_log_dirs()
+    assert [topic["name"] for topic in log_dirs["log_dirs"][0]["topics"]] == ["a"]
+    elected = admin.elect_leaders(ElectionType.PREFERRED, {"a": [0, 9]}, raise_errors=False)
+    [of_a] = elected.replica_election_results
+    assert [each.error_code for each in of_a.partition_result] == [84, 3]  # not needed; no such partition
+    [outcome] = admin.alter_partition_reassignments({A0: [9]}).values()
+    assert outcome is InvalidReplicationAssignmentError
+    assert admin.list_partition_reassignments() == {}
+    [producer] = admin.describe_producers([A0])[A0].active_producers
+    assert producer.last_sequence == 2
+    assert [each for found in admin.list_transactions().values() for each in found] == []
+    with pytest.raises(TransactionalIdNotFoundError):
+        admin.describe_transactions(["none"])
+
+
+def test_administration_by_librdkafka(cluster, librdkafka):
+    new = [confluent.NewTopic("a", 2, 1), confluent.NewTopic("b", 1, 9)]
+    assert results(librdkafka.create_topics(new)) == {"a": None, "b": "INVALID_REPLICATION_FACTOR"}
+    assert results(librdkafka.create_partitions([confluent.NewPartitions("a", 3)])) == {"a": None}
+    append(cluster, 4)
+    topic = confluent.ConfigResource.Type.TOPIC, "a"
+    operations = confluent.AlterConfigOpType
+    changes = [
+        confluent.ConfigEntry("cleanup.policy", "compact", incremental_operation=operations.APPEND),
+        confluent.ConfigEntry("retention.ms", "9000", incremental_operation=operations.SET),
+    ]
+    altered = librdkafka.incremental_alter_configs([confluent.ConfigResource(*topic, incremental_configs=changes)])
+    assert list(results(altered).values()) == [None]
+    [configs] = results(librdkafka.describe_configs([confluent.ConfigResource(*topic)])).values()
+    assert (configs["cleanup.policy"].value, configs["retention.ms"].value) == ("compact,delete", "9000")
+    [deleted] = results(librdkafka.delete_records([confluent_kafka.TopicPartition("a", 0, 3)])).values()
+    assert deleted.low_watermark == 3
+    described = librdkafka.describe_cluster().result(10)
+    assert (described.cluster_id, len(described.nodes)) == (cluster.cluster_id, 1)
+    names = confluent_kafka.TopicCollection(["a"])
+    assert len(results(librdkafka.describe_topics(names))["a"].partitions) == 3
+    [group] = results(librdkafka.describe_consumer_groups(["none"])).values()
+    assert group.state is confluent_kafka.ConsumerGroupState.DEAD
+    assert results(librdkafka.delete_consumer_groups(["none"])) == {"none": "GROUP_ID_NOT_FOUND"}
+    assert results(librdkafka.delete_topics(["a", "none"])) == {"a": None, "none": "UNKNOWN_TOPIC_OR_PART"}
+    assert list_topics(cluster) == []

@@ -1,0 +1,88 @@
+"""Requests to a gateway in any version of the protocol, byte by byte: clients choose one version."""
+
+import socket
+import struct
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.api_header import ResponseClassRegistry
+
+from spark_log.gateway.wire import Message, read_body
+
+_CORRELATION_ID = 7
+_API_VERSIONS = 18
+
+
+class WireConnection:
+    """A connection that sends one request at a time. A context manager."""
+
+    def __init__(self, port: int, timeout_s: float = 30.0) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+
+    def __enter__(self) -> "WireConnection":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._socket.close()
+
+    def exchange(self, request: Message, version: int) -> Message:
+        """The response, decoded by kafka-python: exactly as long as its fields."""
+        request.API_VERSION = version
+        request.with_header(_CORRELATION_ID, "test")
+        self._socket.sendall(request.encode(header=True, framed=True))
+        [size] = struct.unpack(">i", self._read(4))
+        frame = self._read(size)
+        assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")
+        flexible = request.flexible_version_q(version) and request.API_KEY != _API_VERSIONS
+        assert not flexible or frame[4] == 0, "the header has tagged fields"
+        kind = ResponseClassRegistry.get_response_class(request.header)[None]
+        return read_body(kind, version, memoryview(frame)[4 + flexible :])
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            more = self._socket.recv(size - len(found))
+            assert more, "the gateway has closed the connection"
+            found += more
+        return found
+
+
+def request_about(name: str, kind: type[Message], version: int) -> Message:
+    """One element in each array, `name` for each text, 1 for each number."""
+    return _filled(kind._struct, kind, name, version)
+
+
+def _filled(struct: Any, kind: Any, name: str, version: int) -> Any:
+    simple = {"string": name, "bool": False, "uuid": UUID(int=5), "bytes": b"", "records": b""}
+    values: dict[str, Any] = {}
+    for field in struct.untagged_fields(version):
+        if field.is_struct_array() or field.is_struct():
+            value = _filled(field, field.data_class, name, version)
+        else:
+            value = simple.get(field.array_of.type_str if field.is_array() else field.type_str, 1)
+        values[field.name] = [value] if field.is_array() else value
+    return kind(**values)
+
+
+def forbidden_nulls(message: Message, version: int) -> list[str]:
+    """Paths of the fields that are null although Kafka's schema does not allow it."""
+    return [
+        path
+        for field in message._struct.untagged_fields(version)
+        for path in _nulls(field, getattr(message, field.name), version, field.name)
+    ]
+
+
+def _nulls(field: Any, value: Any, version: int, path: str) -> list[str]:
+    if value is None:
+        nullable = field.nullable_for_version_q(version) or field.type_str in ("bitfield", "uuid")
+        return [] if nullable else [path]
+    if not (field.is_struct_array() or field.is_struct()):
+        return []
+    return [
+        wrong
+        for each in (value if field.is_array() else [value])
+        for inner in field.untagged_fields(version)
+        for wrong in _nulls(inner, getattr(each, inner.name), version, f"{path}.{inner.name}")
+    ]
