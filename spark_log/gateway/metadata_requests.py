@@ -15,11 +15,12 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 
-from spark_log.cluster.names import is_legal
+from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.controller.topic_operations import create_topic
 from spark_log.errors import SparkLogError, TopicAlreadyExistsError
 from spark_log.gateway.api import Api, Client
+from spark_log.gateway.authorized_operations import ON_CLUSTER, ON_TOPICS
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, read_live_gateways
 from spark_log.gateway.wire import Message
@@ -61,7 +62,7 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
     if request.version == 0 and not wanted:
         wanted = None
     names = None if wanted is None else [each.name for each in wanted if each.name is not None]
-    ids = [] if wanted is None else [each.topic_id for each in wanted if each.name is None]
+    ids = [] if wanted is None else [each.topic_id or _NO_ID for each in wanted if each.name is None]
     store = gateway.cluster.store
 
     def read(connection: sa.Connection) -> tuple[list[LiveGateway], dict[str, Topic], dict[str, Topic]]:
@@ -87,6 +88,9 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
             answers.append(_topic(gateway, topic, gateways, client))
         else:
             answers.append(_missing(None, _UNKNOWN_TOPIC_ID, topic_id))
+    if request.include_topic_authorized_operations:
+        for answer in answers:
+            answer.authorized_operations = ON_TOPICS if answer.error_code == NONE else frozenset()
     brokers = [
         MetadataResponse.MetadataResponseBroker(node_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone)
         for each in gateways
@@ -97,6 +101,7 @@ def _metadata(gateway: "Gateway", request: Message, client: Client) -> Message:
         cluster_id=gateway.cluster.cluster_id,
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         topics=answers,
+        authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else None,
     )
 
 
@@ -136,7 +141,7 @@ def _topic(gateway: "Gateway", topic: Topic, gateways: Sequence[LiveGateway], cl
         error_code=NONE,
         name=topic.name,
         topic_id=uuid.UUID(hex=topic.uuid),
-        is_internal=topic.name.startswith("__"),
+        is_internal=is_internal(topic.name),
         partitions=partitions,
     )
 

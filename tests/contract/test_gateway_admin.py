@@ -177,10 +177,13 @@ def test_administration_by_librdkafka(cluster, librdkafka):
     assert (configs["cleanup.policy"].value, configs["retention.ms"].value) == ("compact,delete", "9000")
     [deleted] = results(librdkafka.delete_records([confluent_kafka.TopicPartition("a", 0, 3)])).values()
     assert deleted.low_watermark == 3
-    described = librdkafka.describe_cluster().result(10)
+    described = librdkafka.describe_cluster(include_authorized_operations=True).result(10)
     assert (described.cluster_id, len(described.nodes)) == (cluster.cluster_id, 1)
+    assert confluent.AclOperation.ALTER_CONFIGS in described.authorized_operations
     names = confluent_kafka.TopicCollection(["a"])
-    assert len(results(librdkafka.describe_topics(names))["a"].partitions) == 3
+    of_a = results(librdkafka.describe_topics(names, include_authorized_operations=True))["a"]
+    assert len(of_a.partitions) == 3
+    assert confluent.AclOperation.WRITE in of_a.authorized_operations
     [group] = results(librdkafka.describe_consumer_groups(["none"])).values()
     assert group.state is confluent_kafka.ConsumerGroupState.DEAD
     assert results(librdkafka.delete_consumer_groups(["none"])) == {"none": "GROUP_ID_NOT_FOUND"}
