@@ -14,12 +14,14 @@ from kafka.errors import (
     NonEmptyGroupError,
     TransactionalIdNotFoundError,
 )
-from kafka.protocol.admin import ElectionType
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeTopicPartitionsRequest, ElectionType
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.structs import OffsetAndMetadata
 
 from spark_log import Producer
 from spark_log.cluster.topics import list_topics
 from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
 
 A0 = TopicPartition("a", 0)
 
@@ -158,6 +160,46 @@ def test_cluster_by_kafka_python(cluster, gateway, admin):
     assert [each for found in admin.list_transactions().values() for each in found] == []
     with pytest.raises(TransactionalIdNotFoundError):
         admin.describe_transactions(["none"])
+
+
+@on_sqlite
+def test_each_log_dir_is_described_by_one_of_the_gateways(cluster, gateway, tmp_path):
+    with (
+        GatewayProcess(tmp_path, str(cluster.store.address)) as other,
+        KafkaAdminClient(bootstrap_servers=other.address) as admin,
+    ):
+        assert {each["port"] for each in admin.describe_cluster()["brokers"]} == {gateway.port, other.port}
+        described = admin.describe_log_dirs()
+        assert len(described) == 2
+        assert sum(len(each["log_dirs"]) for each in described) == 1
+
+
+@on_sqlite
+def test_requests_that_the_clients_of_these_tests_do_not_send(cluster, gateway, admin):
+    admin.create_topics([NewTopic("a", 3, 1), NewTopic("b", 2, 1)])
+    append(cluster, 4)
+    with WireConnection(gateway.port) as connection:
+        seen, cursor = [], None
+        while not seen or cursor is not None:
+            page = connection.exchange(
+                DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2, cursor=cursor), 0
+            )
+            seen += [(topic.name, each.partition_index) for topic in page.topics for each in topic.partitions]
+            cursor = page.next_cursor
+        assert seen == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
+
+        topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        asked = topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=0, leader_epoch=0)
+        ends = connection.exchange(OffsetForLeaderEpochRequest(topics=[topic(topic="a", partitions=[asked])]), 4)
+        [end] = ends.topics[0].partitions
+        assert (end.error_code, end.leader_epoch, end.end_offset) == (0, 0, 4)
+
+        resource = DescribeConfigsRequest.DescribeConfigsResource
+        named = resource(resource_type=2, resource_name="a", configuration_keys=["retention.ms"])
+        described = connection.exchange(DescribeConfigsRequest(resources=[named], include_documentation=True), 4)
+        [config] = described.results[0].configs
+        assert config.documentation
+        assert config.config_source == 5
 
 
 def test_administration_by_librdkafka(cluster, librdkafka):
