@@ -22,6 +22,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     # the store or its disk is away: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
+    "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
     "KafkaTimeoutError": kafka.RequestTimedOutError,
     "WriteIdExpiredError": kafka.NotEnoughReplicasError,
     "DataLossError": kafka.OffsetOutOfRangeError,
@@ -29,6 +30,8 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "InvalidOptionError": kafka.InvalidRequestError,
     "InvalidSchemaError": kafka.InvalidConfigurationError,
     "IncompatibleSchemaError": kafka.InvalidConfigurationError,
+    "SchemaRegistryError": kafka.InvalidConfigurationError,
+    "SchemaNotFoundError": kafka.InvalidConfigurationError,
     "LogTruncationError": kafka.OffsetOutOfRangeError,
     "CommitFailedError": kafka.UnknownMemberIdError,
     "LogDirMismatchError": kafka.LogDirNotFoundError,
