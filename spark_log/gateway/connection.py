@@ -38,22 +38,28 @@ class Connection:
         self._gateway, self._reader, self._writer = gateway, reader, writer
         self._host = (writer.get_extra_info("peername") or ("", 0))[0]
         self._answers: asyncio.Queue[asyncio.Task[bytes | None] | None] = asyncio.Queue(gateway.settings.pipelined_max)
+        self._serving: asyncio.Task[None] | None = None
         self._last: asyncio.Task[bytes | None] | None = None
         self._last_is_pipelined = False
 
     async def serve(self) -> None:
+        """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
+        begun are answered, unless there is a second one.
+        """
+        self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
         try:
             while (frame := await self._read_frame()) is not None:
                 await self._handle(frame)
         except MalformedRequestError as error:
             logger.warning("connection of %s closed: %s", self._host, error)
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            with contextlib.suppress(asyncio.QueueFull):
+            if self._answers.full():
+                writing.cancel()
+            else:
                 self._answers.put_nowait(None)
-            writing.cancel() if self._answers.full() else None
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
@@ -101,7 +107,8 @@ class Connection:
                 answer = await task
             except Exception:
                 logger.exception("a request of %s failed; its connection is closed", self._host)
-                self._writer.close()
+                assert self._serving is not None
+                self._serving.cancel()
                 return
             if answer is not None:
                 self._writer.write(answer)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_ID = 100
-_FENCED_LEADER_EPOCH = 74
 _WAIT_S_MAX = 300.0
+_NO_ID = uuid.UUID(int=0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ async def fetch(gateway: "Gateway", request: Message, _client: Client) -> Messag
 def _wanted_of(gateway: "Gateway", request: Message) -> list[_Wanted]:
     by_id: dict[uuid.UUID, str] = {}
     if request.version >= 13 and request.topics:
-        hexes = [topic.topic_id.hex for topic in request.topics]
+        hexes = [topic.topic_id.hex for topic in request.topics if topic.topic_id is not None]
         found = gateway.cluster.store.read(lambda connection: topics_of_uuids(connection, hexes))
         by_id = {uuid.UUID(hex=each): topic.name for each, topic in found.items()}
     return [
         _Wanted(
             by_id.get(topic.topic_id) if request.version >= 13 else topic.topic,
-            topic.topic_id,
+            topic.topic_id or _NO_ID,
             each.partition,
             each.fetch_offset,
             each.partition_max_bytes,

@@ -43,7 +43,7 @@ _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
 """Batches up to the first size are blobs; a tail of the second size is sealed. Clients send batches of up to 1 MiB."""
 _RENEWALS_PER_SESSION = 3
 _LAST_ANSWERS_S = 1.0
-"""How long a stopped gateway waits for clients to take their answers and leave."""
+"""How long a stopped gateway waits for the answers of the requests that it has begun."""
 _GRACE_S = 10.0
 """How long it then waits for the appends that it has begun."""
 
@@ -127,10 +127,11 @@ class Gateway:
                     await self.call(self._session.end)
         finally:
             server.close()
-            if self._connections:
-                await asyncio.wait(self._connections, timeout=_LAST_ANSWERS_S)
-            for connection in self._connections:
-                connection.cancel()
+            for _ in range(2):  # the first time they end when they have answered what they have begun
+                for connection in self._connections:
+                    connection.cancel()
+                if self._connections:
+                    await asyncio.wait(self._connections, timeout=_LAST_ANSWERS_S)
             self.appender.close()
             await loop.run_in_executor(None, self.appender.join, _GRACE_S)
             self.changes.stop()

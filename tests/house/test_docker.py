@@ -55,7 +55,7 @@ def test_each_awaited_service_has_a_health_check(compose: dict[str, Any]) -> Non
             assert "test" in services[needed]["healthcheck"], needed
 
 
-def test_only_drivers_coordinator_and_gateway_get_the_address_and_password_of_the_store(compose: dict[str, Any]) -> None:
+def test_only_services_that_open_the_store_get_its_address_and_password(compose: dict[str, Any]) -> None:
     knowing = {
         name for name, service in compose["services"].items() if re.search("PASSWORD|SPARK_LOG_CLUSTER", repr(service))
     }
