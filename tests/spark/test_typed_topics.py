@@ -124,3 +124,26 @@ def test_column_record_needs_one_typed_topic(spark, cluster, orders):
         read(spark, cluster, subscribe="orders,plain", columns="record")
     with fails("'plain' has no typed columns"):
         read_topic(spark, cluster, "plain", record=True)
+
+
+def test_the_delta_table_is_readable_before_and_after_a_reset(spark, cluster, orders):
+    [location] = delta_tables(cluster, orders).values()
+
+    def prices(*columns):
+        found = spark.read.format("delta").load(location).where("record.item LIKE 'i%'").select(*columns)
+        return sorted(map(tuple, found.collect()))
+
+    before = prices("record.item", "record.price")
+    assert before == [("i1", 0.5), ("i2", 1.0), ("i3", 1.5), ("i4", 2.0)]
+    topic = alter_configs(
+        cluster, "orders", {"value.schema": WIDER.replace("price DOUBLE", "price STRING")}, reset=True
+    )
+    assert prices("record.item", "record.price") == before
+    log = Log(cluster)
+    append(log, topic, document(5, price="free"))
+    log.close()
+    assert prices("record.item", "record.price") == [*before, ("i5", None)]
+    list(run_tasks(cluster, ["columns"]))
+    assert prices("record.item", "record.price", "record.price__v2") == [
+        ("i1", 0.5, "0.5"), ("i2", 1.0, "1.0"), ("i3", 1.5, "1.5"), ("i4", 2.0, "2.0"), ("i5", None, "free"),
+    ]  # fmt: skip
