@@ -11,7 +11,8 @@ a few lines of deltalake and pyarrow; both are compared with pandas' own. Then t
 topic, and one of them is killed (scripts/demo_group.py); and the topic is copied into one with three replicas, whose
 disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
 the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
-compared with pandas' own, and drawn (scripts/demo_page.py).
+compared with pandas' own, and drawn (scripts/demo_page.py). A Kafka client reads the flights and writes some of them,
+through a gateway (scripts/demo_kafka.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -110,6 +111,8 @@ def main() -> int:
             differences += _replicas(address, topic.name, work)
         with _Step("Run through the year: join flights, weather and planes, and compute the delays of every hour"):
             job.submit("../scripts/demo_delays.py", *_delays(arguments, topic.name, package, work, fresh=own))
+        with _Step("Let Kafka clients read and write: confluent-kafka through a gateway"):
+            differences += _kafka(address, topic.name)
         with _Step("Draw them"):
             pictures = _pictures(address, work)
     except (DemoError, SparkLogError) as error:
@@ -288,6 +291,16 @@ def _replicas(address: str, topic: str, work: Path) -> list[str]:
     # the address may hold a password: not on the command line
     done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
     return [] if done.returncode == 0 else ["the replicated topic does not hold every record: see above"]
+
+
+def _kafka(address: str, topic: str) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_kafka.py"), "--topic", topic]
+    done = subprocess.run(
+        [*command, "--records", str(FLIGHTS)],
+        env={**os.environ, "SPARK_LOG_CLUSTER": address},
+        stdin=subprocess.DEVNULL,
+    )
+    return [] if done.returncode == 0 else ["Kafka clients did not read or write every record: see above"]
 
 
 def _delays(arguments: argparse.Namespace, topic: str, package: Path, work: Path, *, fresh: bool) -> list[str]:
