@@ -2,9 +2,12 @@
 action that deletes the records. Each action ends with running the same erase again.
 """
 
+import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
@@ -60,9 +63,44 @@ def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, work
         if log_dirs.open(log_dir_id) is not None:
             try:
                 notes += _unnamed_files(cluster, log_dirs, info, topic, workers)
+                notes += _bounds_in_delta_log(cluster, log_dirs, info, topic)
             except (SparkLogError, OSError) as error:
                 notes.append(f"log dir {redact(info.uri)} may still hold such records: {redact(str(error))}")
     return notes
+
+
+def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
+    """A note if the log of the topic's Delta table has bounds of typed columns of files that no metadata names, which
+    may be values of erased records; or if it cannot be read.
+    """
+    log_dir = log_dirs.open(info.log_dir_id)
+    assert log_dir is not None
+    if topic.value_columns is None:
+        return []
+    files = [path for path in log_dir.list_files(f"{topic.folder}/_delta_log") if path.endswith((".json", ".parquet"))]
+    named = cluster.store.read(lambda connection: named_paths(connection, topic))
+    try:
+        contents = (b"".join(map(bytes, log_dir.read_blocks(file))) for file in files)
+        if all(path in named for content in contents for path in _files_with_bounds(content)):
+            return []
+    except ValueError:  # torn by a power loss
+        pass
+    return [
+        f"the Delta log of the topic in log dir {redact(info.uri)} has the smallest and largest values of typed columns"
+        " in files that were removed, which may be those of such records. Maintenance deletes them after"
+        " delta.logRetentionDuration, which is 30 days"
+    ]
+
+
+def _files_with_bounds(content: bytes) -> Iterator[str]:
+    """The paths of the files for which a commit or a checkpoint of a Delta log has bounds."""
+    if content.startswith(b"PAR1"):
+        column = pq.ParquetFile(io.BytesIO(content)).read(["add.path", "add.stats"]).column("add")
+        added = [action for action in column.to_pylist() if action is not None]
+    else:
+        actions = [json.loads(line) for line in content.splitlines()]
+        added = [action["add"] for action in actions if "add" in action]
+    return (action["path"] for action in added if "minValues" in (action.get("stats") or ""))
 
 
 def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: Topic) -> list[str]:

@@ -1,5 +1,7 @@
 """Reads of single fields of record, and publication of typed topics."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +11,7 @@ from spark_log import Consumer
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta import publication
 from spark_log.delta.publication import delta_tables
+from spark_log.erase.erase import erase
 from spark_log.errors import InvalidOptionError
 from spark_log.records.schema import read_schema
 from tests.support.delta_check import assert_delta_is_the_log
@@ -86,4 +89,25 @@ def test_publication_opens_the_delta_table_only_where_it_may_lack_columns(cluste
     [location] = delta_tables(cluster, topic).values()
     records = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
     assert sorted((record["n"], record["note"]) for record in records) == [(1, None), (2, None), (3, "c"), (4, "d")]
+    assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.delta
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_purge_names_a_delta_log_that_has_bounds_of_removed_files(cluster, log, checkpoint):
+    topic = typed(cluster, inline_max_bytes="0", delta_max_lag_ms="-1")
+    append(log, topic, document(1), key=b"kept")
+    publication.publish(cluster, topic)
+    assert not [note for note in erase(cluster, "orders", [b"gone"], purge=True).notes if "Delta log" in note]
+    append(log, topic, document(2), key=b"gone")
+    publication.publish(cluster, topic)
+    [location] = delta_tables(cluster, topic).values()
+    if checkpoint:  # the bounds are in the checkpoint alone
+        append(log, topic, document(3), key=b"kept")
+        publication.publish(cluster, topic)
+        DeltaTable(location).create_checkpoint()
+        for commit in sorted(Path(location, "_delta_log").glob("*.json"))[:-1]:
+            commit.unlink()
+    notes = erase(cluster, "orders", [b"gone"], purge=True).notes
+    assert [note for note in notes if "Delta log" in note and "30 days" in note]
     assert_delta_is_the_log(cluster)
