@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
+from tests.support.kafka_jars import connector_jars
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import ENVIRONMENT, session
@@ -127,6 +128,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     Spark's defaults.
     """
     interpreted = {"spark_sql_codegen_wholeStage": "false", "spark_sql_codegen_factoryMode": "NO_CODEGEN"}
-    spark = session("local[2]", tmp_path_factory.mktemp("warehouse"), **interpreted)
+    jars = {"spark_jars": connector_jars()}  # of Spark's Kafka connector, for the tests of the gateway
+    spark = session("local[2]", tmp_path_factory.mktemp("warehouse"), **interpreted, **jars)
     yield spark
     spark.stop()
