@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka bench-gateway clean
+.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -121,6 +121,9 @@ bench-kafka: venv java  ## spark-log beside a real Kafka broker, its clients and
 
 bench-gateway: venv java postgres  ## a gateway for Kafka clients beside a real Kafka broker
 	$(WITH_JAVA) $(PYTHON) -m benchmarks gateway
+
+conformance: venv java  ## test suites of Kafka clients, and Kafka's tools, on a gateway; needs Go
+	$(WITH_JAVA) $(PYTHON) -m scripts.conformance
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

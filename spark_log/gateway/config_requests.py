@@ -66,20 +66,25 @@ def _entries(gateway: "Gateway", wanted: Message) -> dict[str, Facts]:
     return {name: facts for name, facts in entries.items() if name in names}
 
 
+_OPTION_TYPES = {bool: "BOOLEAN", int: "INT", str: "STRING"}
+
+
 def _options(settings: "GatewaySettings") -> dict[str, Facts]:
     """The options of this gateway, under Kafka's names. They are set at its start."""
+    host = f"[{settings.advertised_host}]" if ":" in settings.advertised_host else settings.advertised_host
     values = {
+        "advertised.listeners": f"PLAINTEXT://{host}:{settings.advertised_port}",
         "auto.create.topics.enable": settings.auto_create_topics,
         "num.partitions": settings.partitions_of_new_topics,
         "socket.request.max.bytes": settings.frame_bytes_max,
     }
     return {
         name: {
-            "value": str(value).lower(),
+            "value": str(value).lower() if isinstance(value, bool) else str(value),
             "read_only": True,
             "is_sensitive": False,
             "config_source": ConfigSourceType.STATIC_BROKER_CONFIG.name,
-            "config_type": ("BOOLEAN" if isinstance(value, bool) else "INT"),
+            "config_type": _OPTION_TYPES[type(value)],
             "documentation": "",
         }
         for name, value in values.items()

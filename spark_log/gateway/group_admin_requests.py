@@ -90,7 +90,7 @@ def _described(group_id: str, outcome: Outcome[GroupDescription], operations: Co
         group_id=group_id,
         group_state="" if group is None else classic_state(group.state),
         protocol_type="" if group is None or group.state == "Dead" else PROTOCOL_TYPE,
-        protocol_data="" if group is None else group.assignor,
+        protocol_data=group.assignor if group is not None and group.state == "Stable" else "",
         members=[] if group is None else [_member(member) for member in group.members],
         authorized_operations=operations,
     )

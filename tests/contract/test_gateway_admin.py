@@ -107,6 +107,8 @@ def test_configs_by_kafka_python(admin):
     of_broker = describe(broker, config_filter="all")
     assert of_broker["offset.metadata.max.bytes"]["value"] == "100"
     assert of_broker["num.partitions"]["read_only"]
+    assert of_broker["advertised.listeners"]["value"] == f"PLAINTEXT://{gateway.address}"
+    assert of_broker["advertised.listeners"]["config_type"] == "STRING"
     admin.reset_configs([ConfigResource(*topic, ["retention.ms"])])
     assert describe(topic).keys() == {"segment.bytes"}
     refused = admin.alter_configs([ConfigResource(*topic, {"segment.bytes": "many"})])
