@@ -85,7 +85,7 @@ def test_topics_by_kafka_python(cluster, admin):
 
 
 @on_sqlite
-def test_configs_by_kafka_python(admin):
+def test_configs_by_kafka_python(gateway, admin):
     topic, broker = (ConfigResourceType.TOPIC, "a"), (ConfigResourceType.BROKER, "1")
     admin.create_topics([NewTopic("a", 1, 1, topic_configs={"retention.ms": "5000"})])
 
@@ -129,6 +129,9 @@ def test_groups_by_kafka_python(cluster, gateway, admin):
         described = admin.describe_groups(["busy", "idle", "none"])
         assert {name: group["group_state"] for name, group in described.items()} == {
             "busy": "Stable", "idle": "Empty", "none": "Dead",
+        }  # fmt: skip
+        assert {name: group["protocol_data"] for name, group in described.items()} == {
+            "busy": "range", "idle": "", "none": "",
         }  # fmt: skip
         [member] = described["busy"]["members"]
         assert member["member_metadata"]["topics"] == ["a"]
