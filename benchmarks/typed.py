@@ -128,11 +128,14 @@ class Bench:
         segments = [str(path) for path in Path(location).glob("_segments/*/*.parquet")]
         delta().select("record.*").repartition(len(segments)).write.option("compression", "zstd").parquet(parquet)
         expected = _average(spark.read.parquet(parquet), "dep_delay")
+        # with given schemas, so that Spark does not look for one in the files
+        plain = spark.read.parquet(parquet).schema
+        typed = delta().select("record").schema
         parsed = F.from_json(F.col("value").cast("string"), SCHEMA)
         queries: dict[str, tuple[Callable[[], DataFrame], str]] = {
             "Delta": (delta, "record.dep_delay"),
-            "files": (lambda: spark.read.parquet(*segments), "record.dep_delay"),
-            "Parquet": (lambda: spark.read.parquet(parquet), "dep_delay"),
+            "files": (lambda: spark.read.schema(typed).parquet(*segments), "record.dep_delay"),
+            "Parquet": (lambda: spark.read.schema(plain).parquet(parquet), "dep_delay"),
             "from_json": (lambda: delta().select(parsed.alias("record")), "record.dep_delay"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in queries}
