@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_broker import KafkaBroker
 
 _VALUE = os.urandom(50).hex().encode()
@@ -84,20 +87,30 @@ def single(server: Server, count: int) -> list[float]:
 
 
 def heartbeats(server: Server, seconds: float) -> float:
-    """Heartbeats per second of CPU time of the server: a member without a group is told so, after the same look-up."""
-    host, _, port = server.address.rpartition(":")
-    body = b"".join(struct.pack(">h", len(text)) + text for text in (b"g",)) + struct.pack(">i", 1)
-    body += struct.pack(">h", 6) + b"nobody"
-    frame = struct.pack(">hhih", 12, 0, 1, -1) + body
-    count, began = 0, server.cpu_s()
-    with socket.create_connection((host, int(port))) as connection:
-        end = time.monotonic() + seconds
+    """Heartbeats of a member of a group, per second of CPU time of the server."""
+    subscription = ConsumerProtocolSubscription(version=0, topics=["single"], user_data=b"").encode()
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)
+    count = 0
+    with WireConnection(int(server.address.rpartition(":")[2])) as wire:
+        join = JoinGroupRequest(
+            group_id="heartbeats",
+            session_timeout_ms=30_000,
+            rebalance_timeout_ms=10_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[protocol],
+        )
+        joined = wire.exchange(join, 3)
+        assert joined.error_code == 0, joined
+        me = {"group_id": "heartbeats", "generation_id": joined.generation_id, "member_id": joined.member_id}
+        synced = wire.exchange(SyncGroupRequest(**me, assignments=[]), 2)
+        assert synced.error_code == 0, synced
+        began, end = server.cpu_s(), time.monotonic() + seconds
         while time.monotonic() < end:
-            connection.sendall(struct.pack(">i", len(frame)) + frame)
-            size = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))[0]
-            connection.recv(size, socket.MSG_WAITALL)
+            beat = wire.exchange(HeartbeatRequest(**me), 2)
+            assert beat.error_code == 0, beat
             count += 1
-    return count / max(0.01, server.cpu_s() - began)
+        return count / max(0.01, server.cpu_s() - began)
 
 
 def idle_connections(server: Server, count: int) -> float:

@@ -36,7 +36,7 @@ from spark_log.groups.heartbeats import (
     leave_group,
     renew,
 )
-from spark_log.groups.rules import NO_PARTITIONS, Assignment, HeartbeatRequest, Partitions
+from spark_log.groups.rules import NO_PARTITIONS, HeartbeatRequest, Partitions
 from spark_log.groups.target_assignment import refresh_targets
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Store
@@ -147,13 +147,10 @@ def sync(store: Store, me: Identity, generation: int) -> Membership:
 
 def keep_alive(store: Store, me: Identity, generation: int) -> bool:
     """A heartbeat. True: the member must join again. UnknownMemberIdError, FencedInstanceIdError."""
-
-    def read(connection: sa.Connection) -> bool:
-        row, _ = check_live(store, connection, me, lock=False)
-        return rows.assigned_to(connection, me.group_id, me.member_id) == row.member.target
-
-    settled = store.read(read)
-    return renew(store, me, Assignment(generation, NO_PARTITIONS, complete=settled))
+    if not renew(store, me, generation, complete=None):
+        return False
+    store.read(lambda connection: check_live(store, connection, me, lock=False))
+    return True
 
 
 def leave(store: Store, me: Identity) -> None:

@@ -100,8 +100,10 @@ def heartbeat_group(
     return response
 
 
-def renew(store: Store, me: Identity, told: Assignment) -> bool:
-    """Renew the session. Returns whether a full heartbeat is due, because the group has changed."""
+def renew(store: Store, me: Identity, generation: int, *, complete: bool | None) -> bool:
+    """Renew the session. Returns whether a full heartbeat is due, because the group has changed since `generation`, or
+    the member's assignment is not `complete` (None: look it up).
+    """
 
     def read(connection: sa.Connection) -> tuple[bool, bool]:
         now = store.clock(connection)
@@ -110,12 +112,15 @@ def renew(store: Store, me: Identity, told: Assignment) -> bool:
         if group is None or row is None or not row.live(now):
             return True, False
         facts = rows.topic_facts(connection, row.subscription.topics)
+        settled = complete
+        if settled is None:
+            settled = rows.assigned_to(connection, me.group_id, me.member_id) == row.member.target
         changed = (
-            group.group.generation != told.generation
+            group.group.generation != generation
             or notice_topics(group.group, group.topics, facts, row.subscription.topics) != group.group
             or bool(rows.dead_members(connection, me.group_id, now))
         )
-        return changed or not told.complete, _renewal_due(row, now)
+        return changed or not settled, _renewal_due(row, now)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> bool:
         rows.read_group(connection, me.group_id, lock=True)
