@@ -102,17 +102,18 @@ class Connection:
         return None if response is None else encode_response(response, header.version, header.correlation_id)
 
     async def _write(self) -> None:
-        while (task := await self._answers.get()) is not None:
-            try:
+        try:
+            while (task := await self._answers.get()) is not None:
                 answer = await task
-            except Exception:
+                if answer is not None:
+                    self._writer.write(answer)
+                    await self._writer.drain()
+        except Exception as error:
+            if not isinstance(error, ConnectionError):
                 logger.exception("a request of %s failed; its connection is closed", self._host)
-                assert self._serving is not None
-                self._serving.cancel()
-                return
-            if answer is not None:
-                self._writer.write(answer)
-                await self._writer.drain()
+            # the reading may wait for room among the answers, which nobody takes any more
+            assert self._serving is not None
+            self._serving.cancel()
 
 
 async def _done(answer: bytes) -> bytes:

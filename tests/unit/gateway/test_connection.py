@@ -1,0 +1,51 @@
+"""A connection ends when its client has gone, whatever it was doing."""
+
+import asyncio
+import struct
+from types import SimpleNamespace
+
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+
+from spark_log.gateway.api import Api
+from spark_log.gateway.connection import Connection
+from spark_log.gateway.gateway_settings import GatewaySettings
+
+
+class GoneClient:
+    """The writing side of a connection that was reset."""
+
+    def get_extra_info(self, _name):
+        return "127.0.0.1", 1
+
+    def write(self, _data):
+        pass
+
+    async def drain(self):
+        raise ConnectionResetError
+
+    def close(self):
+        pass
+
+
+def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
+    async def run():
+        go_on = asyncio.Event()
+
+        async def answer(_gateway, _request, _client):
+            await go_on.wait()
+            return ProduceResponse(responses=[], throttle_time_ms=0)
+
+        api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True)
+        settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
+        gateway = SimpleNamespace(settings=settings, apis={api.key: api}, is_flexible=lambda *_: False)
+        body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
+        reader = asyncio.StreamReader()
+        reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
+        serving = asyncio.create_task(Connection(gateway, reader, GoneClient()).serve())
+        while len(asyncio.all_tasks()) < 6:  # this, reading, writing, and three requests, of which one has no room
+            await asyncio.sleep(0)
+        go_on.set()
+        done, _ = await asyncio.wait([serving], timeout=10)
+        assert done
+
+    asyncio.run(run())
