@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from spark_log.errors import StorageUnavailableError, redact
+from spark_log.errors import StorageUnavailableError, WriteIdExpiredError, redact
 from spark_log.failpoints import failpoint
 
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
@@ -26,10 +26,14 @@ class NewFile(Protocol):
 
 
 class LocalFile:
-    """durable folders -> temp file -> fsync -> rename -> fsync the folder."""
+    """durable folders -> temp file -> fsync -> rename -> fsync the folder.
+
+    A file without `suffix` belongs to a write id: when that expires, clean-up may delete the temporary file, and
+    `commit` raises WriteIdExpiredError.
+    """
 
     def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
-        self._path = path
+        self._path, self._root, self._of_write_id = path, root, not suffix
         make_folders(path.parent, root)
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
         self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
@@ -54,6 +58,14 @@ class LocalFile:
             self._file.close()
             os.rename(self._temporary, self._path)
             fsync(self._path.parent)
+        except FileNotFoundError as error:
+            self.abort()
+            if self._of_write_id and self._root.exists():
+                raise WriteIdExpiredError(
+                    f"{self._path} was deleted while it was written, because its write id has expired; "
+                    "nothing was appended"
+                ) from error
+            raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error
         except OSError as error:
             self.abort()
             raise StorageUnavailableError(f"{self._path} cannot be written: {error}; nothing was appended") from error

@@ -287,6 +287,9 @@ class Log(LogReader):
                 for log_dir_id in target.log_dirs.values():
                     report_failure(self.cluster.store, log_dir_id, records.table.nbytes)
                 raise
+            except WriteIdExpiredError:
+                self._writer.forget()
+                raise
             return segment_batch(target, name, facts, encoding, files.brokers, records.sequence)
 
         def try_writing(item: tuple[Topic, Records], name: str) -> Batch | Exception:

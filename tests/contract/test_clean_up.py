@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.append import write_ids
 from spark_log.append.rules import Appended, Rejected
+from spark_log.cluster import new_file
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
@@ -320,6 +321,23 @@ def test_files_of_a_topic_deleted_during_the_listing_are_kept_for_readers(cluste
     delete_topic(cluster, "t")
     assert delete_orphans(cluster, CleanableLogDirs.of(cluster), topic).files == 0
     assert len(files(folder_of(cluster, 1), topic)) == 1
+
+
+def test_an_unfinished_file_that_clean_up_deletes_fails_its_append(cluster, log, monkeypatch):
+    """The writer learns that its write id has expired, not that the log dir failed; its next append has a new one."""
+    topic = create_topic(cluster, "t", configs=FILES)
+
+    def expire_and_clean(name):
+        if name == "file.temporary-written":
+            change(cluster, t.write_id.update().values(until_ms=0))
+            assert clean(cluster)["t"].before.files == 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(new_file, "failpoint", expire_and_clean)
+        with pytest.raises(WriteIdExpiredError, match="nothing was appended"):
+            append(log, topic, "lost", timestamp_ms=clock.wall_ms())
+    append(log, topic, "a", timestamp_ms=clock.wall_ms())
+    assert read_all(log, topic) == [(0, 0, "a")]
 
 
 def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_address):
