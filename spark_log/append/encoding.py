@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.decoding import ColumnsDefinition, decoder
 from spark_log.columns.resets import of_present_schema
 from spark_log.errors import (
     InvalidRecordError,
@@ -27,7 +27,6 @@ from spark_log.records import inline
 from spark_log.records.check import RecordLimits, check, truncate_to_milliseconds
 from spark_log.records.schema import TimestampType, stamp
 from spark_log.records.segment_file import SegmentFacts, SegmentWriter
-from spark_log.records.segment_write import with_columns
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy
@@ -135,10 +134,10 @@ def blob_batch(
     )
 
 
-def prepare(records: pa.Table, encoding: Encoding, now_ms: int, decoded: Decoded | None = None) -> pa.Table:
+def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
     """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
 
-    `now_ms` is the store's time. `decoded`: the typed columns of the records, which become columns of the result.
+    `now_ms` is the store's time.
     Raises the errors of `records.check` for invalid records, and InvalidRecordError for a value that cannot be decoded,
     where the topic rejects those.
     """
@@ -149,22 +148,18 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int, decoded: Decoded
         milliseconds = truncate_to_milliseconds(records.column(place))
         records = records.set_column(place, records.schema.field(place), milliseconds)
     check(records, encoding.limits, now_ms)
-    for error in bad_values(records.column("value"), encoding, decoded).values():
+    for error in bad_values(records.column("value"), encoding).values():
         raise error
-    return records if decoded is None else with_columns(records, decoded)
+    return records
 
 
-def bad_values(
-    values: pa.ChunkedArray, encoding: Encoding, decoded: Decoded | None = None
-) -> dict[int, InvalidRecordError]:
-    """The errors of the values that value.bad.records=reject refuses, by row. `decoded`: the values, if they are
-    decoded already.
-    """
+def bad_values(values: pa.ChunkedArray, encoding: Encoding) -> dict[int, InvalidRecordError]:
+    """The errors of the values that value.bad.records=reject refuses, by row."""
     if not encoding.rejects_bad_values:
         return {}
     assert encoding.columns is not None
     present = of_present_schema(encoding.columns)
-    reasons = (decoded or decoder(present).decode(values.combine_chunks())).reasons
+    reasons = decoder(present).decode(values.combine_chunks()).reasons
     if reasons is None:
         return {}
     rows = pc.indices_nonzero(reasons.is_valid())

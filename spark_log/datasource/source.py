@@ -103,7 +103,6 @@ class SparkLogDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         from spark_log.datasource.write.batch_writer import BatchWriter
-        from spark_log.datasource.write.record_mark import mark_in
         from spark_log.datasource.write.write_schema import check_write_schema
 
         # Modes errorifexists (the default) and ignore do not reach this code: Spark's DataFrameWriter refuses them for
@@ -114,10 +113,9 @@ class SparkLogDataSource(DataSource):
             )
         options = WriteOptions.parse(self.options, streaming=False, environ=os.environ)
         check_write_schema(schema, options)
-        return BatchWriter(options, mark_in(schema))
+        return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        from spark_log.datasource.write.record_mark import mark_in
         from spark_log.datasource.write.stream_writer import StreamWriter
         from spark_log.datasource.write.write_schema import check_write_schema
 
@@ -125,7 +123,7 @@ class SparkLogDataSource(DataSource):
         # allow mode update for Python data sources.)
         options = WriteOptions.parse(self.options, streaming=True, environ=os.environ)
         check_write_schema(schema, options)
-        return StreamWriter(options, mark_in(schema))
+        return StreamWriter(options)
 
     def _stream_options(self, schema: StructType) -> ReadOptions:
         self._refuse_schema(schema)

@@ -1,4 +1,4 @@
-"""`typed`: records for a typed topic, whose values and typed columns come from one struct."""
+"""`typed`: records for a topic with typed columns, whose values Spark encodes from columns of a DataFrame."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,6 @@ from spark_log.columns.avro.schema import AvroType, avro_type
 from spark_log.columns.decoding import ColumnsDefinition, schema_fields
 from spark_log.columns.evolution import evolve
 from spark_log.columns.resets import present_fields
-from spark_log.datasource.write.record_mark import METADATA_KEY, mark
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.streams.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
 from spark_log.streams.parsing import needing_avro, needing_protobuf
@@ -40,16 +39,12 @@ def typed(
     timestamp: str | Column | None = None,
     partition: str | Column | None = None,
 ) -> DataFrame:
-    """Records for a topic with typed columns, as `encode` makes them: `value` in the topic's value.format, and column
-    `record` with its typed columns. `write.format("spark_log")` stores both, and decodes nothing.
+    """Records for a topic with typed columns, as `encode` makes them, with `value` in the topic's value.format: so
+    every value fits its columns.
 
     `cluster`: an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
     value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A field that is missing
-    is null. `value` and `record` must stay as they are until the write.
-
-    There is no column `record` where only the decoder knows it: for Protobuf, for Avro schemas with maps or
-    milliseconds, and after a reset of the schema. Then the write decodes the values, as it does when the topic's schema
-    has changed since this call.
+    is null.
 
     Raises InvalidOptionError that names a column which value.schema does not have, or whose type does not fit;
     InvalidConfigurationError for a topic without typed columns or with value.framing, or if a JAR or package is
@@ -61,7 +56,7 @@ def typed(
 def typed_records(
     frame: DataFrame, topic: "Topic", value: str | Column | Sequence[str] | None, others: Mapping[str, Column]
 ) -> DataFrame:
-    """As `typed`. `others`: the columns besides value and record."""
+    """As `typed`. `others`: the columns besides value."""
     columns = topic.columns
     if columns is None:
         raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
@@ -80,35 +75,28 @@ def typed_records(
         converted(payload, given, wanted).alias(_PAYLOAD), *(column.alias(name) for name, column in others.items())
     )
     made = [encoded(rows, sf.col(_PAYLOAD), plan.codec).alias("value"), *(sf.col(name) for name in others)]
-    if plan.record is not None:
-        record = converted(sf.col(_PAYLOAD), wanted, plan.record)
-        made.append(record.alias("record", metadata={METADATA_KEY: mark(topic)}))
     with needing_avro(frame.sparkSession):
         return rows.select(*made)
 
 
 class _Plan(NamedTuple):
-    """`value`: the struct that is encoded; None: the codec checks it. `record`: the type of the typed columns, None if
-    the values have to be decoded.
-    """
+    """`value`: the struct that is encoded; None: the codec checks it."""
 
     codec: Codec
     value: st.StructType | None
-    record: st.StructType | None
 
 
 def _plan(columns: ColumnsDefinition) -> _Plan:
-    record = None if columns.previous else _spark_type(columns.fields)
     if columns.format == "json":
         fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
-        return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields), record)
+        return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields))
     if columns.format == "avro":
         kind = avro_type(columns.schema)
-        return _Plan(Avro(columns.schema), _avro_struct(kind, "value"), record if _is_exact(kind) else None)
+        return _Plan(Avro(columns.schema), _avro_struct(kind, "value"))
     with needing_protobuf():
         from spark_log.columns.protobuf.schema import message_of
     _, name, descriptor_set = message_of(columns.schema)
-    return _Plan(Protobuf(name, descriptor_set), None, None)
+    return _Plan(Protobuf(name, descriptor_set), None)
 
 
 def _spark_type(fields: pa.StructType) -> st.StructType:
@@ -159,11 +147,6 @@ def _avro_column(kind: AvroType, path: str) -> st.DataType:
     elif (kind.name, kind.logical) in _AVRO_TYPES:
         return _AVRO_TYPES[kind.name, kind.logical]
     raise InvalidOptionError(f"column {path}: Spark cannot write Avro's {kind.logical or kind.name}")
-
-
-def _is_exact(kind: AvroType) -> bool:
-    """Whether to_avro writes what it is given: it reorders maps, and cuts off microseconds."""
-    return kind.name != "map" and kind.logical != "timestamp-millis" and all(map(_is_exact, kind.parts))
 
 
 def _topic(cluster: "str | Cluster", name: str) -> "Topic":

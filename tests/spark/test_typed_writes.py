@@ -1,4 +1,4 @@
-"""`streams.typed`: the columns that a write takes along are those that its values decode to."""
+"""`streams.typed`: the rows of a DataFrame are the records of the topic."""
 
 import datetime as dt
 import json
@@ -14,7 +14,6 @@ from pyspark.sql import functions as sf
 
 from spark_log.columns.decoding import decoder
 from spark_log.columns.types import to_ddl
-from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.log.log import Log
@@ -92,25 +91,6 @@ def test_the_stored_record_is_the_decoded_value_for_any_schema(spark, cluster, d
     assert sorted(map(repr, check(cluster, name))) == sorted(map(repr, pa.array(rows, fields).to_pylist()))
 
 
-def test_nothing_is_decoded_unless_the_schema_has_changed(spark, cluster):
-    topic_of(cluster)
-    frame = spark.range(0, 200, 1, 1).selectExpr("concat('i', id) ITEM", "cast(id as int) n")
-    records = typed(frame, cluster, "orders", key="ITEM")
-    assert records.columns == ["value", "key", "record"]
-    other = records.withColumn("value", sf.when(sf.col("record.n") < 199, sf.col("value")).otherwise(sf.lit(b"{}")))
-    write(records, cluster)
-    assert [row["n"] for row in check(cluster)] == list(range(200))
-    write(other, cluster)
-    found, decoded = stored(cluster)
-    assert [row["record"]["n"] for row in found].count(199) == 2  # as given
-    assert [row["n"] for row in decoded].count(199) == 1
-    with_note = alter_configs(cluster, "orders", {"value.schema": ORDERS + ", note STRING"})
-    write(other, cluster)
-    found, _ = stored(cluster)
-    assert [row["record"]["n"] for row in found].count(199) == 2
-    assert with_note.columns.version == 2
-
-
 def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster):
     topic_of(cluster, value_columns="item,at")
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
@@ -144,8 +124,17 @@ def test_what_the_topic_cannot_hold_is_refused_by_name(spark, cluster):
         typed(frame.selectExpr("named_struct('n', 1, 'N', 2) AS o"), cluster, "orders", value="o")
     with pytest.raises(InvalidConfigurationError, match="'plain' has no typed columns"):
         typed(frame, cluster, "plain")
-    with fails("record.price: NaN or infinite"):
-        write(typed(frame.selectExpr("double('NaN') AS price"), cluster, "orders"), cluster)
+
+
+def test_a_number_that_json_cannot_express_makes_a_bad_record(spark, cluster):
+    topic_of(cluster)
+    topic_of(cluster, "strict", value_bad_records="reject")
+    frame = spark.sql("SELECT double('NaN') AS price")
+    write(typed(frame, cluster, "orders"), cluster)
+    [[row], _] = stored(cluster)
+    assert (row["record"], row["record_error"]) == (None, "price: expected DOUBLE, got a string")
+    with fails("value: in row 0: price: expected DOUBLE, got a string"):
+        write(typed(frame, cluster, "strict"), cluster, "strict")
 
 
 AVRO = {
@@ -166,26 +155,24 @@ AVRO = {
 
 
 @pytest.mark.delta
-def test_avro_values_and_their_columns_come_from_one_struct(spark, cluster):
-    topic = topic_of(cluster, value_format="avro", value_schema=json.dumps(AVRO))
+def test_avro_values_decode_to_the_rows(spark, cluster):
+    topic_of(cluster, value_format="avro", value_schema=json.dumps(AVRO))
     frame = spark.range(100).selectExpr(
         "int(id) n", "if(id % 3 = 0, null, float(id / 7)) f", "cast(id / 8 as decimal(5, 2)) total",
         "if(id = 4, null, timestamp_micros(id * 1234567)) at", "if(id % 2 = 0, 'A', 'B') kind", "binary('xy') code",
         "array(null, named_struct('sku', concat('s', id))) lines",
     )  # fmt: skip
-    records = typed(frame, cluster, "orders")
-    assert records.columns == ["value", "record"]
-    write(records, cluster)
+    write(typed(frame, cluster, "orders"), cluster)
     assert len(check(cluster)) == 100
     with_map = {**AVRO, "fields": [*AVRO["fields"], {"name": "m", "type": {"type": "map", "values": "long"}}]}
-    alter_configs(cluster, topic.name, {"value.schema": json.dumps(with_map)})
-    records = typed(frame.withColumn("m", sf.expr("map('b', 1L, 'a', 2L)")), cluster, "orders")
-    assert records.columns == ["value"]  # only the decoder knows the order of the entries
+    topic_of(cluster, "maps", value_format="avro", value_schema=json.dumps(with_map))
+    write(typed(frame.withColumn("m", sf.expr("map('b', 1L, 'a', 2L)")), cluster, "maps"), cluster, "maps")
+    assert [sorted(row["m"]) for row in check(cluster, "maps")] == [[("a", 2), ("b", 1)]] * 100
     with pytest.raises(InvalidOptionError, match=r"value\.n: bigint does not fit int"):
         typed(frame.withColumn("n", sf.lit(1).cast("long")), cluster, "orders")
 
 
-def test_a_stream_takes_the_columns_along(spark, cluster, tmp_path):
+def test_a_stream_writes_typed_records(spark, cluster, tmp_path):
     topic_of(cluster)
     spark.range(50).selectExpr("concat('i', id) item", "id n").write.parquet(str(tmp_path / "in"))
     source = spark.readStream.schema("item STRING, n BIGINT").parquet(str(tmp_path / "in"))

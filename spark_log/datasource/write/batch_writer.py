@@ -21,12 +21,12 @@ class BatchWriter(DataSourceArrowWriter):
     address.
     """
 
-    def __init__(self, options: WriteOptions, record_of: str | None = None) -> None:
+    def __init__(self, options: WriteOptions) -> None:
         from spark_log.datasource.write.write_commit import plan_write
 
         self._txn: TxnVersion | None = options.txn
         self._pending: PendingWrite | None = options.pending
-        self._plan: WritePlan = plan_write(options, fingerprint=False, record_of=record_of)
+        self._plan: WritePlan = plan_write(options, fingerprint=False)
         # Spark sends this object to the executors and, later, to another process of the driver for the commit
         address_handoff.leave(self._plan.write_id, options.cluster)
 

@@ -23,9 +23,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Spark creates a new writer for each commit; the tasks' messages identify the query.
     """
 
-    def __init__(self, options: WriteOptions, record_of: str | None = None) -> None:
+    def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._record_of = record_of
         self._plan: WritePlan | None = None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -66,7 +65,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
         if self._plan is None:  # Spark pickles the writer twice, and both copies must have the same write id
             try:
-                self._plan = plan_write(self._options, fingerprint=True, record_of=self._record_of)
+                self._plan = plan_write(self._options, fingerprint=True)
             # for an error of another class, Spark prints a traceback and shows only the class
             except SparkLogError as error:
                 hide_traceback()

@@ -18,13 +18,11 @@ from spark_log.append.encoding import SegmentFiles, blob_batch, encode_inline, p
 from spark_log.append.partitioner import partition_of, split_by_partition
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, open_log_dir, segment_path
 from spark_log.cluster.names import validate_user_topic
-from spark_log.columns.decoding import Decoded
-from spark_log.columns.given_columns import GivenColumns
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.ids import LogDirId
 from spark_log.records.fingerprint import combine, fingerprint
-from spark_log.records.schema import RECORD_SCHEMA, normalise
+from spark_log.records.schema import normalise
 from spark_log.records.segment_write import own
 
 WAITING_BYTES_MAX = 128 * 1024 * 1024
@@ -38,12 +36,11 @@ class TaskWriter:
     def __init__(self, plan: WritePlan, file_prefix: str, task_number: int) -> None:
         self._plan = plan
         self._file_prefix = file_prefix
-        self._round_robin = self._task_number = task_number
+        self._round_robin = task_number
         self._files = 0
         self._log_dirs: dict[LogDirId, LogDir] = {}
         self._parts: dict[tuple[int, int], _Part] = {}
         self._open: OrderedDict[tuple[int, int], _Part] = OrderedDict()
-        self._given: dict[int, GivenColumns] = {}
         self._waiting_bytes = 0
         self._passed_bytes = 0
         self._output = TaskOutput(plan.write_id)
@@ -61,8 +58,6 @@ class TaskWriter:
             part = fingerprint(records, topics, explicit)
             self._output.fingerprint = combine(self._output.fingerprint, part)
         self._output.record_count += records.num_rows
-        if any(topic.takes_record for topic in self._plan.topics.values()):
-            records = records.append_column("record", batch.column("record"))
         for topic, rows, partitions in self._by_topic(batch, records, explicit):
             self._write_topic(topic, rows, partitions, now_ms)
 
@@ -72,7 +67,7 @@ class TaskWriter:
         for part in list(self._parts.values()):
             blob = None
             if part.files is None and part.rows and inline_bytes < self._plan.inline_bytes_max:
-                blob = encode_inline(part.waiting().select(RECORD_SCHEMA.names), part.topic.encoding)
+                blob = encode_inline(part.waiting(), part.topic.encoding)
             if blob is None:
                 self._close(part)
                 continue
@@ -129,7 +124,7 @@ class TaskWriter:
 
     def _write_topic(self, topic: TopicPlan, records: pa.Table, explicit: pa.Array | None, now_ms: int) -> None:
         encoding = topic.encoding
-        records = prepare(records.select(RECORD_SCHEMA.names), encoding, now_ms, self._given_columns(topic, records))
+        records = prepare(records, encoding, now_ms)
         partitions = partition_of(
             records.column("key"), explicit, topic.partition_count, self._round_robin, _NULL_KEY_RUN_RECORDS
         )
@@ -149,16 +144,6 @@ class TaskWriter:
             self._passed_bytes = 0
             for part in self._parts.values():
                 part.own_rows()
-
-    def _given_columns(self, topic: TopicPlan, records: pa.Table) -> Decoded | None:
-        if not topic.takes_record:
-            return None
-        if topic.topic_id not in self._given:
-            assert topic.encoding.columns is not None
-            # one task compares: making a decoder takes as long as thousands of records
-            self._given[topic.topic_id] = GivenColumns(topic.encoding.columns, compare=self._task_number == 0)
-        values, record = (records.column(name).combine_chunks() for name in ("value", "record"))
-        return self._given[topic.topic_id].columns(values, record)
 
     def _move_to_file(self, part: "_Part") -> None:
         """Pass the buffered rows to the partition's file, which collects row groups."""

@@ -22,7 +22,6 @@ from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
 from spark_log.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.datasource.options.source_options import PendingWrite, WriteOptions
-from spark_log.datasource.write.record_mark import mark
 from spark_log.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import WriteId
@@ -36,12 +35,12 @@ WRITE_BATCHES_MAX = 2**32
 """Above the number of batches of any write: in a transaction, the positions of the next write begin there."""
 
 
-def plan_write(options: WriteOptions, *, fingerprint: bool, record_of: str | None = None) -> WritePlan:
+def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and read the facts that tasks need. UnknownTopicOrPartitionError if the topic does not
-    exist. `record_of`: the mark of column `record` (`record_mark.mark`).
+    exist.
     """
     with Cluster.open(options.cluster) as cluster:
-        topics = cluster.store.read(lambda connection: _topic_plans(connection, options, record_of))
+        topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
         now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
         write_id = write_ids.register(
             cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
@@ -53,7 +52,7 @@ def plan_write(options: WriteOptions, *, fingerprint: bool, record_of: str | Non
     )
 
 
-def _topic_plans(connection: sa.Connection, options: WriteOptions, record_of: str | None) -> dict[str, TopicPlan]:
+def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
     """The plan of the topic of option `topic`, or of all topics that users write to."""
     name = options.topic
     found = find_topics(connection, None if name is None else [name])
@@ -62,16 +61,13 @@ def _topic_plans(connection: sa.Connection, options: WriteOptions, record_of: st
             f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
         )
     codec = options.compression_type
-    return {
-        name: _topic_plan(connection, topic, codec, record_of) for name, topic in found.items() if not is_internal(name)
-    }
+    return {name: _topic_plan(connection, topic, codec) for name, topic in found.items() if not is_internal(name)}
 
 
-def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None, record_of: str | None) -> TopicPlan:
+def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
     targets = targets_of(connection, topic, None, "all")
     encoding = Encoding.of(topic, codec)
-    takes_record = record_of is not None and record_of == mark(topic)
-    return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets, takes_record)
+    return TopicPlan(topic.topic_id, topic.name, topic.folder, topic.partition_count, encoding, targets)
 
 
 def commit_write(

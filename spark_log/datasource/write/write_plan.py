@@ -21,8 +21,6 @@ class TopicPlan:
     partition_count: int
     encoding: Encoding
     targets: Mapping[int, Target]
-    takes_record: bool = False
-    """Column `record` of the rows has the topic's present typed columns (`streams.typed`)."""
 
 
 @dataclass(frozen=True)
