@@ -18,6 +18,7 @@ from spark_log.consume.partition_reads import bounded
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.records.arrow_numpy import to_numpy
 from spark_log.records.kafka_batch.encode import StoredRecords, encode
+from spark_log.records.kafka_batch.varint import Longs
 from spark_log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType, read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
@@ -121,9 +122,7 @@ def _encoded_slices(fetcher: Fetcher, slices: list[Slice], start: int, end: int)
     for piece in slices:
         type_ = TimestampType(piece.timestamp_type)
         for records in fetcher.read([piece], _SCHEMA):
-            begin = 0
-            while begin < records.num_rows:
-                part = records.slice(begin, _rows_of_a_batch(records, begin))
+            for part in _parts(records, type_):
                 stored = _stored(part)
                 last = int(stored.offsets[-1])
                 data = encode(
@@ -131,7 +130,6 @@ def _encoded_slices(fetcher: Fetcher, slices: list[Slice], start: int, end: int)
                 )
                 yield EncodedBatch(at, last + 1, data)
                 at = last + 1
-                begin += part.num_rows
         if at < piece.end:
             yield _gap(at, piece.end, piece.leader_epoch)
             at = piece.end
@@ -144,18 +142,33 @@ def _gap(start: int, end: int, leader_epoch: int) -> EncodedBatch:
     return EncodedBatch(start, end, encode(_EMPTY, base_offset=start, last_offset=end - 1, leader_epoch=leader_epoch))
 
 
-def _rows_of_a_batch(records: pa.RecordBatch, begin: int) -> int:
+def _parts(records: pa.RecordBatch, timestamp_type: TimestampType) -> Iterator[pa.RecordBatch]:
+    """The records of one batch each. A batch of type LogAppendTime has one time: clients give each of its records the
+    batch's largest timestamp.
+    """
     row_bytes: int = max(1, records.nbytes // max(1, records.num_rows))
-    return min(max(1, min(_BATCH_RECORDS, _BATCH_BYTES // row_bytes)), int(records.num_rows) - begin)
+    rows = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // row_bytes))
+    ends = [records.num_rows]
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        ends = [*(np.flatnonzero(np.diff(_times_ms(records))) + 1).tolist(), records.num_rows]
+    begin = 0
+    for end in ends:
+        while begin < end:
+            part = records.slice(begin, min(rows, end - begin))
+            yield part
+            begin += part.num_rows
 
 
 def _stored(records: pa.RecordBatch) -> StoredRecords:
     headers = records.column("headers")
-    micros = to_numpy(records.column("timestamp")).astype(np.int64, copy=False)
     return StoredRecords(
         to_numpy(records.column("offset")).astype(np.int64, copy=False),
-        micros // MICROSECONDS_PER_MILLISECOND,
+        _times_ms(records),
         records.column("key"),
         records.column("value"),
         None if headers.null_count == len(headers) else headers,
     )
+
+
+def _times_ms(records: pa.RecordBatch) -> Longs:
+    return to_numpy(records.column("timestamp")).astype(np.int64, copy=False) // MICROSECONDS_PER_MILLISECOND

@@ -141,6 +141,21 @@ def test_gaps_of_compaction_are_passed_over(cluster, gateway):
     consumer.close()
 
 
+def test_records_of_one_segment_keep_their_append_times(cluster, gateway):
+    make(cluster, "t", message_timestamp_type="LogAppendTime")
+    with Producer(cluster=str(cluster.store.address), linger_ms=0) as producer:
+        for number in range(3):
+            producer.send("t", value=b"%d" % number).get()
+    wanted = [int(row["timestamp"].timestamp() * 1000) for row in read(cluster, "t")]
+    assert len(set(wanted)) > 1
+    list(run_tasks(cluster, ["seal"], now=True))
+    consumer = rd_consumer(gateway)
+    consumer.subscribe(["t"])
+    append_time = rdkafka.TIMESTAMP_LOG_APPEND_TIME
+    assert [message.timestamp() for message in consumed(consumer, 3)] == [(append_time, time) for time in wanted]
+    consumer.close()
+
+
 def test_the_members_of_a_group_are_of_any_kind(cluster, gateway):
     make(cluster, "t", 6)
     seen = []

@@ -1,4 +1,4 @@
-"""The records of a batch, decompressed and compressed, with a bound on what a small frame may become."""
+"""The records of a batch, decompressed, with a bound on what a small frame may become."""
 
 import pyarrow as pa
 
@@ -35,20 +35,6 @@ def decompress(
     if len(found) > bytes_max:
         raise MessageSizeTooLargeError(f"records have more than {bytes_max} bytes when they are decompressed")
     return found
-
-
-def compress(records: bytes, compression: CompressionType) -> bytes:
-    """Records as consumers of any age can decompress them; snappy in the framing of Java's client."""
-    if compression is CompressionType.NONE:
-        return records
-    if compression is CompressionType.SNAPPY:
-        block = pa.compress(records, codec="snappy", asbytes=True)
-        versions = (1).to_bytes(4, "big") * 2
-        return b"".join((_XERIAL, versions, len(block).to_bytes(4, "big"), block))
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, _STREAMS[compression]) as stream:
-        stream.write(records)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 def _stream(data: memoryview, codec: str, bytes_max: int) -> bytes:

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.records.arrow_numpy import from_numpy
-from spark_log.records.kafka_batch.compression import compress
 from spark_log.records.kafka_batch.few_records import encode_few
-from spark_log.records.kafka_batch.header import CompressionType, packed
+from spark_log.records.kafka_batch.header import packed
 from spark_log.records.kafka_batch.varint import Longs, put_varints, varint_sizes, zigzag
 from spark_log.records.schema import TimestampType
 
@@ -40,10 +39,10 @@ def encode(
     last_offset: int,
     leader_epoch: int,
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
-    compression: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """One batch from `base_offset` to `last_offset`, both included. Offsets between them without a record are gaps, as
-    compaction leaves them; without any record it is an empty batch, which moves a consumer past the gap.
+    """One batch without compression, from `base_offset` to `last_offset`, both included. Offsets between them without
+    a record are gaps, as compaction leaves them; without any record it is an empty batch, which moves a consumer past
+    the gap. Records of type LogAppendTime must have the same timestamp: consumers take the batch's largest one.
     """
     pack = partial(
         packed,
@@ -57,11 +56,10 @@ def encode(
     base_ms = int(records.timestamps_ms[0])
     timestamp_deltas, offset_deltas = records.timestamps_ms - base_ms, records.offsets - base_offset
     return pack(
-        compress(_encoded(records, timestamp_deltas, offset_deltas), compression),
+        _encoded(records, timestamp_deltas, offset_deltas),
         base_timestamp_ms=base_ms,
         max_timestamp_ms=int(records.timestamps_ms.max()),
         record_count=len(records.offsets),
-        compression=compression,
     )
 
 

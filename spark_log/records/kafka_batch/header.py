@@ -113,10 +113,9 @@ def packed(
     base_timestamp_ms: int = NO_TIMESTAMP,
     max_timestamp_ms: int = NO_TIMESTAMP,
     record_count: int = 0,
-    compression: CompressionType = CompressionType.NONE,
 ) -> bytes:
-    """A whole batch without a producer id. `records` are its encoded, perhaps compressed records."""
-    attributes = compression | (_LOG_APPEND_TIME if timestamp_type == TimestampType.LOG_APPEND_TIME else 0)
+    """A whole batch without a producer id. `records` are its encoded records."""
+    attributes = _LOG_APPEND_TIME if timestamp_type == TimestampType.LOG_APPEND_TIME else 0
     tail = struct.pack(
         ">hiqqqhii",
         attributes,
