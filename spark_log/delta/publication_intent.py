@@ -21,7 +21,10 @@ from spark_log.delta import publication_state
 from spark_log.delta.publication_state import Cursor, Due, PublishedFile
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PUBLICATION_INTENT, PUBLICATION_INTENT_CURSOR, SEGMENT
-from spark_log.partitions.partition_rows import CHUNK, lock_partitions
+from spark_log.partitions.partition_rows import lock_partitions
+
+_FILES_AT_ONCE = 1_000
+"""Rows of VALUES in a query. PostgreSQL looks each up in the primary key, which it does not for a long list in IN."""
 
 _UNKNOWN = -1
 """Value of publication.delta_version that makes the next publication compare the whole table."""
@@ -113,13 +116,13 @@ def _all_in_log(connection: sa.Connection, topic: Topic, files: Sequence[Publish
     """Whether every file is a segment of the log. Locks the partitions, so that no swap removes one meanwhile."""
     lock_partitions(connection, sorted({(topic.topic_id, file.partition) for file in files}))
     wanted = sorted((file.partition, file.base_offset, file.path) for file in files)
-    for first in range(0, len(wanted), CHUNK):
-        chunk = wanted[first : first + CHUNK]
-        query = sa.select(SEGMENT.partition, SEGMENT.name).where(
-            SEGMENT.topic_id == topic.topic_id,
-            ~SEGMENT.inline,
-            sa.tuple_(SEGMENT.partition, SEGMENT.base_offset).in_([(partition, base) for partition, base, _ in chunk]),
-        )
+    for first in range(0, len(wanted), _FILES_AT_ONCE):
+        chunk = wanted[first : first + _FILES_AT_ONCE]
+        given = sa.values(sa.column("partition", sa.Integer), sa.column("base_offset", sa.BigInteger), name="given")
+        pairs = given.data([(partition, base) for partition, base, _ in chunk]).cte("pairs")
+        same = (SEGMENT.partition == pairs.c.partition) & (SEGMENT.base_offset == pairs.c.base_offset)
+        query = sa.select(SEGMENT.partition, SEGMENT.name).select_from(pairs.join(t.segment, same))
+        query = query.where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
         found = {f"_segments/{partition}/{name}" for partition, name in connection.execute(query)}
         if any(path not in found for *_, path in chunk):
             return False
