@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
+.PHONY: help venv java postgres promtool delta class-archive check lint-docker docs format test test-long unit dist demo bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-typed bench-transactions bench-scale bench-soak bench-kafka bench-gateway conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -37,6 +37,9 @@ java:  ## Java 17 or later, where it is missing
 
 postgres: | java  ## PostgreSQL's server programs, where they are missing
 	@scripts/postgres.sh
+
+promtool: | postgres  ## Prometheus' promtool, where it is missing
+	@scripts/promtool.sh
 
 delta: $(VENV)/.delta  ## the JARs of Delta and Avro, once, into the Spark of .venv
 
@@ -67,7 +70,7 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	@touch $@
 
 test: venv  ## check, then every test, in as many processes as WORKERS says
-	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres delta class-archive
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-long: venv  ## the wide random searches; SEED=<number> repeats one

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
 from spark_log.cli.output import note, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import redact
@@ -103,6 +104,8 @@ def start(
             help="A cluster setting for this process, such as broker.session.timeout.ms=9000; repeatable.",
         ),
     ] = None,
+    metrics_port: MetricsPort_ = None,
+    metrics_host: MetricsHost_ = "127.0.0.1",
 ) -> None:
     """Serve a broker until stopped: update its replicas, run a candidate for controller and coordinator.
 
@@ -121,6 +124,7 @@ def start(
     with (
         Cluster.open(cluster) as opened,
         Broker(opened, broker_id, settings=with_settings(opened, given) if given else None) as broker,
+        metrics_of_coordinator(metrics_host, metrics_port, opened, broker.coordinator, broker.health),
     ):
         stop.on_signals()  # before, a signal ends the wait for the lease of a predecessor
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")

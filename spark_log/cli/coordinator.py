@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
 from spark_log.cli.output import note, print_facts, print_json, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 
@@ -22,6 +23,8 @@ def coordinator(
             "changes of the cluster's settings then have no effect on this process.",
         ),
     ] = None,
+    metrics_port: MetricsPort_ = None,
+    metrics_host: MetricsHost_ = "127.0.0.1",
     as_json: Json = False,
 ) -> None:
     """Run a coordinator: it ends the sessions of dead consumers, assigns partitions and runs maintenance.
@@ -48,7 +51,10 @@ def coordinator(
             return
         stop = Stop().on_signals()
         settings = with_settings(opened, given) if given else None
-        with Coordinator(opened, settings=settings) as running:
+        with (
+            Coordinator(opened, settings=settings) as running,
+            metrics_of_coordinator(metrics_host, metrics_port, opened, running, running.health),
+        ):
             say(f"Coordinator of {opened.store.address} is running. Ctrl-C stops it.")
             acting = False
             while not stop.wait(0.2):

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from spark_log.cli.metrics_options import MetricsHost_, MetricsPort_, metrics_of_gateway
 from spark_log.cli.output import say
 from spark_log.cli.shared_options import Cluster_
 
@@ -27,6 +28,8 @@ def gateway(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that share the port, and are one broker to clients.")
     ] = 1,
+    metrics_port: MetricsPort_ = None,
+    metrics_host: MetricsHost_ = "127.0.0.1",
     has_lease: Annotated[bool, typer.Option("--lease/--no-lease", hidden=True)] = True,
 ) -> None:
     """Serve Kafka's wire protocol, so that any Kafka client can use the cluster.
@@ -36,6 +39,7 @@ def gateway(
     """
     import asyncio
     import signal
+    from contextlib import AsyncExitStack
 
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidConfigurationError
@@ -59,10 +63,11 @@ def gateway(
 
     async def serve(opened: Cluster) -> None:
         running = Gateway(opened, settings)
-        others = Workers(workers - 1) if has_lease else Workers(0)
+        others = Workers([_worker_options(metrics_port, number) for number in range(1, workers)] if has_lease else [])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.stop)
-        async with others:
+        async with others, AsyncExitStack() as stack:
+            stack.enter_context(metrics_of_gateway(metrics_host, metrics_port, opened, running))
             await running.run(
                 lambda: (
                     say(f"Gateway of {opened.store.address} listens on {host}:{port}. Ctrl-C stops it.")
@@ -77,3 +82,8 @@ def gateway(
         asyncio.run(serve(opened))
     if has_lease:
         say("Stopped.")
+
+
+def _worker_options(metrics_port: int | None, number: int) -> list[str]:
+    """Each further process serves its metrics at the next port."""
+    return [] if not metrics_port else ["--metrics-port", str(metrics_port + number)]

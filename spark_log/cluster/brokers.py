@@ -128,25 +128,25 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
 
 def list_brokers(cluster: Cluster) -> list[BrokerStatus]:
     """All brokers, by id, as they stand now."""
+    return cluster.store.read(lambda c: broker_statuses(c, cluster, cluster.store.clock(c)))
 
-    def read(connection: sa.Connection) -> list[BrokerStatus]:
-        now = cluster.store.clock(connection)
-        replicas = _counts(connection, REPLICA.log_dir_id)
-        leaders = _counts(connection, PARTITION.leader)
-        dirs: dict[int, list[LogDirStatus]] = {}
-        for row in connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)):
-            uri, count = cluster.absolute(row.uri), replicas.get(row.log_dir_id, 0)
-            status = LogDirStatus(row.log_dir_id, uri, row.online, row.failure, count)
-            dirs.setdefault(row.broker_id, []).append(status)
-        return [
-            BrokerStatus(
-                row.broker_id, row.rack, row.served, row.holder, row.epoch, _left_ms(row, now),
-                tuple(dirs.get(row.broker_id, ())), leaders.get(row.broker_id, 0),
-            )
-            for row in connection.execute(sa.select(t.broker).order_by(BROKER.broker_id))
-        ]  # fmt: skip
 
-    return cluster.store.read(read)
+def broker_statuses(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> list[BrokerStatus]:
+    """As `list_brokers`, in a snapshot that the caller reads more from."""
+    replicas = _counts(connection, REPLICA.log_dir_id)
+    leaders = _counts(connection, PARTITION.leader)
+    dirs: dict[int, list[LogDirStatus]] = {}
+    for row in connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)):
+        uri, count = cluster.absolute(row.uri), replicas.get(row.log_dir_id, 0)
+        status = LogDirStatus(row.log_dir_id, uri, row.online, row.failure, count)
+        dirs.setdefault(row.broker_id, []).append(status)
+    return [
+        BrokerStatus(
+            row.broker_id, row.rack, row.served, row.holder, row.epoch, _left_ms(row, now),
+            tuple(dirs.get(row.broker_id, ())), leaders.get(row.broker_id, 0),
+        )
+        for row in connection.execute(sa.select(t.broker).order_by(BROKER.broker_id))
+    ]  # fmt: skip
 
 
 def change_log_dirs(

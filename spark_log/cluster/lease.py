@@ -12,7 +12,7 @@ from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import LEASE
 from spark_log.metadata.insert import insert_if_missing
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
 COORDINATOR = "coordinator"
 """Name of the lease whose holder runs the periodic tasks that are not the controller's."""
@@ -101,13 +101,13 @@ class Lease:
 
 def lease_status(store: Store, name: str) -> LeaseStatus:
     """The present status; epoch 0 if the lease was never held."""
+    return store.read(lambda connection: read_lease(connection, name, store.clock(connection)))
 
-    def read(connection: sa.Connection) -> LeaseStatus:
-        row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()
-        if row is None:
-            return LeaseStatus(name, None, 0, 0)
-        now = store.clock(connection)
-        free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
-        return LeaseStatus(name, row.holder, row.epoch, 0 if free else row.until_ms - now.lease_ms)
 
-    return store.read(read)
+def read_lease(connection: sa.Connection, name: str, now: StoreClock) -> LeaseStatus:
+    """As `lease_status`, in a snapshot that the caller reads more from."""
+    row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()
+    if row is None:
+        return LeaseStatus(name, None, 0, 0)
+    free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
+    return LeaseStatus(name, row.holder, row.epoch, 0 if free else row.until_ms - now.lease_ms)

@@ -51,6 +51,10 @@ class Broker:
         """Grows with each registration; None before the first."""
         return self._session.epoch
 
+    def health(self) -> str | None:
+        """Why this process does not do its work; None while it does."""
+        return _text(self.failure) if self.failure is not None else self.coordinator.health()
+
     def __enter__(self) -> "Broker":
         self.start()
         return self

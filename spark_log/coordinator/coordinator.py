@@ -62,6 +62,12 @@ class Coordinator:
         """Whether this process held the lease `coordinator` when it last asked."""
         return self.coordinator.acting
 
+    def health(self) -> str | None:
+        """Why this process does not do its work; None while all of its threads run."""
+        threads = [*self._loops.threads, *self.controller.threads, *self.coordinator.threads]
+        ended = sorted(thread.name for thread in threads if not thread.is_alive())
+        return f"threads have ended: {', '.join(ended)}" if ended else None
+
     def __enter__(self) -> "Coordinator":
         self.start()
         return self

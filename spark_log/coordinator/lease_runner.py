@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, Lease, lease_status
 from spark_log.config import ClusterSettings
@@ -44,6 +45,18 @@ class PeriodicTask:
         return (self.every_ms if isinstance(self.every_ms, int) else self.every_ms(settings)) / 1000
 
 
+@dataclass(frozen=True)
+class TaskRuns:
+    """The runs of a periodic task in this process. `success_ms`: wall clock of the last success; None: none yet.
+
+    `seconds`: duration of the last run.
+    """
+
+    success_ms: int | None = None
+    seconds: float = 0.0
+    failures: int = 0
+
+
 class LeaseRunner:
     """Competes for a lease, and runs its tasks while it holds the lease.
 
@@ -57,7 +70,8 @@ class LeaseRunner:
         self._cluster = cluster
         self._own_settings = settings
         self._tasks = tuple(tasks)
-        self._name = lease
+        self.lease = lease
+        self.runs: dict[str, TaskRuns] = {task.name: TaskRuns() for task in tasks}
         self._lease = Lease(cluster.store, lease, self._settings.controller_lease_ms)
         self._loops = BackgroundLoops(f"spark-log-{lease}")
         self._term_began = threading.Condition()
@@ -89,7 +103,7 @@ class LeaseRunner:
         try:
             self._lease.give_back()
         except SparkLogError as error:
-            logger.warning("%s: the lease was not given back, and runs out: %s", self._name, redact(str(error)))
+            logger.warning("%s: the lease was not given back, and runs out: %s", self.lease, redact(str(error)))
 
     def request_stop(self) -> list[threading.Thread]:
         """Stop starting tasks and renewing the lease, and return the threads, which may still run. Keeps the lease."""
@@ -106,17 +120,17 @@ class LeaseRunner:
         try:
             self._lease.duration_ms = self._settings.controller_lease_ms
             if self._lease.take_or_renew() and self._lease.epoch != before:
-                failpoint(f"{self._name}.lease-taken")
-                logger.info("%s: term %s begins", self._name, self._lease.epoch)
+                failpoint(f"{self.lease}.lease-taken")
+                logger.info("%s: term %s begins", self.lease, self._lease.epoch)
                 self._wake_tasks()
             free_s = math.inf if self.acting else self._until_free_s()
         except Exception as error:  # the lease must be tried again, whatever the error is
-            logger.warning("%s: the lease was not renewed: %s", self._name, redact(str(error)))
+            logger.warning("%s: the lease was not renewed: %s", self.lease, redact(str(error)))
             free_s = math.inf
         return min(free_s, self._lease.duration_ms / 3000)
 
     def _until_free_s(self) -> float:
-        left_ms = lease_status(self._cluster.store, self._name).left_ms
+        left_ms = lease_status(self._cluster.store, self.lease).left_ms
         return max(left_ms, 10) / 1000
 
     def _run_in_term(self, task: PeriodicTask) -> float:
@@ -128,16 +142,24 @@ class LeaseRunner:
     def _run(self, task: PeriodicTask) -> float:
         """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""
         pause_s = _RETRY_S
+        began_s = clock.monotonic_s()
         try:
             settings = self._settings
             pause_s = task.pause_s(settings)
             task.run(PeriodicTaskContext(self._cluster, settings, self._lease.check, self._loops.stopping.is_set))
             self._failures.pop(task.name, None)
+            self._record(task, clock.monotonic_s() - began_s, failed=False)
         except (NotCoordinatorError, NotControllerError):
-            logger.info("%s: the term has ended during: %s", self._name, task.name)
+            logger.info("%s: the term has ended during: %s", self.lease, task.name)
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")
             if self._failures.get(task.name) != text:  # logged once, not at every run
-                logger.warning("%s: %s: %s", self._name, task.name, text)
+                logger.warning("%s: %s: %s", self.lease, task.name, text)
             self._failures[task.name] = text
+            self._record(task, clock.monotonic_s() - began_s, failed=True)
         return pause_s
+
+    def _record(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
+        before = self.runs[task.name]
+        success_ms = before.success_ms if failed else clock.wall_ms()
+        self.runs[task.name] = TaskRuns(success_ms, seconds, before.failures + failed)

@@ -49,6 +49,11 @@ class Api:
     def key(self) -> int:
         return int(self.request.API_KEY)
 
+    @property
+    def name(self) -> str:
+        """Kafka's name, such as ListOffsets."""
+        return self.request.__name__.removesuffix("Request")
+
     def serves(self, version: int) -> bool:
         low, high = self.advertised
         return (low if self.served_from is None else self.served_from) <= version <= high

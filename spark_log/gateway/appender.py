@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from spark_log import clock
 from spark_log.append.encoding import Encoding, bad_values, prepare
 from spark_log.append.rules import Acks, Appended, ProducerSequence, Rejected
 from spark_log.cluster.names import validate_user_topic
@@ -22,6 +23,7 @@ from spark_log.errors import (
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.gateway.counters import Counters
 from spark_log.gateway.topic_cache import TopicCache
 from spark_log.log.log import Log, Records
 from spark_log.produce.faults import faults
@@ -81,9 +83,9 @@ class _Accepted:
 class Appender(threading.Thread):
     """Owns the Log of the gateway, and closes it at its end."""
 
-    def __init__(self, log: Log, topics: TopicCache, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, log: Log, topics: TopicCache, loop: asyncio.AbstractEventLoop, counters: Counters) -> None:
         super().__init__(name="gateway appender", daemon=True)
-        self._log, self._topics, self._loop = log, topics, loop
+        self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
         self._changed = threading.Condition()
         self._queue: deque[_Request] = deque()
         self._closing = False
@@ -124,12 +126,16 @@ class Appender(threading.Thread):
 
     def _append(self, requests: Sequence[_Request]) -> None:
         batches = [batch for request in requests for batch in request.batches]
+        counters, began_s = self._counters, clock.monotonic_s()
         try:
             outcomes = self._outcomes(batches, requests[0].acks)
         except Exception as error:
+            counters.failed_appends += 1
             if not isinstance(error, SparkLogError):
                 logger.exception("an append failed")
             outcomes = [Outcome(error)] * len(batches)
+        counters.appends += 1
+        counters.append_seconds += clock.monotonic_s() - began_s
         begin = 0
         for request in requests:
             part = outcomes[begin : begin + len(request.batches)]
@@ -144,6 +150,7 @@ class Appender(threading.Thread):
             for batch, found in zip(batches, decode([batch.data for batch in batches]), strict=True)
         ]
         accepted = [each for each in checked if isinstance(each, _Accepted)]
+        self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
             self._log.append_prepared(
                 [(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS

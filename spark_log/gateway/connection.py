@@ -9,6 +9,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from spark_log import clock
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.metadata_requests import versions_response
 from spark_log.gateway.wire import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_API_VERSIONS = 18
+_PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
 _UNSUPPORTED_VERSION = 35
 _HEADER_START = 8
 """Bytes of API key, version and correlation id."""
@@ -90,6 +91,8 @@ class Connection:
             )
             await self._answers.put(asyncio.create_task(_done(answer)))
             return
+        if api.key == _PRODUCE:
+            self._gateway.counters.produced_bytes += len(frame)
         request = read_body(api.request, header.version, frame[header.body :])
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await asyncio.wait([self._last])
@@ -98,8 +101,15 @@ class Connection:
         await self._answers.put(self._last)
 
     async def _answer(self, api: Api, request: Message, header: RequestHeader, client: Client) -> bytes | None:
+        counters, began_s = self._gateway.counters, clock.monotonic_s()
         response = await api.handler(self._gateway, request, client)
-        return None if response is None else encode_response(response, header.version, header.correlation_id)
+        answer = None if response is None else encode_response(response, header.version, header.correlation_id)
+        done = counters.requests[api.name]
+        done.count += 1
+        done.seconds += clock.monotonic_s() - began_s
+        if api.key == _FETCH and answer is not None:
+            counters.fetched_bytes += len(answer)
+        return answer
 
     async def _write(self) -> None:
         try:

@@ -27,6 +27,7 @@ from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.connection import Connection
+from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
 from spark_log.gateway.record_streams import RecordStreams
@@ -46,6 +47,7 @@ _LAST_ANSWERS_S = 1.0
 """How long a stopped gateway waits for the answers of the requests that it has begun."""
 _GRACE_S = 10.0
 """How long it then waits for the appends that it has begun."""
+_HEALTH_S = 2.0
 
 APIS: Sequence[Api] = (
     *metadata_requests.APIS,
@@ -82,6 +84,24 @@ class Gateway:
             cluster.store, settings.advertised_host, settings.advertised_port, settings.zone, settings.session_ms
         )
         self._stopping = asyncio.Event()
+        self.counters = Counters()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def connections(self) -> int:
+        """Number of connected clients."""
+        return len(self._connections)
+
+    def health(self) -> str | None:
+        """Why this process does not serve; None while it does. For other threads than the event loop's."""
+        if self._loop is None or not self.appender.is_alive():
+            return "the gateway does not run"
+        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        try:
+            answer.result(_HEALTH_S)
+        except TimeoutError:
+            return f"the event loop has not answered for {_HEALTH_S:.0f} s"
+        return None
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         """Run a function that blocks, in a thread."""
@@ -104,9 +124,9 @@ class Gateway:
 
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
-        self.appender = Appender(log, self.topics, loop)
+        self.appender = Appender(log, self.topics, loop, self.counters)
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()
         self.changes.start()

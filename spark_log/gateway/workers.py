@@ -6,6 +6,7 @@ import ctypes
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 logger = logging.getLogger(__name__)
@@ -15,14 +16,16 @@ _RESTART_S = 1.0
 
 
 class Workers:
-    """Runs this command `count` times more with --no-lease; one that ends is started again. A context manager."""
+    """Runs this command again with --no-lease, once with each of `options`; one that ends is started again. A context
+    manager.
+    """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, options: Sequence[Sequence[str]]) -> None:
+        self._options = options
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Workers":
-        self._tasks = [asyncio.create_task(self._keep_one()) for _ in range(self._count)]
+        self._tasks = [asyncio.create_task(self._keep_one(options)) for options in self._options]
         return self
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -31,10 +34,10 @@ class Workers:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _keep_one(self) -> None:
+    async def _keep_one(self, options: Sequence[str]) -> None:
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "spark_log", *sys.argv[1:], "--no-lease"
+                sys.executable, "-m", "spark_log", *sys.argv[1:], *options, "--no-lease"
             )
             try:
                 code = await process.wait()

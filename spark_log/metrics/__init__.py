@@ -1,0 +1,1 @@
+"""Metrics for Prometheus, health and readiness: `--metrics-port` of coordinator, broker and gateway."""

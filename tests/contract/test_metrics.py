@@ -1,0 +1,232 @@
+"""Metrics: what they say equals what the cluster's own descriptions say, and only one process says it."""
+
+import json
+import re
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from kafka import KafkaProducer, OffsetAndMetadata
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_log import Consumer, clock
+from spark_log.controller.topic_operations import create_topic
+from spark_log.coordinator.coordinator import Coordinator
+from spark_log.errors import InvalidConfigurationError
+from spark_log.groups.group_inspection import group_lag
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Log, Records
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metrics import cluster_metrics
+from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
+from spark_log.metrics.http_server import serving_metrics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.group_members import until
+from tests.support.postgres import free_port
+from tests.support.records import table
+from tests.support.replicas import take_away, topic_on
+
+_CONF = Path(__file__).parents[2] / "conf"
+ALERTS = _CONF / "prometheus/alerts.yaml"
+DASHBOARD = _CONF / "grafana/spark-log.json"
+
+
+def samples(text):
+    """{(name, sorted labels): value} of an exposition."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped(cluster):
+    return samples(generate_latest(registry_of(ClusterCollector(cluster, lambda: True))).decode())
+
+
+def value(found, name, **labels):
+    return found[name, tuple(sorted((key, str(label)) for key, label in labels.items()))]
+
+
+def append(cluster, topic, *values, partition=0, age_s=0):
+    log = Log(cluster)
+    timestamp_ms = clock.wall_ms() - 1000 * age_s
+    log.append(topic, [Records(partition, table(*values, timestamp_ms=timestamp_ms))])
+    log.close()
+
+
+def commit(cluster_address, group, offsets):
+    with Consumer(cluster=cluster_address, group_id=group, enable_auto_commit=False) as consumer:
+        consumer.assign(list(offsets))
+        consumer.commit(offsets)
+
+
+def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):
+    cluster = three_brokers
+    topic = create_topic(cluster, "t", 2, 3, {"min.insync.replicas": "3"})
+    append(cluster, topic, *"abcdef", age_s=100)
+    commit(cluster_address, "g", {TopicPartition("t", 0): OffsetAndMetadata(2, "", -1)})
+    found = scraped(cluster)
+    expected = {
+        "kafka_topic_partitions": 2, "kafka_server_brokertopicmetrics_messagesin_total": 6,
+        "spark_log_segments": 1, "spark_log_small_segments": 1, "spark_log_unpublished_records": 6,
+    }  # fmt: skip
+    assert {name: value(found, name, topic="t") for name in expected} == expected
+    assert 0 <= value(found, "spark_log_publication_age_seconds", topic="t") < 60
+    of_partition = {
+        "current_offset": 6, "oldest_offset": 0, "replicas": 3, "in_sync_replica": 3, "under_replicated_partition": 0,
+        "leader_is_preferred": 1,
+    }  # fmt: skip
+    for name, number in of_partition.items():
+        assert value(found, f"kafka_topic_partition_{name}", topic="t", partition=0) == number, name
+    [lag] = group_lag(cluster.store, "g")
+    here = {"consumergroup": "g", "topic": "t", "partition": 0}
+    assert value(found, "kafka_consumergroup_lag", **here) == lag.lag == 4
+    assert value(found, "kafka_consumergroup_current_offset", **here) == 2
+    assert value(found, "kafka_consumergroup_lag_sum", consumergroup="g", topic="t") == 4
+    assert value(found, "kafka_consumergroup_members", consumergroup="g") == 0
+    assert 100 <= value(found, "kafka_consumergroup_group_lag_seconds", group="g", topic="t", partition=0) < 160
+    assert value(found, "spark_log_consumergroup_beyond_retention", **here) == 0
+    assert value(found, "kafka_brokers") == 3
+    assert value(found, "kafka_server_replicamanager_underminisrpartitioncount") == 0
+
+    topic_on(cluster, "single", [[3]])
+    take_away(cluster, 3)
+    delete_records(cluster, {TopicPartition("t", 0): 5})
+    found = scraped(cluster)
+    assert value(found, "kafka_brokers") == 2
+    assert value(found, "kafka_log_logmanager_offlinelogdirectorycount") == 1
+    assert value(found, "kafka_server_replicamanager_underreplicatedpartitions") == 2
+    assert value(found, "kafka_server_replicamanager_underminisrpartitioncount") == 2
+    assert value(found, "kafka_server_replicamanager_offlinereplicacount") == 3
+    assert value(found, "kafka_topic_partition_in_sync_replica", topic="t", partition=1) == 2
+    assert value(found, "spark_log_consumergroup_beyond_retention", **here) == 1
+    assert value(found, "kafka_controller_kafkacontroller_offlinepartitionscount") == 1
+    assert value(found, "kafka_topic_partition_leader", topic="single", partition=0) == -1
+
+
+def test_segments_and_bad_records_are_counted(cluster, log):
+    configs = {"inline.max.bytes": "0", "value.format": "json", "value.schema": "n BIGINT"}
+    topic = create_topic(cluster, "typed", configs=configs)
+    append(cluster, topic, '{"n": 1}', "no JSON")
+    append(cluster, topic, '{"n": 2}')
+    log.append(create_topic(cluster, "tail"), [Records(0, table("a", timestamp_ms=clock.wall_ms()))])
+    found = scraped(cluster)
+    assert value(found, "spark_log_small_segments", topic="tail") == 0
+    assert value(found, "spark_log_segments", topic="tail") == 1
+    assert value(found, "spark_log_inline_tail_bytes", topic="tail") > 0
+    assert value(found, "spark_log_small_segments", topic="typed") == 2
+    assert value(found, "spark_log_bad_records", topic="typed") == 1
+    assert value(found, "kafka_log_log_size", topic="typed", partition=0) > 0
+
+
+def test_partitions_beyond_the_limit_are_in_the_sums_only(cluster, monkeypatch):
+    monkeypatch.setattr(cluster_metrics, "PARTITIONS_MAX", 2)
+    create_topic(cluster, "t", 5)
+    found = scraped(cluster)
+    assert value(found, "spark_log_metrics_partitions_omitted") == 3
+    assert value(found, "kafka_topic_partitions", topic="t") == 5
+    assert sum(name == "kafka_topic_partition_leader" for name, _ in found) == 2
+
+
+def test_only_the_active_coordinator_exports_the_cluster(cluster):
+    def found_by(process):
+        collectors = (
+            ClusterCollector(cluster, lambda: process.acting), TaskCollector([process.coordinator, process.controller])
+        )  # fmt: skip
+        return samples(generate_latest(registry_of(*collectors)).decode())
+
+    def acts(process):
+        runs = process.coordinator.runs.values()
+        return process.acting and process.controller.acting and all(run.success_ms for run in runs)
+
+    with Coordinator(cluster) as first:
+        until(lambda: acts(first), cluster.store)
+        with Coordinator(cluster) as second:
+            one, other = found_by(first), found_by(second)
+            assert value(one, "kafka_controller_kafkacontroller_activecontrollercount") == 1
+            assert value(one, "spark_log_lease_held", lease="coordinator") == 1
+            seal = "maintenance: seal"
+            assert value(one, "spark_log_task_last_success_timestamp_seconds", task=seal) > clock.wall_ms() / 1000 - 60
+            assert value(one, "spark_log_task_failures_total", task=seal) == 0
+            assert value(other, "spark_log_lease_held", lease="coordinator") == 0
+            only_process = {name for name, _ in other if name.startswith(("kafka_", "spark_log_"))}
+            assert only_process == {"spark_log_lease_held"}
+
+
+def test_every_metric_passes_prometheus_lint_and_is_in_the_alerts_and_the_dashboard(cluster):
+    create_topic(cluster, "t")
+    with Coordinator(cluster) as process:
+        until(lambda: process.acting and process.controller.acting, cluster.store)
+        collectors = (
+            ClusterCollector(cluster, lambda: True), TaskCollector([process.coordinator, process.controller])
+        )  # fmt: skip
+        text = generate_latest(registry_of(*collectors))
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    # Strimzi's and kafka_exporter's names, which dashboards query, do not follow all of Prometheus' conventions
+    assert [line for line in checked.stderr.decode().splitlines() if "spark_log" in line] == []
+    given = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
+    for file in (ALERTS, DASHBOARD):
+        wanted = set(re.findall(r"\b(?:kafka|spark_log)_\w+", " ".join(expressions(file))))
+        assert wanted
+        assert wanted <= given, file.name
+
+
+def expressions(file):
+    if file.suffix == ".yaml":
+        return [rule["expr"] for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+    panels = json.loads(file.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def test_the_alerts_fire_on_their_faults_and_only_then():
+    subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True, capture_output=True)
+    tests = Path(__file__).with_name("prometheus_rules_test.yaml")
+    done = subprocess.run(["promtool", "test", "rules", str(tests)], capture_output=True, text=True, cwd=tests.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp_path):
+    create_topic(cluster, "t")
+    port = free_port()
+    with GatewayProcess(tmp_path, cluster_address, "--metrics-port", str(port)) as gateway:
+        producer = KafkaProducer(bootstrap_servers=gateway.address)
+        producer.send("t", b"x" * 100).get(30)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            found = samples(answer.read().decode())
+        producer.close()
+        assert value(found, "kafka_network_requestmetrics_requests_total", request="Produce") == 1
+        assert value(found, "spark_log_append_seconds_count") == 1
+        assert value(found, "spark_log_appended_records_total") == 1
+        assert value(found, "kafka_server_brokertopicmetrics_bytesin_total") > 100
+        assert value(found, "kafka_server_socket_server_metrics_connection_count") >= 1
+        assert ("kafka_brokers", ()) not in found
+        for path in ("health", "ready"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+                assert answer.status == 200
+
+
+def test_health_and_readiness_say_why_not(cluster):
+    reasons = {"health": None, "ready": None}
+
+    def get(path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    probes = (lambda: reasons["health"], lambda: reasons["ready"])
+    with serving_metrics("127.0.0.1", 0, registry_of(), *probes) as port:
+        assert get("/health") == (200, '{"status": "ok"}\n')
+        assert get("/ready")[0] == 200
+        assert "process_cpu_seconds_total" in get("/metrics")[1]
+        assert get("/other")[0] == 404
+        reasons["ready"] = "metadata store: no answer"
+        assert get("/ready") == (503, '{"status": "failing", "reason": "metadata store: no answer"}\n')
+        with pytest.raises(InvalidConfigurationError, match=r"--metrics-port: cannot listen on 127\.0\.0\.1"):
+            serving_metrics("127.0.0.1", port, registry_of(), *probes).__enter__()
