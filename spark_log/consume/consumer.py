@@ -325,8 +325,15 @@ class Consumer(ConsumerQueries):
 
     # --- cluster and metrics ------------------------------------------------------------------------------------
 
+    @property
+    def client_id(self) -> str:
+        """The setting client_id."""
+        return self.settings.client_id
+
     def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
-        """Totals since the start, by group of metrics and name; None with metrics_enabled=False."""
+        """By group of metrics and name; None with metrics_enabled=False. Totals and averages are since the start,
+        latencies in milliseconds, lags as of the last fetch. May be called from any thread.
+        """
         if not self.settings.metrics_enabled:
             return None
         return {"consumer-metrics": {"poll-total": self._polls}, **self._polling.metrics(self._records)}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from kafka.structs import TopicPartition
 
-from spark_log import ids
+from spark_log import clock, ids
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.columns.column_choice import check_names, chosen_fields, top_columns
@@ -42,6 +42,7 @@ class Fetching:
         self.unknown: set[TopicPartition] = set()
         """Assigned partitions that did not exist at the last read of the store."""
         self.fetch_count = 0
+        self.fetch_s = self.fetch_s_max = 0.0
         self.short_bytes = 0
         """Stored bytes that the last `fetch` found and did not open: fewer than fetch_min_bytes."""
         self._cluster = cluster
@@ -87,7 +88,16 @@ class Fetching:
         Returns whether streams were opened: none are if there are less than `bytes_min` stored bytes to fetch over all
         partitions. Raises NoOffsetForPartitionError and OffsetOutOfRangeError if auto_offset_reset is none.
         """
-        self.fetch_count += 1
+        began_s = clock.monotonic_s()
+        try:
+            return self._fetch(subscription, bytes_min)
+        finally:
+            seconds = clock.monotonic_s() - began_s
+            self.fetch_count += 1
+            self.fetch_s += seconds
+            self.fetch_s_max = max(self.fetch_s_max, seconds)
+
+    def _fetch(self, subscription: Subscription, bytes_min: int) -> bool:
         self.short_bytes = 0
         states = subscription.partitions
         wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]

@@ -57,9 +57,18 @@ class Polling:
         self._short_since_s: float | None = None
 
     def metrics(self, record_count: int) -> dict[str, dict[str, float]]:
-        """Totals since the start, by kafka-python's group of metrics and name; `record_count` are consumed."""
+        """By kafka-python's group of metrics and name; `record_count` are consumed. May be called from any thread."""
+        fetches = max(1, self.fetching.fetch_count)
+        lags = {
+            partition: float(max(0, state.high_watermark - state.offset))
+            for partition, state in list(self.subscription.partitions.items())
+            if state.high_watermark is not None and state.offset is not None
+        }
         return {
             "consumer-fetch-manager-metrics": {
+                "records-lag-max": max(lags.values(), default=0.0),
+                "fetch-latency-avg": 1000 * self.fetching.fetch_s / fetches,
+                "fetch-latency-max": 1000 * self.fetching.fetch_s_max,
                 "records-consumed-total": record_count,
                 "fetch-total": self.fetching.fetch_count,
                 "buffered-bytes": self.fetching.buffers.held_bytes,
@@ -70,6 +79,10 @@ class Polling:
                 "commit-total": self.commits.count,
                 "rebalance-total": 0 if self.group is None else self.group.rebalances,
                 "assigned-partitions": len(self.subscription.partitions),
+            },
+            **{
+                f"consumer-fetch-manager-metrics.{topic}-{partition}": {"records-lag": lag}
+                for (topic, partition), lag in lags.items()
             },
         }
 

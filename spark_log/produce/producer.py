@@ -216,6 +216,11 @@ class Producer:
         except SparkLogError:
             return False
 
+    @property
+    def client_id(self) -> str:
+        """The setting client_id; empty if there is none."""
+        return self._settings.client_id or ""
+
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:
         """Totals since the start, in kafka-python's group `producer-metrics`; with `raw` without the group."""
         if not self._settings.metrics_enabled:

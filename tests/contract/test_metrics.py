@@ -12,8 +12,9 @@ import yaml
 from kafka import KafkaProducer, OffsetAndMetadata
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import CollectorRegistry
 
-from spark_log import Consumer, clock
+from spark_log import Consumer, Producer, clock
 from spark_log.controller.topic_operations import create_topic
 from spark_log.coordinator.coordinator import Coordinator
 from spark_log.errors import InvalidConfigurationError
@@ -21,7 +22,7 @@ from spark_log.groups.group_inspection import group_lag
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Log, Records
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.metrics import cluster_metrics
+from spark_log.metrics import cluster_metrics, export
 from spark_log.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.metrics.http_server import serving_metrics
 from tests.support.gateway_process import GatewayProcess
@@ -208,6 +209,26 @@ def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp
         for path in ("health", "ready"):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
                 assert answer.status == 200
+
+
+def test_clients_export_what_kafka_python_names(cluster_address, cluster):
+    create_topic(cluster, "t", 2)
+    registry = CollectorRegistry()
+    with (
+        Producer(cluster=cluster_address, client_id="p") as producer,
+        Consumer("t", cluster=cluster_address, client_id="c", auto_offset_reset="earliest", group_id=None) as consumer,
+    ):
+        export(producer, consumer, registry=registry)
+        for _ in range(5):
+            producer.send("t", b"x", partition=1).get(30)
+        assert consumer.poll(timeout_ms=30_000, max_records=2)
+        found = samples(generate_latest(registry).decode())
+    assert value(found, "kafka_producer_record_send_total", client_id="p") == 5
+    assert value(found, "kafka_consumer_fetch_manager_records_consumed_total", client_id="c") == 2
+    assert value(found, "kafka_consumer_fetch_manager_records_lag_max", client_id="c") == 3
+    of_partition = {"client_id": "c", "topic": "t", "partition": 1}
+    assert value(found, "kafka_consumer_fetch_manager_records_lag", **of_partition) == 3
+    assert 0 < value(found, "kafka_consumer_fetch_manager_fetch_latency_avg", client_id="c") < 30_000
 
 
 def test_health_and_readiness_say_why_not(cluster):
