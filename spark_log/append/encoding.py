@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from spark_log.append.rules import Batch, ProducerSequence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.new_file import NewFile
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.decoding import decoder
 from spark_log.columns.resets import of_present_schema
+from spark_log.columns.topic_columns import TopicColumns
 from spark_log.errors import (
     InvalidRecordError,
     LogDirMismatchError,
@@ -45,10 +46,14 @@ class Encoding:
     inline_max_bytes: int
     segment_bytes: int
     limits: RecordLimits
-    columns: ColumnsDefinition | None = None
+    columns: TopicColumns | None = None
     """The typed columns that segment files get."""
-    rejects_bad_values: bool = False
-    """value.bad.records=reject: a value that cannot be decoded is refused."""
+    rejecting: tuple[str, ...] = ()
+    """Of key and value those with bad.records=reject: one that cannot be decoded is refused."""
+
+    @property
+    def rejects_bad_records(self) -> bool:
+        return bool(self.rejecting)
 
     @classmethod
     def of(cls, topic: "Topic", producer_codec: str | None = None) -> "Encoding":
@@ -71,7 +76,7 @@ class Encoding:
                 compacted=config.compacts,
             ),
             topic.columns,
-            config.value_bad_records == "reject" and topic.columns is not None,
+            tuple(part.source for part in config.parts if part.format != "bytes" and part.bad_records == "reject"),
         )
 
 
@@ -138,8 +143,8 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
     """Records as they will be stored: timestamps in whole milliseconds, or the append's time for LogAppendTime.
 
     `now_ms` is the store's time.
-    Raises the errors of `records.check` for invalid records, and InvalidRecordError for a value that cannot be decoded,
-    where the topic rejects those.
+    Raises the errors of `records.check` for invalid records, and InvalidRecordError for a key or value that cannot be
+    decoded, where the topic rejects those.
     """
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
@@ -148,25 +153,25 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
         milliseconds = truncate_to_milliseconds(records.column(place))
         records = records.set_column(place, records.schema.field(place), milliseconds)
     check(records, encoding.limits, now_ms)
-    for error in bad_values(records.column("value"), encoding).values():
+    for error in bad_records(records, encoding).values():
         raise error
     return records
 
 
-def bad_values(values: pa.ChunkedArray, encoding: Encoding) -> dict[int, InvalidRecordError]:
-    """The errors of the values that value.bad.records=reject refuses, by row."""
-    if not encoding.rejects_bad_values:
-        return {}
-    assert encoding.columns is not None
-    present = of_present_schema(encoding.columns)
-    reasons = decoder(present).decode(values.combine_chunks()).reasons
-    if reasons is None:
-        return {}
-    rows = pc.indices_nonzero(reasons.is_valid())
-    return {
-        row: InvalidRecordError(f"value: in row {row}: {reason}")
-        for row, reason in zip(rows.to_pylist(), reasons.take(rows).to_pylist(), strict=True)
-    }
+def bad_records(records: pa.Table, encoding: Encoding) -> dict[int, InvalidRecordError]:
+    """The errors of the records (RECORD_SCHEMA) that bad.records=reject of the keys or values refuses, by row."""
+    bad: dict[int, InvalidRecordError] = {}
+    for part, definition in encoding.columns.parts if encoding.columns is not None else ():
+        if part.source not in encoding.rejecting:
+            continue
+        bytes_ = records.column(part.source).combine_chunks()
+        reasons = decoder(of_present_schema(definition)).decode(bytes_).reasons
+        if reasons is None:
+            continue
+        rows = pc.indices_nonzero(reasons.is_valid())
+        for row, reason in zip(rows.to_pylist(), reasons.take(rows).to_pylist(), strict=True):
+            bad.setdefault(row, InvalidRecordError(f"{part.source}: in row {row}: {reason}"))
+    return bad
 
 
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:

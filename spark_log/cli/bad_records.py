@@ -1,4 +1,4 @@
-"""`spark-log topic bad-records`: the records whose values cannot be decoded."""
+"""`spark-log topic bad-records`: the records whose keys or values cannot be decoded."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def bad_records(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most so many; 0: all.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show the records of a typed topic whose values cannot be decoded: offset, reason and bytes.
+    """Show the records of a typed topic whose keys or values cannot be decoded: offset, reason and bytes.
 
     **Examples**
 
@@ -35,6 +35,7 @@ def bad_records(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.bad_records import bad_records as find
+    from spark_log.log.bad_records import reasons
     from spark_log.log.reader import LogReader
 
     with Cluster.open(cluster) as opened:
@@ -50,14 +51,19 @@ def bad_records(
             log.close()
     if as_json:
         for row in shown:
-            typer.echo(json.dumps(_as_json(row)))
+            for source, reason in reasons(row).items():
+                typer.echo(json.dumps(_as_json(row, source, reason)))
     elif shown:
-        rows = [(row["partition"], row["offset"], row["record_error"], _short(row["value"])) for row in shown]
-        print_table(None, ("partition", "offset", "reason", "value"), rows)
+        rows = [
+            (row["partition"], row["offset"], source, reason, _short(row[source]))
+            for row in shown
+            for source, reason in reasons(row).items()
+        ]
+        print_table(None, ("partition", "offset", "part", "reason", "bytes"), rows)
         if more:
             say(f"There are more than {limit}: --limit 0 shows all.")
     else:
-        say(f"Every value of {name} can be decoded.")
+        say(f"Every record of {name} can be decoded.")
 
 
 def _copy(cluster: str, name: str, found: Any, to: str) -> int:
@@ -79,10 +85,9 @@ def _short(value: bytes) -> str:
     return text if len(value) <= _SHOWN_BYTES else f"{text}… ({len(value)} bytes)"
 
 
-def _as_json(row: dict[str, Any]) -> dict[str, Any]:
-    key = None if row["key"] is None else base64.b64encode(row["key"]).decode()
-    value = base64.b64encode(row["value"]).decode()
+def _as_json(row: dict[str, Any], source: str, reason: str) -> dict[str, Any]:
+    key, value = (None if row[name] is None else base64.b64encode(row[name]).decode() for name in ("key", "value"))
     return {
-        "partition": row["partition"], "offset": row["offset"], "reason": row["record_error"],
+        "partition": row["partition"], "offset": row["offset"], "part": source, "reason": reason,
         "key_base64": key, "value_base64": value,
     }  # fmt: skip

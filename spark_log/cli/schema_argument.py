@@ -8,7 +8,7 @@ from spark_log.arguments import parse_pairs, usage_error
 
 
 class SchemaArgument(NamedTuple):
-    """`format`: the value.format that the argument implies, if it does."""
+    """`format`: the format that the argument implies, if it does."""
 
     text: str
     format: str | None = None
@@ -33,8 +33,8 @@ def parse_schema(argument: str, option: str) -> SchemaArgument:
 
 
 def parse_configs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """`name=value` texts as topic configs; value.schema may be `@FILE` or `@FILE#MESSAGE`."""
+    """`name=value` texts as topic configs; key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
     configs = parse_pairs(texts, option)
-    if "value.schema" in configs:
-        configs["value.schema"] = parse_schema(configs["value.schema"], option).text
+    for name in {"key.schema", "value.schema"} & configs.keys():
+        configs[name] = parse_schema(configs[name], option).text
     return configs

@@ -22,9 +22,7 @@ from spark_log.metadata.columns import TOPIC
 from spark_log.metadata.store import StoreClock
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from spark_log.columns.decoding import ColumnsDefinition
+    from spark_log.columns.topic_columns import TopicColumns
 
 _NAMES_COMPARED_MAX = 10_000
 
@@ -40,19 +38,18 @@ class Topic:
     replication_factor: int
     overrides: Mapping[str, str]
     created_ms: int
-    value_columns: str | None = None
-    """Column topic.value_columns."""
+    typed_columns: str | None = None
+    """Column topic.typed_columns."""
 
     @property
-    def columns(self) -> "ColumnsDefinition | None":
-        """The typed columns of new segment files; None if value.format is bytes."""
-        definition = None if self.value_columns is None else _columns(self.value_columns)
-        return None if definition is None or definition.format == "bytes" else definition
+    def columns(self) -> "TopicColumns | None":
+        """The typed columns of new segment files; None if key.format and value.format are bytes."""
+        return None if self.typed_columns is None else _decodable(self.typed_columns)
 
     @property
-    def all_columns(self) -> "pa.StructType | None":
+    def all_columns(self) -> "TopicColumns | None":
         """The typed columns that any segment file of the topic has; None if it never had any."""
-        return None if self.value_columns is None else _columns(self.value_columns).fields
+        return None if self.typed_columns is None else _columns(self.typed_columns)
 
     @cached_property
     def config(self) -> TopicConfig:
@@ -72,10 +69,15 @@ def topic_config(overrides_json: str) -> TopicConfig:
 
 
 @lru_cache(maxsize=1024)
-def _columns(text: str) -> "ColumnsDefinition":
+def _columns(text: str) -> "TopicColumns":
     from spark_log.columns.topic_columns import from_text  # imports pyarrow
 
     return from_text(text)
+
+
+@lru_cache(maxsize=1024)
+def _decodable(text: str) -> "TopicColumns | None":
+    return _columns(text).decodable
 
 
 _TOPIC_COLUMNS = (
@@ -86,7 +88,7 @@ _TOPIC_COLUMNS = (
     TOPIC.replication_factor,
     TOPIC.configs,
     TOPIC.created_ms,
-    TOPIC.value_columns,
+    TOPIC.typed_columns,
 )
 
 
@@ -99,7 +101,7 @@ def _topic_of(row: Any) -> Topic:
         row.replication_factor,
         canonical(json.loads(row.configs)),
         row.created_ms,
-        row.value_columns,
+        row.typed_columns,
     )
 
 
@@ -156,7 +158,7 @@ def insert_topic_row(
     replication_factor: int,
     overrides: Mapping[str, str],
     now: StoreClock,
-    value_columns: str | None = None,
+    typed_columns: str | None = None,
 ) -> Topic:
     """The row of a new topic; its partitions have rows of their own."""
     values = {
@@ -167,21 +169,21 @@ def insert_topic_row(
         "replication_factor": replication_factor,
         "configs": _configs_json(overrides),
         "created_ms": now.wall_ms,
-        "value_columns": value_columns,
+        "typed_columns": typed_columns,
     }
     return _topic_of(connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one())
 
 
 def set_overrides(
-    connection: sa.Connection, topic_id: int, overrides: Mapping[str, str], value_columns: str | None
+    connection: sa.Connection, topic_id: int, overrides: Mapping[str, str], typed_columns: str | None
 ) -> None:
     """Store the configs that differ from the defaults, and the typed columns that follow from them."""
-    _update(connection, topic_id, configs=_configs_json(overrides), value_columns=value_columns)
+    _update(connection, topic_id, configs=_configs_json(overrides), typed_columns=typed_columns)
 
 
-def set_value_columns(connection: sa.Connection, topic_id: int, value_columns: str) -> None:
+def set_typed_columns(connection: sa.Connection, topic_id: int, typed_columns: str) -> None:
     """Store the typed columns that follow from a change of a schema that the topic uses."""
-    _update(connection, topic_id, value_columns=value_columns)
+    _update(connection, topic_id, typed_columns=typed_columns)
 
 
 def set_partition_count(connection: sa.Connection, topic_id: int, count: int) -> None:

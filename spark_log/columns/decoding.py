@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class ColumnsDefinition:
     """The columns that the keys or values of a topic are decoded to.
 
-    `version`: the version of the topic's schema.
     `format`: json, avro or protobuf.
     `framing`: none or confluent.
     `schema`: the source text: DDL or a JSON Schema, Avro's JSON, or that of `protobuf_schema`.
@@ -35,7 +34,6 @@ class ColumnsDefinition:
     `previous`: the definition before the last reset.
     """
 
-    version: int
     format: str
     framing: str
     schema: str
@@ -46,7 +44,7 @@ class ColumnsDefinition:
     previous: "ColumnsDefinition | None" = None
 
     def __hash__(self) -> int:
-        return hash((self.version, self.format, self.framing, self.schema))
+        return hash((self.format, self.framing, self.schema))
 
 
 class Decoded(NamedTuple):

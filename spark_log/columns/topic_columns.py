@@ -1,100 +1,83 @@
-"""The typed columns of a topic: how they follow from its configs, and their text in the metadata store. Pure."""
+"""The typed columns of a topic: of its keys, of its values, or of both; and their text in the metadata store."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from spark_log.columns import types
-from spark_log.columns.checks import walk
-from spark_log.columns.decoding import ColumnsDefinition, schema_fields
-from spark_log.columns.resets import columns_after
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.parts import PARTS, TypedPart
 
 
 @dataclass(frozen=True)
-class SubjectSchemas:
-    """The schemas of a subject of a schema registry, as source texts.
+class TopicColumns:
+    """The definitions of a topic's typed columns; None for a part, its keys or values, that has none.
 
-    `schema`: the version that the topic has. `by_id`: all versions of the subject. `follows`: whether the fields of all
-    versions become columns, not only those of `schema`.
+    `version`: grows with each change of a definition. So all files with a version have the same typed columns, decoded
+    in the same way.
     """
 
-    schema: str
-    by_id: Mapping[int, str]
-    follows: bool
+    version: int
+    key: ColumnsDefinition | None = None
+    value: ColumnsDefinition | None = None
+
+    def of(self, source: str) -> ColumnsDefinition | None:
+        """The definition of the keys or of the values. `source`: key or value."""
+        return {"key": self.key, "value": self.value}[source]
+
+    @property
+    def parts(self) -> tuple[tuple[TypedPart, ColumnsDefinition], ...]:
+        """The parts that have columns, with their definitions."""
+        found = ((part, self.of(part.source)) for part in PARTS)
+        return tuple((part, definition) for part, definition in found if definition is not None)
+
+    @property
+    def fields(self) -> pa.StructType:
+        """The typed columns of a file, in order: for each part, the reason why it could not be decoded, and a struct,
+        which is null where there is a reason and where the key or the value is null.
+        """
+        columns: list[tuple[str, pa.DataType]] = []
+        for part, definition in self.parts:
+            columns += [(part.error, pa.string()), (part.record, definition.fields)]
+        return pa.struct(columns)
+
+    @property
+    def decodable(self) -> "TopicColumns | None":
+        """Without the parts that were decoded only before their format became bytes; None if no part is left."""
+        left = {part.source: each for part, each in self.parts if each.format != "bytes"}
+        return TopicColumns(self.version, **left) if left else None
 
 
-def define(
-    format_: str,
-    schema: str,
-    framing: str,
-    selected: str,
-    current: str | None,
-    subject: SubjectSchemas | None = None,
-    *,
-    reset: bool = False,
-) -> str:
-    """The typed columns (text for the store) of a topic with these configs: value.format, value.schema, value.framing,
-    value.columns. `current` is the text so far. `subject`: the schemas to which a value.schema of a registry refers.
-
-    A column is never removed, and never changes its type; with `reset`, a field that does not fit its column gets
-    another one. The version grows if any value could be decoded in another way than before. Versions of the subject
-    that do not fit the columns are left out. Raises InvalidConfigurationError, IncompatibleSchemaError.
-    """
-    before = from_text(current) if current is not None else None
-    if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":
-        raise InvalidConfigurationError(
-            "value.framing=confluent: each value has the id of its schema, so value.schema has to name the subject of a"
-            " schema registry: registry:SUBJECT; value.framing=none takes values of one schema"
-        )
-    if format_ == "bytes":
-        assert before is not None, "a topic that never had columns has no definition"
-        return to_text(replace(before, format="bytes", schemas_by_id={}))
-    source = schema if subject is None else subject.schema
-    fields = _selected(_fields(format_, source), selected)
-    after = ColumnsDefinition(before.version if before else 1, format_, framing, source, fields)
-    if before is not None:
-        columns = columns_after(before, fields, reset=reset)
-        previous = before if columns.replaced != before.replaced else before.previous
-        after = replace(after, **columns._asdict(), previous=previous)
-    known: dict[int, str] = {}
-    if subject is not None:  # the ids that were known stay: the topic has records with them
-        known = {**(before.schemas_by_id if before and before.format == format_ else {}), **subject.by_id}
-    by_id: dict[int, str] = {}
-    for number, text in sorted(known.items(), reverse=True):
-        try:
-            own = _version_fields(format_, text)
-            both = after.fields if _has_all(after, own) else columns_after(after, own).fields
-        except (IncompatibleSchemaError, InvalidSchemaError):
-            continue
-        by_id[number] = text
-        if subject is not None and subject.follows and selected == "all":
-            after = replace(after, fields=both)
-    after = replace(after, schemas_by_id=by_id if framing == "confluent" else {})
-    if before is not None and after != before:
-        after = replace(after, version=before.version + 1)
-    return to_text(after)
+def changed(
+    before: TopicColumns | None, key: ColumnsDefinition | None, value: ColumnsDefinition | None
+) -> TopicColumns | None:
+    """The typed columns with these definitions; the version is larger than before if they differ."""
+    after = TopicColumns(1 if before is None else before.version, key, value)
+    if not after.parts:
+        return None
+    return after if before in (None, after) else replace(after, version=after.version + 1)
 
 
-_version_fields = lru_cache(maxsize=1024)(schema_fields)
-"""The versions of a subject are read again for each new one."""
+def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Collection[str]) -> dict[str, pa.Array]:
+    """The typed columns of these names, by name, decoded from columns key and value of `rows`."""
+    found: dict[str, pa.Array] = {}
+    for part, definition in columns.parts:
+        if part.error in names or part.record in names:
+            source = rows.column(part.source)
+            values = source.combine_chunks() if isinstance(source, pa.ChunkedArray) else source
+            record, reasons = decoder(definition).decode(values)
+            errors = pa.nulls(len(record), pa.string()) if reasons is None else reasons
+            found |= {part.error: errors, part.record: record}
+    return {name: array for name, array in found.items() if name in names}
 
 
-def _has_all(definition: ColumnsDefinition, fields: pa.StructType) -> bool:
-    """Whether each field is a column already; a subject may have hundreds of versions, most of which add nothing."""
-    if definition.renamed or definition.replaced:
-        return False
-    kinds = {field.name: field.type for field in definition.fields}
-    return all(kinds.get(field.name) == field.type for field in fields)
-
-
-def to_text(definition: ColumnsDefinition) -> str:
-    """Inverse of `from_text`; equal definitions have equal texts."""
-    return json.dumps(_as_json(definition), sort_keys=True)
+def to_text(columns: TopicColumns) -> str:
+    """Inverse of `from_text`; equal columns have equal texts."""
+    parts = {part.source: _as_json(definition) for part, definition in columns.parts}
+    return json.dumps({"version": columns.version, **parts}, sort_keys=True)
 
 
 def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
@@ -102,9 +85,10 @@ def _as_json(definition: ColumnsDefinition) -> dict[str, Any]:
     return {**vars(definition), "fields": json.loads(types.to_json(definition.fields)), "previous": previous}
 
 
-def from_text(text: str) -> ColumnsDefinition:
-    """The definition in column topic.value_columns."""
-    return _of_json(json.loads(text))
+def from_text(text: str) -> TopicColumns:
+    """The typed columns in column topic.typed_columns."""
+    values = json.loads(text)
+    return TopicColumns(values.pop("version"), **{source: _of_json(each) for source, each in values.items()})
 
 
 def _of_json(values: dict[str, Any]) -> ColumnsDefinition:
@@ -116,64 +100,3 @@ def _of_json(values: dict[str, Any]) -> ColumnsDefinition:
         "previous": previous and _of_json(previous),
     }
     return ColumnsDefinition(**{**values, **parts})
-
-
-def column_paths(fields: pa.StructType) -> list[str]:
-    """The dotted paths of all fields, at any depth, in order."""
-    return [".".join(path) for path, _, _ in walk(fields) if path]
-
-
-def contains(whole: pa.DataType, part: pa.DataType) -> bool:
-    """Whether each field of `part`, at any depth, is in `whole`."""
-    if pa.types.is_struct(part):
-        return bool(pa.types.is_struct(whole)) and all(
-            whole.get_field_index(field.name) >= 0 and contains(whole.field(field.name).type, field.type)
-            for field in part
-        )
-    if pa.types.is_list(part) or pa.types.is_map(part):
-        inner = "value_type" if pa.types.is_list(part) else "item_type"
-        return whole.id == part.id and contains(getattr(whole, inner), getattr(part, inner))
-    return True
-
-
-def _fields(format_: str, schema: str) -> pa.StructType:
-    if not schema:
-        raise InvalidConfigurationError(f"value.format={format_} needs value.schema")
-    return schema_fields(format_, schema)
-
-
-def _selected(fields: pa.StructType, selected: str) -> pa.StructType:
-    """The fields that value.columns names, in the order of the schema; a nested field by its dotted path."""
-    if selected == "all":
-        return fields
-    paths = [tuple(path.strip().split(".")) for path in selected.split(",")]
-    for path in paths:
-        if not has_path(fields, path):
-            raise InvalidConfigurationError(f"value.columns: value.schema has no field {'.'.join(path)!r}")
-    return part_on_paths(fields, paths)
-
-
-def has_path(fields: pa.DataType, path: tuple[str, ...]) -> bool:
-    """Whether there is a field on this path. Arrays are passed through."""
-    here = fields
-    for name in path:
-        while pa.types.is_list(here):
-            here = here.value_type
-        if not pa.types.is_struct(here) or here.get_field_index(name) < 0:
-            return False
-        here = here.field(name).type
-    return True
-
-
-def part_on_paths(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataType:
-    """`kind` with the fields on one of the paths; an empty path takes all."""
-    if () in paths:
-        return kind
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(part_on_paths(kind.value_type, paths)))
-    found = []
-    for field in kind:
-        below = [path[1:] for path in paths if path[0] == field.name]
-        if below:
-            found.append(field.with_type(part_on_paths(field.type, below)))
-    return pa.struct(found)

@@ -1,6 +1,17 @@
 """Topic configs and cluster settings: their names, types, defaults and limits."""
 
 from spark_log.config.cluster_settings import ClusterSettings
-from spark_log.config.topic_configs import ConfigDefinition, TopicConfig, canonical, definitions, validate_overrides
+from spark_log.config.definition import ConfigDefinition
+from spark_log.config.topic_configs import TopicConfig, canonical, definitions, validate_overrides
+from spark_log.config.typed_configs import SOURCES, PartConfigs
 
-__all__ = ["ClusterSettings", "ConfigDefinition", "TopicConfig", "canonical", "definitions", "validate_overrides"]
+__all__ = [
+    "SOURCES",
+    "ClusterSettings",
+    "ConfigDefinition",
+    "PartConfigs",
+    "TopicConfig",
+    "canonical",
+    "definitions",
+    "validate_overrides",
+]

@@ -8,9 +8,19 @@ becomes types.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from spark_log.config.definition import ConfigDefinition, config
+from spark_log.config.typed_configs import (
+    SOURCES,
+    PartConfigs,
+    part_bad_records,
+    part_columns,
+    part_format,
+    part_framing,
+    part_schema,
+)
 from spark_log.config.values import (
     DAY_MS,
     GIB,
@@ -32,44 +42,17 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class ConfigDefinition:
-    """One topic config, for reference pages and `describe_configs`. Texts only."""
-
-    name: str
-    """Kafka's dotted name, or that of a config that only spark-log has."""
-    kind: str
-    """Kafka's name of the type: long, int, double, boolean, string, list."""
-    default: str
-    """The default as a user would type it."""
-    valid: str
-    """The accepted values, in words."""
-    unit: str
-    """ms, bytes, messages, level, or empty."""
-    doc: str
-    """Its effect, and the reason if the default differs from Kafka's."""
-    kafka_default: str | None
-    """Kafka's default if it differs; None if they are equal or Kafka has no such config."""
-
-
-def _config(name: str, default: Any, value_type: ValueType, doc: str, unit: str = "", kafka: str | None = None) -> Any:
-    definition = ConfigDefinition(
-        name, value_type.kind, value_type.show(default), value_type.expected, unit, doc, kafka
-    )
-    return field(default=default, metadata={"definition": definition, "type": value_type})
-
-
-@dataclass(frozen=True)
 class TopicConfig:
     """The configs of one topic, typed. Field names are the config names with `_` for `.`."""
 
-    retention_ms: int = _config(
+    retention_ms: int = config(
         "retention.ms",
         7 * DAY_MS,
         Integer(-1),
         "How long records are kept under cleanup.policy=delete, by the largest timestamp of a segment; -1 = for ever.",
         "ms",
     )
-    retention_bytes: int = _config(
+    retention_bytes: int = config(
         "retention.bytes",
         -1,
         Integer(-1),
@@ -77,14 +60,14 @@ class TopicConfig:
         "bytes.",
         "bytes",
     )
-    segment_bytes: int = _config(
+    segment_bytes: int = config(
         "segment.bytes",
         GIB,
         Integer(14, INT32_MAX, "int"),
         "Size that merged segment files aim at; a file is never split for having grown past it.",
         "bytes",
     )
-    segment_ms: int = _config(
+    segment_ms: int = config(
         "segment.ms",
         7 * DAY_MS,
         Integer(1),
@@ -92,28 +75,28 @@ class TopicConfig:
         "compaction can reach it.",
         "ms",
     )
-    max_message_bytes: int = _config(
+    max_message_bytes: int = config(
         "max.message.bytes",
         1_048_588,
         Integer(0, INT32_MAX, "int"),
         "Largest record accepted: key, value and headers, uncompressed.",
         "bytes",
     )
-    message_timestamp_type: str = _config(
+    message_timestamp_type: str = config(
         "message.timestamp.type",
         "CreateTime",
         Choice(("CreateTime", "LogAppendTime")),
         "Whether records carry the producer's timestamp or the time of the append by the store's clock. A fact of the "
         "segment: a change leaves older segments as they are.",
     )
-    message_timestamp_before_max_ms: int = _config(
+    message_timestamp_before_max_ms: int = config(
         "message.timestamp.before.max.ms",
         INT64_MAX,
         Integer(0),
         "How far a CreateTime may lie before the store's clock; beyond it the record is refused.",
         "ms",
     )
-    message_timestamp_after_max_ms: int = _config(
+    message_timestamp_after_max_ms: int = config(
         "message.timestamp.after.max.ms",
         3_600_000,
         Integer(0),
@@ -121,7 +104,7 @@ class TopicConfig:
         "4.0 (KIP-1030): one record from the year 9999 would otherwise hold up retention by time.",
         "ms",
     )
-    compression_type: str = _config(
+    compression_type: str = config(
         "compression.type",
         "zstd",
         Choice(
@@ -135,7 +118,7 @@ class TopicConfig:
         "it.",
         kafka="producer",
     )
-    compression_zstd_level: int = _config(
+    compression_zstd_level: int = config(
         "compression.zstd.level",
         1,
         Integer(-131_072, 22, "int"),
@@ -144,7 +127,7 @@ class TopicConfig:
         "level",
         "3",
     )
-    compression_gzip_level: int = _config(
+    compression_gzip_level: int = config(
         "compression.gzip.level",
         6,
         Integer(1, 9, "int"),
@@ -153,13 +136,13 @@ class TopicConfig:
         "level",
         "-1",
     )
-    cleanup_policy: frozenset[str] = _config(
+    cleanup_policy: frozenset[str] = config(
         "cleanup.policy",
         frozenset({"delete"}),
         WordSet(("compact", "delete")),
         "delete: drop old segments by retention. compact: keep the last value of every key; records need keys.",
     )
-    delete_retention_ms: int = _config(
+    delete_retention_ms: int = config(
         "delete.retention.ms",
         DAY_MS,
         Integer(0),
@@ -167,40 +150,40 @@ class TopicConfig:
         "deletion.",
         "ms",
     )
-    min_compaction_lag_ms: int = _config(
+    min_compaction_lag_ms: int = config(
         "min.compaction.lag.ms",
         0,
         Integer(0),
         "Age below which a record is not compacted away. At most max.compaction.lag.ms.",
         "ms",
     )
-    max_compaction_lag_ms: int = _config(
+    max_compaction_lag_ms: int = config(
         "max.compaction.lag.ms",
         INT64_MAX,
         Integer(1),
         "Age of a record at which its partition is compacted although the dirty ratio is low.",
         "ms",
     )
-    min_cleanable_dirty_ratio: float = _config(
+    min_cleanable_dirty_ratio: float = config(
         "min.cleanable.dirty.ratio",
         0.5,
         Decimal(0, 1),
         "Share of a compacted partition (by bytes) that must be new since the last compaction before it runs again.",
     )
-    min_insync_replicas: int = _config(
+    min_insync_replicas: int = config(
         "min.insync.replicas",
         1,
         Integer(1, INT32_MAX, "int"),
         "An append with acks=all is refused while the ISR is smaller than this.",
     )
-    unclean_leader_election_enable: bool = _config(
+    unclean_leader_election_enable: bool = config(
         "unclean.leader.election.enable",
         False,
         Boolean(),
         "Whether a replica outside the ISR may become leader when no member of the ISR is alive: available again, at "
         "the price of records, which are counted and reported.",
     )
-    flush_messages: int = _config(
+    flush_messages: int = config(
         "flush.messages",
         1,
         Integer(1),
@@ -209,14 +192,14 @@ class TopicConfig:
         "messages",
         str(INT64_MAX),
     )
-    flush_ms: int = _config(
+    flush_ms: int = config(
         "flush.ms",
         INT64_MAX,
         Integer(0),
         "Force data to disk at the latest after so long. Matters only where flush.messages is above 1.",
         "ms",
     )
-    inline_max_bytes: int = _config(
+    inline_max_bytes: int = config(
         "inline.max.bytes",
         64 * KIB,
         Integer(0, 16 * MIB, "int"),
@@ -225,7 +208,7 @@ class TopicConfig:
         "large values.",
         "bytes",
     )
-    inline_tail_bytes: int = _config(
+    inline_tail_bytes: int = config(
         "inline.tail.bytes",
         MIB,
         Integer(1, 256 * MIB, "int"),
@@ -233,7 +216,7 @@ class TopicConfig:
         "Larger means fewer files, and more bytes that travel inside Spark's plans.",
         "bytes",
     )
-    delta_max_lag_ms: int = _config(
+    delta_max_lag_ms: int = config(
         "delta.max.lag.ms",
         60_000,
         Integer(-1),
@@ -242,7 +225,7 @@ class TopicConfig:
         "no limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
         "ms",
     )
-    file_delete_delay_ms: int = _config(
+    file_delete_delay_ms: int = config(
         "file.delete.delay.ms",
         7 * DAY_MS,
         Integer(0),
@@ -252,51 +235,22 @@ class TopicConfig:
         "60000",
     )
 
-    value_format: str = _config(
-        "value.format",
-        "bytes",
-        Choice(("bytes", "json", "avro", "protobuf")),
-        "Not in Kafka. How values are encoded. With json, avro or protobuf, segment files and the Delta table also have"
-        " the columns record and record_error: the fields of value.schema, decoded when a file is written. The bytes in"
-        " value stay as they are.",
-    )
-    value_schema: str = _config(
-        "value.schema",
-        "",
-        Text("a schema in the language of value.format"),
-        "Not in Kafka. The fields of the values: Spark DDL (`item STRING, price DOUBLE`) or a JSON Schema for json, a"
-        " schema in JSON for avro, `@FILE#MESSAGE` of a descriptor set for protobuf (the command line stores the"
-        " message's name and the descriptor). A change may add fields and leave fields out; the column of a field that"
-        " is left out stays. Another type for a field is refused (`spark-log schema set --reset` gives it another"
-        " column). `registry:SUBJECT` takes the latest version of a subject of the"
-        " schema registry, and follows it; `registry:SUBJECT@N` takes version N. For Protobuf, `#my.package.Message`"
-        " after it chooses another message than the first one of the file.",
-    )
-    schema_registry_url: str = _config(
+    key_format: str = part_format("key")
+    key_schema: str = part_schema("key")
+    key_framing: str = part_framing("key")
+    key_columns: str = part_columns("key")
+    key_bad_records: str = part_bad_records("key")
+    value_format: str = part_format("value")
+    value_schema: str = part_schema("value")
+    value_framing: str = part_framing("value")
+    value_columns: str = part_columns("value")
+    value_bad_records: str = part_bad_records("value")
+    schema_registry_url: str = config(
         "schema.registry.url",
         "",
         Text("addresses that begin with http:// or https://, separated by commas"),
-        "The schema registry of value.schema=registry:SUBJECT, by its REST API. Empty: the cluster's own registry.",
-    )
-    value_framing: str = _config(
-        "value.framing",
-        "none",
-        Choice(("none", "confluent")),
-        "Not in Kafka. confluent: a zero byte and the id of the schema (four bytes) precede each value, as Confluent's"
-        " serializers write it. Avro and Protobuf values then need value.schema=registry:SUBJECT.",
-    )
-    value_columns: str = _config(
-        "value.columns",
-        "all",
-        Text("all, or names of fields separated by commas"),
-        "Not in Kafka. The fields of value.schema that become columns: all, or some (`item,lines.price`).",
-    )
-    value_bad_records: str = _config(
-        "value.bad.records",
-        "keep",
-        Choice(("keep", "reject")),
-        "Not in Kafka. A value that cannot be decoded: keep appends it, with a null in record and the reason in"
-        " record_error; reject refuses the append with InvalidRecordError.",
+        "The schema registry of registry:SUBJECT in key.schema and value.schema, by its REST API. Empty: the cluster's "
+        "own registry.",
     )
 
     @classmethod
@@ -306,13 +260,13 @@ class TopicConfig:
         Raises InvalidConfigurationError that names the config, the value and the expected values.
         """
         named = canonical(overrides)
-        config = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
-        if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        found = cls(**{name.replace(".", "_"): _parse(name, text) for name, text in named.items()})
+        if found.min_compaction_lag_ms > found.max_compaction_lag_ms:
             raise InvalidConfigurationError(
-                f"min.compaction.lag.ms ({config.min_compaction_lag_ms}) must not be greater than "
-                f"max.compaction.lag.ms ({config.max_compaction_lag_ms})"
+                f"min.compaction.lag.ms ({found.min_compaction_lag_ms}) must not be greater than "
+                f"max.compaction.lag.ms ({found.max_compaction_lag_ms})"
             )
-        return config
+        return found
 
     @property
     def compacts(self) -> bool:
@@ -323,6 +277,15 @@ class TopicConfig:
     def deletes(self) -> bool:
         """Whether retention.ms and retention.bytes apply."""
         return "delete" in self.cleanup_policy
+
+    @property
+    def parts(self) -> tuple[PartConfigs, ...]:
+        """The configs of the keys and of the values."""
+        return tuple(map(self.part, SOURCES))
+
+    def part(self, source: str) -> PartConfigs:
+        """The configs of the keys or of the values. `source`: key or value."""
+        return PartConfigs(source, *(getattr(self, f"{source}_{name}") for name in PartConfigs._fields[1:]))
 
     def as_text(self) -> dict[str, str]:
         """Every config's dotted name and value as text; `from_overrides` of it gives an equal config."""

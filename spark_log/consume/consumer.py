@@ -185,10 +185,10 @@ class Consumer(ConsumerQueries):
         """As `poll`, but returns Arrow tables with the columns of the Spark source: key, value, topic, partition,
         offset, timestamp, timestampType, headers. No copy of the values, no Python object per record.
 
-        With `columns` only these columns are read and returned. Topics with typed columns also have record_error,
-        record, and its fields by their paths: ["offset", "record.price"]. Column record then has those fields only.
-        InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so does the type of
-        record, also when the topic gets more fields.
+        With `columns` only these columns are read and returned. Topics with typed columns also have those,
+        and the fields of record and key_record by their paths: ["offset", "record.price"]. The structs then have those
+        fields only. InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so do
+        the types of the structs, also when the topic gets more fields.
 
         Without `max_records`, returns the available records within fetch_max_bytes and max_partition_fetch_bytes, at
         least one batch.

@@ -12,6 +12,7 @@ from spark_log import clock, ids
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.columns.column_choice import check_names, chosen_fields, top_columns
+from spark_log.columns.parts import TYPED
 from spark_log.consume.buffers import Buffers, Fetched, Limits, Stream
 from spark_log.consume.consumer_settings import ConsumerSettings
 from spark_log.consume.subscription import PartitionState, Subscription, settle
@@ -19,11 +20,11 @@ from spark_log.partitions.lineage import diverging_offset
 from spark_log.partitions.partition_rows import Key
 from spark_log.partitions.replication_rules import Truncation
 from spark_log.partitions.truncations import read_truncations
-from spark_log.records.schema import TYPED, read_schema
+from spark_log.records.schema import read_schema
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
 from spark_log.segments.slices import Slice
-from spark_log.segments.typed_columns import no_typed_columns
+from spark_log.segments.typed_columns import check_typed_columns
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +50,18 @@ class Fetching:
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
         self._columns: tuple[str, ...] | None = None
-        self._record_types: dict[str, pa.StructType] = {}
-        """Of column record, by topic: those that the topic had when the columns were chosen."""
+        self._typed: dict[str, pa.StructType] = {}
+        """The chosen typed columns, by topic, as the topic had them when they were chosen."""
 
     def choose(self, columns: Sequence[str] | None) -> None:
-        """Read these columns from now on, None for all but the typed ones. Fields of record are dotted paths."""
+        """Read these columns from now on, None for all but the typed ones. Fields of typed columns are dotted paths."""
         chosen = None if columns is None else tuple(columns)
         if chosen == self._columns:
             return
         if chosen is not None:
             check_names(chosen, (*_SCHEMA.names, *TYPED))
         self._columns = chosen
-        self._record_types.clear()
+        self._typed.clear()
         for partition, _ in list(self.buffers.items()):  # the positions are at the first record that was not returned
             self.buffers.drop(partition)
 
@@ -247,14 +248,13 @@ class Fetching:
         if self._columns is None:
             return _SCHEMA
         names = {"offset", *top_columns(self._columns)}
-        record = None
-        if "record" in names:
-            if piece.topic not in self._record_types:
-                if piece.columns is None:
-                    raise no_typed_columns(piece.topic)
-                self._record_types[piece.topic] = chosen_fields(piece.columns.fields, self._columns)
-            record = self._record_types[piece.topic]
-        return read_schema("headers" in names, tuple(names), record)
+        typed = None
+        if not names.isdisjoint(TYPED):
+            if piece.topic not in self._typed:
+                columns = check_typed_columns(piece.topic, piece.columns, names)
+                self._typed[piece.topic] = chosen_fields(columns.fields, self._columns)
+            typed = self._typed[piece.topic]
+        return read_schema("headers" in names, tuple(names), typed)
 
     def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
         missing = {partition for partition in wanted if partition not in found}

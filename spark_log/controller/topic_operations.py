@@ -31,14 +31,15 @@ from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.partitions.partition_rows import insert_partitions
 from spark_log.partitions.retired_files import retire_folder
 from spark_log.registry.rows import lock_registry
-from spark_log.registry.topic_schemas import external_subject, lock_subjects, value_columns
+from spark_log.registry.topic_schemas import (
+    external_subjects,
+    lock_subjects,
+    parts_changed_by,
+    typed_columns,
+)
 
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow."""
-
-
-_COLUMN_CONFIGS = {"schema.registry.url", "value.columns", "value.format", "value.framing", "value.schema"}
-"""The configs from which the typed columns follow."""
 
 
 def create_topic(
@@ -62,7 +63,7 @@ def create_topic(
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
-    external = external_subject(config)
+    external = external_subjects(config)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
         lock_subjects(connection, config)
@@ -72,7 +73,7 @@ def create_topic(
             raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
         loads = _broker_loads(connection, cluster.store.clock(connection))
         placement = place_replicas(loads, partitions, replication_factor)
-        columns = value_columns(connection, config, None, external)
+        columns = typed_columns(connection, config, None, external)
         if validate_only:
             return None
         now = cluster.store.clock(connection)
@@ -96,7 +97,7 @@ def alter_configs(
     maintenance.
 
     With `validate_only` they stay as they are, and the result is the topic as it would be. With `reset`, a field of a
-    new value.schema that does not fit its typed column gets another one (`columns/resets.py`).
+    new key.schema or value.schema that does not fit its typed column gets another one (`columns/resets.py`).
     """
     changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
@@ -105,23 +106,21 @@ def alter_configs(
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
-    changes_columns = not _COLUMN_CONFIGS.isdisjoint(changes)
+    sources = parts_changed_by(changes)
     external = None
-    if changes_columns:
+    if sources:
         topic = cluster.store.read(lambda connection: find_topic(connection, name))
-        external = external_subject(_merged(topic, changes)[1])
+        external = external_subjects(_merged(topic, changes)[1], sources)
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
-        if changes_columns:
+        if sources:
             lock_registry(connection)
         topic = find_topic(connection, name, lock=True)
         overrides, config = _merged(topic, changes)
         _check_min_isr(config, topic.replication_factor)
-        columns = topic.value_columns
-        if changes_columns:
-            columns = value_columns(connection, config, columns, external, reset=reset)
+        columns = typed_columns(connection, config, topic.typed_columns, external, sources, reset=reset)
         if validate_only:
-            return replace(topic, overrides=overrides, value_columns=columns)
+            return replace(topic, overrides=overrides, typed_columns=columns)
         set_overrides(connection, topic.topic_id, overrides, columns)
         return find_topic(connection, name)
 
@@ -174,12 +173,12 @@ def insert_topic(
     replication_factor: int,
     overrides: Mapping[str, str],
     now: StoreClock,
-    value_columns: str | None = None,
+    typed_columns: str | None = None,
 ) -> Topic:
     """The rows of a new topic; `placement` has AR of each partition as (broker id, log dir id), none for an internal
     topic that the store itself keeps.
     """
-    topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, value_columns)
+    topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, typed_columns)
     insert_partitions(connection, topic.topic_id, 0, placement)
     return topic
 

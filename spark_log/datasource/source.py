@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_log.columns.parts import PARTS, RECORDS
 from spark_log.datasource.options.source_options import ReadOptions, WriteOptions, parse_columns
 from spark_log.datasource.read.batch_reader import BatchReader
 from spark_log.datasource.read.read_task import ReadColumns
@@ -43,7 +44,7 @@ _TYPES: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
     "headers": HEADERS,
-    "record_error": StringType(),
+    **{part.error: StringType() for part in PARTS},
 }
 
 _TABLE_PROPERTY = "provider"
@@ -66,7 +67,7 @@ class SparkLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
-        `columns`, which may name record and record_error too.
+        `columns`, which may name typed columns too.
 
         `load()` calls it without the information whether it is for a batch or a stream: InvalidOptionError for options
         that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the table its own
@@ -76,19 +77,21 @@ class SparkLogDataSource(DataSource):
             ReadOptions.parse(self.options, streaming=None, environ=os.environ)
         return self._schema()
 
-    def _schema(self, record: DataType | None = None) -> StructType:
-        """`record`: the type of column `record`, if it is known; otherwise the topic's, from the metadata store."""
+    def _schema(self, records: dict[str, DataType] | None = None) -> StructType:
+        """`records`: the types of the structs of typed columns, if they are known; otherwise the topic's, from the
+        metadata store.
+        """
         types = _TYPES
         # not the module column_choice: it imports pyarrow
         names = dict.fromkeys(name.partition(".")[0] for name in parse_columns(self.options))
-        if "record" in names:
-            types = {**_TYPES, "record": record or self._record_type()}
+        if not names.keys().isdisjoint(RECORDS):
+            types = {**_TYPES, **(records or self._record_types())}
         return StructType([StructField(name, types[name]) for name in names])
 
-    def _record_type(self) -> StructType:
-        from spark_log.datasource.read.record_type import record_type
+    def _record_types(self) -> dict[str, DataType]:
+        from spark_log.datasource.read.record_type import record_types
 
-        return record_type(ReadOptions.parse(self.options, streaming=None, environ=os.environ))
+        return record_types(ReadOptions.parse(self.options, streaming=None, environ=os.environ))
 
     def reader(self, schema: StructType) -> BatchReader:
         self._refuse_schema(schema)
@@ -133,8 +136,8 @@ class SparkLogDataSource(DataSource):
         return type(self), (dict(self.options) if self._options_may_travel else {},)
 
     def _refuse_schema(self, schema: StructType) -> None:
-        record = schema["record"].dataType if "record" in schema.names else None
-        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self._schema(record)]:
+        records = {field.name: field.dataType for field in schema if field.name in RECORDS}
+        if [(field.name, field.dataType) for field in schema] != [(f.name, f.dataType) for f in self._schema(records)]:
             raise InvalidOptionError(
                 "spark_log source has a fixed schema and cannot be set with a custom one;"
                 " use option 'columns' for fewer columns"

@@ -10,17 +10,17 @@ import pyarrow as pa
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.columns.topic_columns import contains
+from spark_log.columns.field_paths import contains
 from spark_log.delta.publication_state import Cursor, PublishedFile
 from spark_log.delta.unopened_commit import commit_path, is_data_change, partition_values, statistics
-from spark_log.records.schema import SEGMENT_SCHEMA, segment_schema
+from spark_log.records.schema import SEGMENT_SCHEMA
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
     from deltalake import DeltaTable
 
 PARTITION_COLUMNS = ["partition", "base_offset"]
 DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64()), *SEGMENT_SCHEMA])
-"""offset = base_offset + offset_delta, for any Delta reader. A topic with typed columns has two more columns."""
+"""offset = base_offset + offset_delta, for any Delta reader. Typed columns follow."""
 
 _CHECKPOINT_COMMITS = 100
 """Commits between the checkpoints that an append has to wait for; maintenance makes checkpoints more often."""
@@ -94,17 +94,16 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
         return DeltaTable(location, storage_options=options)
 
 
-def add_columns(table: "DeltaTable", columns: pa.StructType) -> bool:
+def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
     """Add the typed columns that the table lacks, in a commit of its own on exactly the version that was read. Returns
     whether there were any. A stream over the table stops at this commit once, as at every change of a Delta schema.
     """
     from deltalake import CommitProperties, Schema
 
-    typed = [segment_schema(columns).field(name) for name in ("record_error", "record")]
-    if contains(pa.struct(list(pa.schema(table.schema()))), pa.struct(typed)):
+    if contains(pa.struct(list(pa.schema(table.schema()))), typed):
         return False
     table.alter.add_columns(
-        list(Schema.from_arrow(pa.schema(typed)).fields), commit_properties=CommitProperties(max_commit_retries=0)
+        list(Schema.from_arrow(pa.schema(list(typed))).fields), commit_properties=CommitProperties(max_commit_retries=0)
     )
     return True
 

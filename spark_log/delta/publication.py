@@ -21,7 +21,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.columns.topic_columns import contains
+from spark_log.columns.field_paths import contains
 from spark_log.delta import publication_intent, publication_state
 from spark_log.delta.delta_log_repair import repair
 from spark_log.delta.delta_table import (
@@ -173,7 +173,8 @@ def _find_changes(connection: sa.Connection, topic: Topic, info: LogDirInfo, lef
     else:
         wanted = publication_state.all_segments(connection, topic, info)
     columns = now.all_columns if now is not None and now.topic_id == topic.topic_id else None
-    return _Found(recorded, in_doubt, due, cursors, incremental, wanted, gone, columns)
+    typed = None if columns is None else columns.fields
+    return _Found(recorded, in_doubt, due, cursors, incremental, wanted, gone, typed)
 
 
 def _publish_unopened(cluster: Cluster, topic: Topic, info: LogDirInfo, log_dir: LogDir) -> bool:

@@ -75,7 +75,7 @@ def _bounds_in_delta_log(cluster: Cluster, log_dirs: CleanableLogDirs, info: Log
     """
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
-    if topic.value_columns is None:
+    if topic.typed_columns is None:
         return []
     files = [path for path in log_dir.list_files(f"{topic.folder}/_delta_log") if path.endswith((".json", ".parquet"))]
     named = cluster.store.read(lambda connection: named_paths(connection, topic))

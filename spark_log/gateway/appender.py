@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from spark_log import clock
-from spark_log.append.encoding import Encoding, bad_values, prepare
+from spark_log.append.encoding import Encoding, bad_records, prepare
 from spark_log.append.rules import Acks, Appended, ProducerSequence, Rejected
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
@@ -203,7 +203,7 @@ def _bad_records(records: pa.Table, topic: Topic | None, now_ms: int) -> dict[in
     if encoding.timestamp_type is TimestampType.LOG_APPEND_TIME:
         records = stamp(records, now_ms)
     records = normalise(records, timestamp_ms=now_ms)
-    bad = {**faults(records, encoding.limits, now_ms), **bad_values(records.column("value"), encoding)}
+    bad = {**faults(records, encoding.limits, now_ms), **bad_records(records, encoding)}
     return {row: str(error) for row, error in bad.items()}
 
 

@@ -1,10 +1,12 @@
-"""The records of a typed topic whose values cannot be decoded: list them, or copy them to a topic for dead letters."""
+"""The records of a typed topic whose keys or values cannot be decoded: list them, or copy them to another topic."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
 from spark_log.cluster.topics import Topic
+from spark_log.columns.parts import PARTS
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
@@ -14,36 +16,42 @@ HEADER_PREFIX = "__spark_log.errors."
 """Prefix of the headers that a dead letter gets. Their names are otherwise those of Kafka Connect's dead letter queue;
 with another prefix, a record that went through both has both sets of headers."""
 
-_ERRORS = read_schema(columns=["partition", "offset", "record_error"])
-
 
 def bad_records(log: LogReader, topic: Topic) -> Iterator[pa.Table]:
-    """The bad records of the topic up to the high watermarks: partition, offset, record_error and the columns of
-    RECORD_SCHEMA, by partition and offset, in tables of a few records.
+    """The bad records of the topic up to the high watermarks: partition, offset, the reasons (key_record_error,
+    record_error, or both) and the columns of RECORD_SCHEMA, by partition and offset, in tables of a few records.
 
-    Reads record_error alone where a file has it, and then only the bad records. InvalidConfigurationError if the topic
+    Reads the reasons alone where a file has them, and then only the bad records. InvalidConfigurationError if the topic
     has no typed columns.
     """
     if topic.columns is None:
         raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
+    errors = [part.error for part, _ in topic.columns.parts]
+    schema = read_schema(columns=["partition", "offset", *errors], typed=topic.columns.fields)
     whole = {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
-    for errors in log.read(whole, _ERRORS, topics={topic.name: topic}):
-        bad = errors.filter(errors.column("record_error").is_valid())
-        for row in bad.to_pylist():
-            yield _record(log, topic, row)
+    for batch in log.read(whole, schema, topics={topic.name: topic}):
+        if all(batch.column(name).null_count == batch.num_rows for name in errors):
+            continue
+        for row in batch.to_pylist():
+            if any(row[name] is not None for name in errors):
+                yield _record(log, topic, row, errors)
 
 
-def _record(log: LogReader, topic: Topic, row: dict[str, object]) -> pa.Table:
-    partition, offset, reason = row["partition"], row["offset"], row["record_error"]
-    assert isinstance(partition, int) and isinstance(offset, int)
-    here = {TopicPartition(topic.name, partition): OffsetRange(offset, offset + 1)}
+def _record(log: LogReader, topic: Topic, row: Mapping[str, Any], errors: list[str]) -> pa.Table:
+    here = {TopicPartition(topic.name, row["partition"]): OffsetRange(row["offset"], row["offset"] + 1)}
     [batch] = log.read(here, topics={topic.name: topic})
     records = pa.Table.from_batches([batch])
-    columns = [records.column("partition"), records.column("offset"), pa.array([reason], pa.string())]
-    names = ["partition", "offset", "record_error"]
+    columns = [records.column("partition"), records.column("offset")]
+    columns += [pa.array([row[name]], pa.string()) for name in errors]
+    names = ["partition", "offset", *errors]
     return pa.table(
         [*columns, *(records.column(name) for name in RECORD_SCHEMA.names)], names=[*names, *RECORD_SCHEMA.names]
     )
+
+
+def reasons(row: Mapping[str, Any]) -> dict[str, str]:
+    """The reasons of a row of `bad_records`, by the part of the record that is bad: key or value."""
+    return {part.source: row[part.error] for part in PARTS if row.get(part.error) is not None}
 
 
 def dead_letters(topic: str, bad: pa.Table) -> pa.Table:
@@ -56,9 +64,9 @@ def dead_letters(topic: str, bad: pa.Table) -> pa.Table:
             _header("topic", topic),
             _header("partition", str(row["partition"])),
             _header("offset", str(row["offset"])),
-            _header("exception.message", row["record_error"]),
+            _header("exception.message", "; ".join(f"{source}: {reason}" for source, reason in reasons(row).items())),
         ]
-        for row in bad.select(["headers", "partition", "offset", "record_error"]).to_pylist()
+        for row in bad.drop_columns(["key", "value", "timestamp"]).to_pylist()
     ]
     place = RECORD_SCHEMA.get_field_index("headers")
     field = RECORD_SCHEMA.field(place)

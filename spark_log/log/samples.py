@@ -1,4 +1,4 @@
-"""Samples of the newest values of a topic."""
+"""Samples of the newest keys or values of a topic."""
 
 import pyarrow as pa
 
@@ -8,13 +8,15 @@ from spark_log.log.reader import LogReader
 from spark_log.records.schema import read_schema
 
 
-def newest_values(log: LogReader, topic: Topic, count: int) -> pa.BinaryArray:
-    """The values of about `count` records below the high watermarks, as many of each partition; null values too."""
+def newest(log: LogReader, topic: Topic, count: int, source: str) -> pa.BinaryArray:
+    """Column `source` (key or value) of about `count` records below the high watermarks, as many of each partition;
+    nulls too.
+    """
     positions = log.positions(topic)
     share = -(-count // len(positions))
     ranges = {
         tp: OffsetRange(max(here.log_start_offset, here.high_watermark - share), here.high_watermark)
         for tp, here in positions.items()
     }
-    batches = log.read(ranges, read_schema(columns=["value"]), topics={topic.name: topic})
-    return pa.concat_arrays([batch.column("value") for batch in batches] or [pa.array([], pa.binary())])
+    batches = log.read(ranges, read_schema(columns=[source]), topics={topic.name: topic})
+    return pa.concat_arrays([batch.column(source) for batch in batches] or [pa.array([], pa.binary())])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_log.append.encoding import Encoding, bad_values
+from spark_log.append.encoding import Encoding, bad_records
 from spark_log.append.partitioner import partition_of, partition_of_key
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
@@ -53,7 +53,7 @@ def assemble(
     """
     count = len(topic_batch.values)
     per_run = max(1, run_bytes_min * count // max(1, topic_batch.bytes))
-    if count <= _FEW and not encoding.rejects_bad_values:
+    if count <= _FEW and not encoding.rejects_bad_records:
         few = _assemble_few(topic_batch, topic, encoding, now_ms, first_run, per_run)
         if few is not None:
             return few
@@ -74,7 +74,7 @@ def assemble(
         bytes_max = min(bytes_max, RECORD_BYTES + max(0, int(np.max(key_sizes))) + max(0, int(np.max(value_sizes))))
     if not has_no_faults(encoding.limits, bytes_max, *extremes, keys.null_count, now_ms):
         bad |= faults(records, encoding.limits, now_ms)
-    bad |= bad_values(records.column("value"), encoding)
+    bad |= bad_records(records, encoding)
     good = np.arange(0)
     if bad:
         good = np.setdiff1d(np.arange(count), np.fromiter(bad, np.int64))

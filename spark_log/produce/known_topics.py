@@ -73,7 +73,7 @@ class KnownTopics:
         known = self.by_name.get(name)
         if known is not None:
             age_s, age_s_max = clock.monotonic_s() - known.looked_up_s, self._settings.metadata_max_age_ms / 1000
-            if known.encoding.rejects_bad_values:  # a new version of the schema may accept the records
+            if known.encoding.rejects_bad_records:  # a new version of the schema may accept the records
                 age_s_max = min(age_s_max, REFRESH_S)
             if age_s <= age_s_max:
                 return known

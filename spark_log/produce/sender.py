@@ -140,9 +140,9 @@ class Sender(threading.Thread):
         return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
 
     def _has_new_columns(self, topic: Topic) -> bool:
-        """Whether the topic, looked up again, decodes values in another way: a schema may just have been registered."""
+        """Whether the topic, looked up again, decodes records in another way: a schema may have been registered."""
         fresh = self._topics.refresh(topic.name, force=True)
-        return fresh is not None and fresh.topic.value_columns != topic.value_columns
+        return fresh is not None and fresh.topic.typed_columns != topic.typed_columns
 
     def _assemble(self, topic_batch: TopicBatch) -> None:
         try:
@@ -158,7 +158,7 @@ class Sender(threading.Thread):
             else:
                 run_bytes = self._settings.batch_size
                 found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
-                if found.faults and known.encoding.rejects_bad_values and self._has_new_columns(topic):
+                if found.faults and known.encoding.rejects_bad_records and self._has_new_columns(topic):
                     topic = known.topic
                     found = assemble(topic_batch, topic, known.encoding, now_ms, known.first_run, run_bytes)
                 known.first_run += found.runs

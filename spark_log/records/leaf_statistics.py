@@ -10,9 +10,11 @@ minValues, maxValues and nullCount, nested like the columns. Its rules keep each
 Booleans, binaries, leaves in arrays and maps, and doubles that may be NaN have no statistics: Parquet leaves NaN out of
 the bounds, but for Spark it is larger than all other values.
 
-A bound that is missing is unknown. Only the first LEAVES_MAX leaves of record are in the text. If a file has bounds of
-any column, then of offset_delta, timestamp and record_error too, unless that is null throughout, and an object for
-record, even if empty: deltalake's datasets take the missing bound of a column for one that no row passes.
+A bound that is missing is unknown. Only the first LEAVES_MAX leaves of each struct are in the text. If a file has
+bounds of any column, then of offset_delta, timestamp and the columns of reasons too, unless these are null throughout,
+and an object for each struct, even if empty: deltalake's datasets take the missing bound of a column for one that no
+row passes, and a missing number of nulls for zero. This includes typed columns that the file does not have: the table
+may get them later.
 """
 
 import json
@@ -26,7 +28,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_log.records.schema import TYPED, segment_schema
+from spark_log.columns.parts import PARTS, RECORDS, TYPED
+from spark_log.records.schema import segment_schema
 
 LEAVES_MAX = 32
 """Every leaf takes about 80 bytes in the metadata store, and in the Delta log, for each file."""
@@ -35,7 +38,6 @@ STRING_LENGTH_MAX = 32
 
 _LAST_CHARACTER = "\U0010ffff"
 _COLUMNS = ("offset_delta", "timestamp", *TYPED)
-_LEAVES_IN_TEXT = len(_COLUMNS) - 1 + LEAVES_MAX
 _PARTS = ("minValues", "maxValues", "nullCount")
 _MS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,7 +68,9 @@ class Bounds(NamedTuple):
 
 @lru_cache(maxsize=64)
 def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
-    """The leaves with statistics: offset_delta, timestamp, and those of typed columns outside of arrays and maps."""
+    """The leaves with statistics in a file with these typed columns: offset_delta, timestamp, and those of the typed
+    columns outside of arrays and maps.
+    """
     schema = segment_schema(fields)
     found: list[Leaf] = []
     number = 0
@@ -76,6 +80,13 @@ def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
                 found.append(Leaf(path, kind, number))
             number += 1
     return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _in_text_of(fields: pa.StructType) -> tuple[Leaf, ...]:
+    """The leaves that are in the text."""
+    by_column = [[leaf for leaf in leaves(fields) if leaf.path[0] == column] for column in _COLUMNS]
+    return tuple(leaf for found in by_column for leaf in found[:LEAVES_MAX])
 
 
 def _leaves(
@@ -111,12 +122,14 @@ def group_bounds(group: pq.RowGroupMetaData, leaf: Leaf) -> Bounds:
 
 
 def file_statistics(metadata: pq.FileMetaData, fields: pa.StructType) -> str:
-    """The text for a file with these columns."""
+    """The text for a file with these typed columns."""
     import msgspec  # not at the top: writers of topics without typed columns start without it
 
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    parts: dict[str, dict[str, Any]] = {name: {"record": {}} for name in _PARTS}
-    for leaf in leaves(fields)[:_LEAVES_IN_TEXT]:
+    parts: dict[str, dict[str, Any]] = {name: {column: {} for column in RECORDS} for name in _PARTS}
+    missing = [part.error for part in PARTS if part.error not in fields.names]
+    parts["nullCount"] |= dict.fromkeys(missing, metadata.num_rows)
+    for leaf in _in_text_of(fields):
         low, high, nulls = _of_all([(group_bounds(group, leaf), group.num_rows) for group in groups])
         texts = _in_text(low, leaf.kind, up=False), _in_text(high, leaf.kind, up=True), nulls
         for part, value in zip(parts.values(), texts, strict=True):
@@ -129,7 +142,7 @@ def parse(text: str, fields: pa.StructType) -> dict[tuple[str, ...], Bounds]:
     """The bounds of each leaf in a text of `file_statistics` for the same columns."""
     found = json.loads(text, parse_float=Decimal)
     bounds = {}
-    for leaf in leaves(fields)[:_LEAVES_IN_TEXT]:
+    for leaf in _in_text_of(fields):
         low, high, nulls = (_get(found[name], leaf.path) for name in _PARTS)
         bounds[leaf.path] = Bounds(_of_text(low, leaf.kind), _of_text(high, leaf.kind), nulls)
     return bounds

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_log.columns.parts import RECORDS, TYPED
 from spark_log.errors import InvalidOptionError
 from spark_log.records.arrow_numpy import from_numpy
-from spark_log.records.schema import TYPED, TimestampType, leaf_paths, read_schema
+from spark_log.records.schema import TimestampType, leaf_paths, read_schema, typed_fields
 
 STORED = ("timestamp", "key", "value", "headers", *TYPED)
 """Read columns that are stored under the same name."""
@@ -29,8 +30,7 @@ class ReadShape:
 
     def __post_init__(self) -> None:
         names = self.schema.names
-        record = self.schema.field("record").type if "record" in names else None
-        if not self.schema.equals(read_schema(include_headers="headers" in names, columns=names, record=record)):
+        if not self.schema.equals(read_schema("headers" in names, names, typed_fields(self.schema))):
             raise InvalidOptionError(f"schema: expected a result of read_schema, got {self.schema}")
 
     @property
@@ -40,9 +40,10 @@ class ReadShape:
 
     @property
     def parquet_columns(self) -> list[str]:
-        """`stored_columns` as Parquet's paths: of column record only the leaves that the schema has."""
-        of_record = leaf_paths(self.schema.field("record")) if "record" in self.schema.names else []
-        return [name for name in self.stored_columns if name != "record"] + of_record
+        """`stored_columns` as Parquet's paths: of a struct of typed columns only the leaves that the schema has."""
+        plain = [name for name in self.stored_columns if name not in RECORDS]
+        records = [self.schema.field(name) for name in self.stored_columns if name in RECORDS]
+        return [*plain, *(leaf for record in records for leaf in leaf_paths(record))]
 
     def batch(
         self, stored: pa.RecordBatch, deltas: int | npt.NDArray[np.int32], start: int, stop: int

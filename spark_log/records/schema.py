@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.columns.parts import TYPED
 from spark_log.errors import InvalidOptionError, InvalidRecordError, InvalidTimestampError
 
 MICROSECONDS_PER_MILLISECOND = 1000
@@ -35,17 +36,14 @@ SEGMENT_SCHEMA = pa.schema(
 """The columns of a segment file. offset = base_offset + offset_delta; offset_delta >= 0 and strictly increasing."""
 
 
-TYPED = ("record_error", "record")
-"""The typed columns, which follow those of SEGMENT_SCHEMA in the files of a topic that has them."""
+def segment_schema(typed: pa.StructType | None) -> pa.Schema:
+    """The columns of a segment file with these typed columns (`TopicColumns.fields`)."""
+    return SEGMENT_SCHEMA if typed is None else pa.schema([*SEGMENT_SCHEMA, *typed])
 
 
-def segment_schema(columns: pa.StructType | None) -> pa.Schema:
-    """The columns of a segment file with these typed columns: record_error, the reason why a value could not be
-    decoded, and record, which is null for such a value and for a null value.
-    """
-    if columns is None:
-        return SEGMENT_SCHEMA
-    return pa.schema([*SEGMENT_SCHEMA, pa.field("record_error", pa.string()), pa.field("record", columns)])
+def typed_fields(schema: pa.Schema) -> pa.StructType:
+    """The typed columns of a schema, in the order of a file."""
+    return pa.struct([schema.field(name) for name in TYPED if name in schema.names])
 
 
 def leaf_paths(field: pa.Field) -> list[str]:
@@ -84,19 +82,17 @@ class TimestampType(IntEnum):
 
 
 def read_schema(
-    include_headers: bool = False, columns: Sequence[str] | None = None, record: pa.StructType | None = None
+    include_headers: bool = False, columns: Sequence[str] | None = None, typed: pa.StructType | None = None
 ) -> pa.Schema:
     """Schema that readers see, in the order of Spark's Kafka source: key, value, topic, partition, offset, timestamp,
-    timestampType, with `include_headers` headers, and with the type of `record` record_error and record.
+    timestampType, with `include_headers` headers, and the columns of `typed`, which are typed columns of a topic.
 
     `columns` keeps only the named ones, still in that order. Raises InvalidOptionError for a name that is not there,
     for no name at all and for one given twice.
     """
     fields = [field for field in _READ_SCHEMA if include_headers or field.name != "headers"]
-    if record is not None or (columns is not None and "record_error" in columns):
-        fields.append(pa.field("record_error", pa.string()))
-    if record is not None:
-        fields.append(pa.field("record", record))
+    if typed is not None:
+        fields += typed_fields(pa.schema(list(typed)))
     if columns is None:
         return pa.schema(fields)
     names = [field.name for field in fields]

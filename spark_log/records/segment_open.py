@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from spark_log.columns.parts import PARTS
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.records import segment_footer
 from spark_log.records.schema import SEGMENT_SCHEMA, segment_schema
@@ -69,8 +70,11 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
 
 def _is_segment(schema: pa.Schema) -> bool:
     """Whether it is SEGMENT_SCHEMA, or that and typed columns."""
-    columns = schema.field("record").type if "record" in schema.names else None
-    return bool(schema.equals(segment_schema(columns)))
+    typed: list[pa.Field] = []
+    for part in PARTS:
+        if part.record in schema.names:
+            typed += [pa.field(part.error, pa.string()), schema.field(part.record)]
+    return bool(schema.equals(segment_schema(pa.struct(typed))))
 
 
 def verify_checksum(source: pa.NativeFile, path: str, checksum: str) -> None:

@@ -4,9 +4,9 @@ Layout of a file: row groups of ROW_GROUP_RECORDS records (fewer where they woul
 footer. Every page carries a CRC-32, the footer its own digest (segment_footer.py). offset_delta is delta-encoded and,
 like timestamp, has statistics; key, value and headers have none, which would copy whole values into the footer.
 
-A topic with typed columns (`columns/`) has two more columns in its files: record_error, and record as the last one.
-They are decoded here, from value, whenever a row group is written, unless the records come with them. Their leaves
-have statistics (leaf_statistics.py).
+A topic with typed columns (`columns/`) has two more columns in its files for its keys, key_record_error and key_record,
+and two for its values, record_error and record, which are the last ones. They are decoded here, from key and value,
+whenever a row group is written, unless the records come with them. Their leaves have statistics (leaf_statistics.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_log.columns.decoding import ColumnsDefinition, Decoded, decoder
+from spark_log.columns.parts import PARTS, RECORDS, TYPED
 from spark_log.columns.resets import schemas
+from spark_log.columns.topic_columns import TopicColumns, decoded
 from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
 from spark_log.records import segment_footer
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
@@ -31,7 +32,6 @@ from spark_log.records.schema import (
     MICROSECONDS_PER_MILLISECOND,
     RECORD_SCHEMA,
     SEGMENT_SCHEMA,
-    TYPED,
     leaf_paths,
     segment_schema,
 )
@@ -68,12 +68,12 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, sink: Sink, codec: str = "zstd", level: int | None = None, columns: ColumnsDefinition | None = None
+        self, sink: Sink, codec: str = "zstd", level: int | None = None, columns: TopicColumns | None = None
     ) -> None:
         self.codec = codec_name(codec)
         self._columns = columns
         self._schema = schema = segment_schema(None if columns is None else columns.fields)
-        typed = [] if columns is None else ["record_error", *leaf_paths(pa.field("record", columns.fields))]
+        typed = [] if columns is None else [leaf for field in columns.fields for leaf in leaf_paths(field)]
         compression_level = codec_level(self.codec, level)
         self.record_count = 0
         self._next_delta = 0
@@ -110,11 +110,11 @@ class SegmentWriter:
     def write(self, records: pa.Table, offset_deltas: pa.Array | pa.ChunkedArray | None = None) -> None:
         """Append records (RECORD_SCHEMA). Offset deltas run on from the last one, or are `offset_deltas` (compaction).
 
-        Records may come with the typed columns of this writer's definition, record_error and record: then their values
-        are not decoded. Raises InvalidRecordError for another schema, a null timestamp, deltas that do not strictly
-        increase or do not fit into int32; MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
+        Records may come with the typed columns of this writer: then they are not decoded. Raises InvalidRecordError for
+        another schema, a null timestamp, deltas that do not strictly increase or do not fit into int32;
+        MessageSizeTooLargeError for a record above RECORD_BYTES_MAX.
         """
-        typed = list(self._schema)[len(SEGMENT_SCHEMA) :] if "record" in records.schema.names else []
+        typed = list(self._schema)[len(SEGMENT_SCHEMA) :] if _is_typed(records.schema) else []
         expected = pa.schema([*RECORD_SCHEMA, *typed])
         if not records.schema.equals(expected):
             raise InvalidRecordError(f"records: expected columns {expected}, got {records.schema}")
@@ -243,24 +243,25 @@ def _of_one_schema(tables: Sequence[pa.Table]) -> list[list[pa.Table]]:
     return [list(same) for _, same in groupby(tables, key=lambda table: table.schema.names)]
 
 
-def with_columns(rows: pa.Table, decoded: Decoded) -> pa.Table:
-    """`rows` with their typed columns."""
-    errors = pa.nulls(rows.num_rows, pa.string()) if decoded.reasons is None else decoded.reasons
-    return rows.append_column("record_error", errors).append_column("record", decoded.record)
+def _is_typed(schema: pa.Schema) -> bool:
+    return any(name in TYPED for name in schema.names)
 
 
-def _typed(rows: pa.Table, columns: ColumnsDefinition) -> pa.Table:
+def _typed(rows: pa.Table, columns: TopicColumns) -> pa.Table:
     """`rows` with their typed columns, which are decoded unless they are there."""
-    if "record" in rows.schema.names:
+    if _is_typed(rows.schema):
         return rows
-    return with_columns(rows, decoder(columns).decode(rows.column("value").combine_chunks()))
+    fields = columns.fields
+    found = decoded(rows, columns, fields.names)
+    return pa.table([*rows.columns, *(found[name] for name in fields.names)], pa.schema([*rows.schema, *fields]))
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """`rows`, cut so that the column record of each piece takes at most ROW_GROUP_BYTES: a value may become several
-    times as large as its bytes. A single record that takes more has no columns.
+    """`rows`, cut so that each struct of typed columns takes at most ROW_GROUP_BYTES in each piece: it may be several
+    times as large as the bytes that it was decoded from. A single one that takes more is left out.
     """
-    size = rows.column("record").nbytes
+    sizes = {name: rows.column(name).nbytes for name in rows.schema.names if name in RECORDS}
+    size = max(sizes.values())
     if size <= ROW_GROUP_BYTES:
         yield rows
     elif rows.num_rows > 1:
@@ -268,21 +269,26 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _groups(rows.slice(0, half))
         yield from _groups(rows.slice(half))
     else:
-        reason = f"the columns of the record take {size} bytes, at most {ROW_GROUP_BYTES} are allowed"
-        record = rows.schema.field("record")
-        yield (
-            rows.drop_columns(TYPED)
-            .append_column("record_error", pa.array([reason]))
-            .append_column(record, pa.nulls(1, record.type))
-        )
+        for part in PARTS:
+            if (size := sizes.get(part.record, 0)) > ROW_GROUP_BYTES:
+                reason = f"the columns of the {part.source} take {size} bytes, at most {ROW_GROUP_BYTES} are allowed"
+                place = rows.schema.get_field_index(part.error)
+                error, record = rows.schema.field(place), rows.schema.field(part.record)
+                rows = rows.set_column(place, error, pa.array([reason]))
+                rows = rows.set_column(place + 1, record, pa.nulls(1, record.type))
+        yield rows
 
 
-def _with_statistics(columns: ColumnsDefinition | None) -> list[str]:
+def _with_statistics(columns: TopicColumns | None) -> list[str]:
     """Parquet's paths of the leaves of typed columns that get statistics. JSON has no NaN."""
     if columns is None:
         return []
-    may_be_nan = any(definition.format != "json" for definition in schemas(columns))
-    return [".".join(leaf.path) for leaf in leaves(columns.fields) if has_statistics(leaf.kind, may_be_nan=may_be_nan)]
+    with_nan = {part.record for part, each in columns.parts if any(one.format != "json" for one in schemas(each))}
+    return [
+        ".".join(leaf.path)
+        for leaf in leaves(columns.fields)
+        if has_statistics(leaf.kind, may_be_nan=leaf.path[0] in with_nan)
+    ]
 
 
 def _milliseconds(micros: int | None) -> int:

@@ -1,14 +1,16 @@
 """Schemas of an external registry become part of a topic's definition when the topic meets their ids."""
 
 import logging
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
+from types import MappingProxyType
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, find_topic, set_value_columns
-from spark_log.columns.topic_columns import SubjectSchemas
+from spark_log.cluster.topics import Topic, find_topic, set_typed_columns
+from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.definitions import SubjectSchemas
 from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
@@ -20,7 +22,7 @@ from spark_log.errors import (
 from spark_log.registry.external import find_id
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.schemas import column_source
-from spark_log.registry.topic_schemas import external_subject, subject_name, value_columns
+from spark_log.registry.topic_schemas import SubjectName, external_subjects, subject_name, typed_columns
 
 logger = logging.getLogger(__name__)
 
@@ -28,55 +30,73 @@ _IDS_MAX = 100
 """Unknown ids that are asked for at once: bytes that are no schema ids may look like many."""
 
 
-def unknown_ids(topic: Topic, ids: Iterable[int]) -> set[int]:
-    """Those of the schema ids that are not in the topic's definition and that its external registry may know."""
-    columns = topic.columns
-    if columns is None or columns.framing != "confluent" or not topic.config.schema_registry_url:
-        return set()
-    return {number for number in ids if number >= 0} - {*columns.schemas_by_id}
+def unknown_ids(topic: Topic, ids: Mapping[str, Iterable[int]]) -> dict[str, set[int]]:
+    """Those of the schema ids of keys and values that are not in the topic's definitions and that its external registry
+    may know.
+    """
+    columns, found = topic.columns, {}
+    for part, definition in columns.parts if columns is not None and topic.config.schema_registry_url else ():
+        unknown = {number for number in ids.get(part.source, ()) if number >= 0} - {*definition.schemas_by_id}
+        if definition.framing == "confluent" and unknown:
+            found[part.source] = unknown
+    return found
 
 
-def learn_schemas(cluster: Cluster, topic: Topic, ids: Set[int] = frozenset()) -> Topic:
-    """Ask the topic's external registry for the present versions of its subject, and for the schemas of these ids, and
-    add them to the topic's definition. Returns the topic as it is then.
+def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = MappingProxyType({})) -> Topic:
+    """Ask the topic's external registry for the present versions of its subjects, and for the schemas of these ids of
+    keys and values, and add them to the topic's definitions. Returns the topic as it is then.
 
     An id that the registry does not know stays unknown. Raises SchemaRegistryUnavailableError.
     """
     config, columns = topic.config, topic.columns
-    name = subject_name(config.value_schema)
-    if name is None or columns is None or not config.schema_registry_url:
+    if columns is None or not config.schema_registry_url:
         return topic
-    found = SubjectSchemas(columns.schema, {}, follows=name.version is None)
-    try:
-        found = external_subject(config) or found
-    except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
-        logger.warning("%s: its schema stays as it is: %s", topic.name, redact(str(error)))
-    texts = dict(found.by_id)
-    for number in sorted(ids - texts.keys())[:_IDS_MAX]:
-        try:
-            texts[number] = column_source(find_id(config.schema_registry_url, number), name.message)
-        except (InvalidSchemaError, SchemaNotFoundError) as error:
-            logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
-    found = replace(found, by_id=texts)
+    found = {}
+    for part in config.parts:
+        definition, name = columns.of(part.source), subject_name(part)
+        if definition is not None and name is not None:
+            found[part.source] = _schemas_of(topic, part.source, definition, name, ids.get(part.source, frozenset()))
+    if not found:
+        return topic
 
     def store(connection: sa.Connection, _attempt: object) -> Topic:
         lock_registry(connection)
         present = find_topic(connection, topic.name, lock=True)
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:
             return topic  # recreated, or altered, which has asked the registry
-        try:
-            text = value_columns(connection, config, present.value_columns, found)
-        except IncompatibleSchemaError as error:
-            logger.warning("%s: its schema stays as it is: %s", topic.name, redact(str(error)))
-            assert present.columns is not None
-            text = value_columns(
-                connection, config, present.value_columns, replace(found, schema=present.columns.schema)
-            )
-        if text is not None and text != present.value_columns:
-            set_value_columns(connection, topic.topic_id, text)
+        text = present.typed_columns
+        for source, schemas in found.items():
+            try:
+                text = typed_columns(connection, config, text, {source: schemas}, [source])
+            except IncompatibleSchemaError as error:
+                logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
+                known = None if present.columns is None else present.columns.of(source)
+                assert known is not None
+                own = replace(schemas, schema=known.schema)
+                text = typed_columns(connection, config, text, {source: own}, [source])
+        if text is not None and text != present.typed_columns:
+            set_typed_columns(connection, topic.topic_id, text)
         return find_topic(connection, topic.name)
 
     try:
         return cluster.store.transact(store)
     except UnknownTopicOrPartitionError:  # deleted meanwhile
         return topic
+
+
+def _schemas_of(
+    topic: Topic, source: str, definition: ColumnsDefinition, name: SubjectName, ids: Set[int]
+) -> SubjectSchemas:
+    """The present versions of the subject of the keys or values, and the schemas of these ids."""
+    found = SubjectSchemas(definition.schema, {}, follows=name.version is None)
+    try:
+        found = external_subjects(topic.config, [source])[source]
+    except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
+        logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
+    texts = dict(found.by_id)
+    for number in sorted(ids - texts.keys())[:_IDS_MAX]:
+        try:
+            texts[number] = column_source(find_id(topic.config.schema_registry_url, number), name.message)
+        except (InvalidSchemaError, SchemaNotFoundError) as error:
+            logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
+    return replace(found, by_id=texts)

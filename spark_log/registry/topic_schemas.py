@@ -1,30 +1,32 @@
-"""Topics whose value.schema is a subject of a schema registry: their typed columns follow from the subject's versions.
+"""Topics whose key.schema or value.schema is a subject of a schema registry: their typed columns follow from the
+subject's versions.
 
 The texts of the schemas become part of the topic's definition, so that decoders need no registry. The cluster's own
 registry changes the definitions in the transaction that registers a schema; an external one is asked (`external.py`).
 """
 
 import re
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.cluster.topics import Topic, find_topics, set_value_columns
-from spark_log.config import TopicConfig
+from spark_log.cluster.topics import Topic, find_topics, set_typed_columns
+from spark_log.config import SOURCES, PartConfigs, TopicConfig
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
 from spark_log.metadata.columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText, column_source
 
 if TYPE_CHECKING:
-    from spark_log.columns.topic_columns import SubjectSchemas  # not at run time: it imports pyarrow
+    from spark_log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 _PREFIX = "registry:"
 _NAME = re.compile(r"registry:(?P<subject>.+?)(@(?P<version>[1-9][0-9]{0,9}))?(#(?P<message>[A-Za-z_][\w.]*))?")
 
 
 class SubjectName(NamedTuple):
-    """A value.schema `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject; the
+    """A schema `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject; the
     message is a full name in a Protobuf schema, empty for the first one of the file.
     """
 
@@ -33,68 +35,83 @@ class SubjectName(NamedTuple):
     message: str
 
 
-def subject_name(value_schema: str) -> SubjectName | None:
-    """None if value.schema is the text of a schema. InvalidConfigurationError."""
-    if not value_schema.startswith(_PREFIX):
+def subject_name(part: PartConfigs) -> SubjectName | None:
+    """None if the part has bytes, or its schema is the text of a schema. InvalidConfigurationError."""
+    if part.format == "bytes" or not part.schema.startswith(_PREFIX):
         return None
-    found = _NAME.fullmatch(value_schema)
+    found = _NAME.fullmatch(part.schema)
     if found is None:
-        raise InvalidConfigurationError(f"value.schema: expected registry:SUBJECT[@VERSION], got {value_schema!r}")
+        raise InvalidConfigurationError(
+            f"{part.source}.schema: expected registry:SUBJECT[@VERSION], got {part.schema!r}"
+        )
     version = found["version"]
     return SubjectName(found["subject"], None if version is None else int(version), found["message"] or "")
 
 
+def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
+    """The parts, key or value, whose typed columns follow from one of these configs."""
+    both = "schema.registry.url" in configs
+    return tuple(
+        source
+        for source in SOURCES
+        if both or not {f"{source}.{name}" for name in ("columns", "format", "framing", "schema")}.isdisjoint(configs)
+    )
+
+
 def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:
-    """Keep the subject of a topic with these configs as it is. To be called before the topic is locked."""
-    if subject_name(config.value_schema) is not None:
+    """Keep the subjects of a topic with these configs as they are. To be called before the topic is locked."""
+    if any(subject_name(part) is not None for part in config.parts):
         rows.lock_registry(connection)
 
 
-def external_subject(config: TopicConfig) -> "SubjectSchemas | None":
-    """The subject's schemas, if the configs name one of an external registry, which is asked for them.
+def external_subjects(config: TopicConfig, sources: Collection[str] = SOURCES) -> "dict[str, SubjectSchemas]":
+    """The schemas of the subjects of these parts, if the configs name some of an external registry, which is asked for
+    them.
 
     Raises SchemaRegistryUnavailableError, SchemaNotFoundError.
     """
-    name = subject_name(config.value_schema)
-    if name is None or not config.schema_registry_url or config.value_format == "bytes":
-        return None
+    if not config.schema_registry_url:
+        return {}
     from spark_log.registry.external import find_subject
 
-    chosen, versions = find_subject(config.schema_registry_url, name.subject, name.version)
-    return subject_schemas(config, name, chosen, versions)
+    found = {}
+    for part in config.parts:
+        if part.source in sources and (name := subject_name(part)) is not None:
+            chosen, versions = find_subject(config.schema_registry_url, name.subject, name.version)
+            found[part.source] = subject_schemas(part, name, chosen, versions)
+    return found
 
 
-def value_columns(
+def typed_columns(
     connection: sa.Connection,
     config: TopicConfig,
     current: str | None,
-    external: "SubjectSchemas | None" = None,
+    external: "Mapping[str, SubjectSchemas] | None" = None,
+    sources: Collection[str] = SOURCES,
     *,
     reset: bool = False,
 ) -> str | None:
-    """Column topic.value_columns of a topic with these configs; `current` is the text so far. `external`: the schemas
-    of the subject of an external registry. `reset`: see `define`.
+    """Column topic.typed_columns of a topic with these configs; `current` is the text so far. Only the columns of the
+    parts `sources` change. `external`: the schemas of the subjects of an external registry. `reset`: see `define`.
 
     Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
     the columns that the topic has, SchemaNotFoundError. If a subject is named, the registry has to be locked.
     """
-    if config.value_format == "bytes" and current is None:
-        return None
-    name = subject_name(config.value_schema)
-    subject = external
-    if name is not None and external is None and config.value_format != "bytes":
-        subject = _own_subject(connection, config, name)
-    from spark_log.columns.topic_columns import define
+    if not sources or (current is None and all(part.format == "bytes" for part in config.parts)):
+        return current
+    from spark_log.columns.definitions import define
+    from spark_log.columns.topic_columns import changed, from_text, to_text
 
-    return define(
-        config.value_format,
-        config.value_schema,
-        config.value_framing,
-        config.value_columns,
-        current,
-        subject,
-        reset=reset,
-    )
+    before = None if current is None else from_text(current)
+    definitions = {}
+    for part in config.parts:
+        known = None if before is None else before.of(part.source)
+        if part.source in sources:
+            subject = (external or {}).get(part.source) or _own_subject(connection, part)
+            known = define(part, known, subject, reset=reset)
+        definitions[part.source] = known
+    after = changed(before, **definitions)
+    return None if after is None else to_text(after)
 
 
 def update_following_topics(connection: sa.Connection, subject: str) -> None:
@@ -104,24 +121,23 @@ def update_following_topics(connection: sa.Connection, subject: str) -> None:
     """
     for topic in _topics_of_registry(connection):
         config = topic.config
-        name = subject_name(config.value_schema)
-        if name is None or name.subject != subject or config.schema_registry_url or config.value_format == "bytes":
-            continue
+        names = {} if config.schema_registry_url else {part.source: subject_name(part) for part in config.parts}
+        following = [source for source, name in names.items() if name is not None and name.subject == subject]
         try:
-            text = value_columns(connection, config, topic.value_columns)
+            text = typed_columns(connection, config, topic.typed_columns, sources=following)
         except (IncompatibleSchemaError, InvalidSchemaError, InvalidConfigurationError) as error:
             raise IncompatibleSchemaError(f"topic {topic.name} follows the subject {subject!r}: {error}") from error
-        if text is not None and text != topic.value_columns:
-            set_value_columns(connection, topic.topic_id, text)
+        if text is not None and text != topic.typed_columns:
+            set_typed_columns(connection, topic.topic_id, text)
 
 
 def subject_schemas(
-    config: TopicConfig, name: SubjectName, chosen: RegisteredSchema, versions: list[tuple[int, SchemaText]]
+    part: PartConfigs, name: SubjectName, chosen: RegisteredSchema, versions: list[tuple[int, SchemaText]]
 ) -> "SubjectSchemas":
     """`versions`: all versions of the subject, as pairs of schema id and text; among them is the chosen one."""
-    if FORMATS[chosen.schema.type] != config.value_format:
+    if FORMATS[chosen.schema.type] != part.format:
         raise InvalidConfigurationError(
-            f"value.format={config.value_format}: version {chosen.version} of subject {name.subject!r} has the type"
+            f"{part.source}.format={part.format}: version {chosen.version} of subject {name.subject!r} has the type"
             f" {chosen.schema.type}"
         )
     texts = {}
@@ -132,18 +148,21 @@ def subject_schemas(
             if number == chosen.id:
                 raise
     texts = {number: texts[number] for number, text in versions if number in texts and text.type == chosen.schema.type}
-    from spark_log.columns.topic_columns import SubjectSchemas
+    from spark_log.columns.definitions import SubjectSchemas
 
     return SubjectSchemas(texts[chosen.id], texts, follows=name.version is None)
 
 
-def _own_subject(connection: sa.Connection, config: TopicConfig, name: SubjectName) -> "SubjectSchemas":
+def _own_subject(connection: sa.Connection, part: PartConfigs) -> "SubjectSchemas | None":
+    name = subject_name(part)
+    if name is None:
+        return None
     chosen = rows.find_version(connection, name.subject, name.version)
     versions = [
         (each.id, rows.text_of(connection, *each.schema[1:]))
         for each in rows.versions_of(connection, name.subject, deleted=True)
     ]
-    return subject_schemas(config, name, chosen, versions)
+    return subject_schemas(part, name, chosen, versions)
 
 
 def _topics_of_registry(connection: sa.Connection) -> list[Topic]:

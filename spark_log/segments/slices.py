@@ -7,7 +7,7 @@ from spark_log.ids import LogDirId, TopicPartition
 
 if TYPE_CHECKING:
     from spark_log.cluster.log_dir import LogDirInfo  # not at run time: it imports pyarrow
-    from spark_log.columns.decoding import ColumnsDefinition
+    from spark_log.columns.topic_columns import TopicColumns
 
 
 class Slice(NamedTuple):
@@ -28,7 +28,7 @@ class Slice(NamedTuple):
     """Of the newest of its appends, where segments were merged."""
     log_dir_ids: tuple[LogDirId, ...]
     data: bytes | None
-    columns: "ColumnsDefinition | None" = None
+    columns: "TopicColumns | None" = None
     """The typed columns of the topic."""
     columns_version: int | None = None
     """The version of the typed columns in the file; None: it has none."""
@@ -66,7 +66,7 @@ class Condition(Enum):
 
 
 class FieldFilter(NamedTuple):
-    """A filter on a leaf: its path from record or record_error on, the condition, and its values: those of IN,
+    """A filter on a leaf: its path from the typed column on, the condition, and its values: those of IN,
     one for a comparison, none for IS_NULL and IS_NOT_NULL.
     """
 

@@ -1,16 +1,18 @@
-"""Reads of typed columns: those in the file if they are the topic's present ones, otherwise decoded from the values.
+"""Reads of typed columns: those in the file if they are the topic's present ones, otherwise decoded from the bytes.
 
-Blobs never have typed columns, and a file has those of the version with which it was written. So a reader sees each
-value decoded with the definition that the topic had when the read was planned, whether it is stored like that or not.
+Blobs never have typed columns, and a file has those of the version with which it was written. So a reader sees each key
+and value decoded with the definitions that the topic had when the read was planned, whether it is stored like that or
+not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pyarrow as pa
 
-from spark_log.columns.decoding import ColumnsDefinition, decoder
+from spark_log.columns.parts import PARTS, TYPED
+from spark_log.columns.topic_columns import TopicColumns, decoded
 from spark_log.errors import InvalidOptionError
-from spark_log.records.schema import TYPED, read_schema
+from spark_log.records.schema import read_schema, typed_fields
 from spark_log.segments.slices import Slice
 
 Read = Callable[[Slice, pa.Schema], Iterator[pa.RecordBatch]]
@@ -22,8 +24,17 @@ def wants_columns(schema: pa.Schema) -> bool:
     return any(name in schema.names for name in TYPED)
 
 
-def no_typed_columns(topic: str) -> InvalidOptionError:
-    return InvalidOptionError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
+def check_typed_columns(topic: str, columns: TopicColumns | None, wanted: Collection[str]) -> TopicColumns:
+    """The typed columns of the topic. InvalidOptionError unless they include those that are named in `wanted`."""
+    there = () if columns is None else columns.fields.names
+    for part in PARTS:
+        if not {part.error, part.record} & {*wanted} <= {*there}:
+            what = "typed columns" if columns is None else f"column {part.record}"
+            raise InvalidOptionError(
+                f"topic {topic!r} has no {what}: set {part.source}.format and {part.source}.schema"
+            )
+    assert columns is not None, "typed columns are wanted"
+    return columns
 
 
 def has_present_columns(piece: Slice) -> bool:
@@ -32,17 +43,16 @@ def has_present_columns(piece: Slice) -> bool:
 
 
 def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of `schema`, which has typed columns. InvalidOptionError if the topic has none."""
-    columns = piece.columns
-    if columns is None:
-        raise no_typed_columns(piece.topic)
+    """Batches of `schema`, which has typed columns. InvalidOptionError if the topic does not have them."""
+    wanted = typed_fields(schema)
+    columns = check_typed_columns(piece.topic, piece.columns, wanted.names)
+    of_topic = pa.struct([columns.fields.field(name) for name in wanted.names])
     if has_present_columns(piece):
         # of the file only the fields of the schema are read
-        wanted = schema.field("record").type if "record" in schema.names else columns.fields
-        present = _with_record(schema, common(columns.fields, wanted))
+        present = _with_types(schema, common(of_topic, wanted))
         batches = read(piece, present)
     else:
-        present = _with_record(schema, columns.fields)
+        present = _with_types(schema, of_topic)
         batches = add_columns(read(piece, without_columns(schema)), columns, present)
     if present.equals(schema):
         yield from batches
@@ -54,19 +64,20 @@ def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[p
 
 
 def without_columns(schema: pa.Schema) -> pa.Schema:
-    """The schema to read with where the typed columns of `schema` are to be decoded: it has value instead of them."""
-    names = {*schema.names, "value"} - {*TYPED}
+    """The schema to read with where the typed columns of `schema` are to be decoded: it has key and value instead
+    of them.
+    """
+    sources = {part.source for part in PARTS if part.error in schema.names or part.record in schema.names}
+    names = ({*schema.names} | sources) - {*TYPED}
     return read_schema("headers" in names, [name for name in read_schema(True).names if name in names])
 
 
 def add_columns(
-    batches: Iterator[pa.RecordBatch], columns: ColumnsDefinition, schema: pa.Schema
+    batches: Iterator[pa.RecordBatch], columns: TopicColumns, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """`batches`, read with `without_columns(schema)`, as batches of `schema`. Also runs in Spark's Python workers."""
-    decode = decoder(columns).decode
     for batch in batches:
-        record, reasons = decode(batch.column("value"))
-        typed = {"record": record, "record_error": pa.nulls(len(record), pa.string()) if reasons is None else reasons}
+        typed = decoded(batch, columns, schema.names)
         arrays = [typed[name] if name in typed else batch.column(name) for name in schema.names]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -111,6 +122,6 @@ def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.MapArray.from_arrays(offsets, array.keys, items, type=kind, mask=array.is_null())
 
 
-def _with_record(schema: pa.Schema, fields: pa.StructType) -> pa.Schema:
-    place = schema.get_field_index("record")
-    return schema if place < 0 else schema.set(place, pa.field("record", fields))
+def _with_types(schema: pa.Schema, typed: pa.StructType) -> pa.Schema:
+    """`schema` with these types of its typed columns."""
+    return pa.schema([typed.field(field.name) if field.name in typed.names else field for field in schema])

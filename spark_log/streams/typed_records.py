@@ -1,4 +1,4 @@
-"""`typed`: records for a topic with typed columns, whose values Spark encodes from columns of a DataFrame."""
+"""`typed`: records for a topic with typed columns, whose values and keys Spark encodes from columns of a DataFrame."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,8 +10,9 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type
 
 from spark_log.columns.avro.schema import AvroType, avro_type
-from spark_log.columns.decoding import ColumnsDefinition, schema_fields
+from spark_log.columns.decoding import schema_fields
 from spark_log.columns.evolution import evolve
+from spark_log.columns.parts import KEY, VALUE, TypedPart
 from spark_log.columns.resets import present_fields
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.streams.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _JSON_OPTIONS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
 """By default to_json cuts off microseconds, and the seconds of historical time zones."""
 
-_PAYLOAD = "_spark_log_payload"
+_PREFIX = "_spark_log_"
+"""Of the columns before they are encoded."""
 
 
 def typed(
@@ -34,65 +36,78 @@ def typed(
     topic: str,
     *,
     value: str | Column | Sequence[str] | None = None,
-    key: str | Column | None = None,
+    key: str | Column | Sequence[str] | None = None,
     headers: Mapping[str, str | Column] | None = None,
     timestamp: str | Column | None = None,
     partition: str | Column | None = None,
 ) -> DataFrame:
-    """Records for a topic with typed columns, as `encode` makes them, with `value` in the topic's value.format: so
-    every value fits its columns.
+    """Records for a topic with typed columns, as `encode` makes them, with `value` in the topic's value.format, and
+    with `key` in its key.format if it has one: so they fit their columns.
 
     `cluster`: an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
     value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A field that is missing
-    is null.
+    is null. If the topic has key.format, `key` may be a struct or a list of columns, to which the same applies with
+    key.schema; a column of text or bytes is the key as it is.
 
-    Raises InvalidOptionError that names a column which value.schema does not have, or whose type does not fit;
-    InvalidConfigurationError for a topic without typed columns or with value.framing, or if a JAR or package is
-    missing.
+    Raises InvalidOptionError that names a column which the schema does not have, or whose type does not fit;
+    InvalidConfigurationError for a topic without typed values or with framing, or if a JAR or package is missing.
     """
-    return typed_records(frame, _topic(cluster, topic), value, record_columns(key, headers, timestamp, partition))
+    given = None if key is None else payload_of(frame, key)
+    return typed_records(frame, _topic(cluster, topic), value, record_columns(given, headers, timestamp, partition))
 
 
 def typed_records(
     frame: DataFrame, topic: "Topic", value: str | Column | Sequence[str] | None, others: Mapping[str, Column]
 ) -> DataFrame:
     """As `typed`. `others`: the columns besides value."""
-    columns = topic.columns
-    if columns is None:
-        raise InvalidConfigurationError(f"topic {topic.name!r} has no typed columns: set value.format and value.schema")
-    if columns.framing != "none":
-        raise InvalidConfigurationError(
-            f"topic {topic.name!r} has value.framing={columns.framing}: make its values with streams.encode, which"
-            " takes a schema id"
-        )
-    plan = _plan(columns)
-    payload = payload_of(frame, value)
-    given = frame.select(payload.alias("value")).schema["value"].dataType
-    if not isinstance(given, st.StructType):
-        raise InvalidOptionError(f"value: expected a struct or names of columns, got {given.simpleString()}")
-    wanted = given if plan.value is None else fitted(given, plan.value, "value")
-    rows = frame.select(
-        converted(payload, given, wanted).alias(_PAYLOAD), *(column.alias(name) for name, column in others.items())
-    )
-    made = [encoded(rows, sf.col(_PAYLOAD), plan.codec).alias("value"), *(sf.col(name) for name in others)]
+    columns = {"value": payload_of(frame, value), **others}
+    types = {field.name: field.dataType for field in frame.select(*_named(columns)).schema}
+    plans = {"value": _plan(topic, VALUE)}
+    if isinstance(types.get("key"), st.StructType):
+        plans["key"] = _plan(topic, KEY)
+    for name, plan in plans.items():
+        given = types[name]
+        if not isinstance(given, st.StructType):
+            raise InvalidOptionError(f"{name}: expected a struct or names of columns, got {given.simpleString()}")
+        wanted = given if plan.struct is None else fitted(given, plan.struct, name)
+        columns[name] = converted(columns[name], given, wanted)
+    rows = frame.select(*_named({_PREFIX + name: column for name, column in columns.items()}))
+    made = {name: sf.col(_PREFIX + name) for name in columns}
+    made |= {name: encoded(rows, made[name], plan.codec) for name, plan in plans.items()}
     with needing_avro(frame.sparkSession):
-        return rows.select(*made)
+        return rows.select(*_named(made))
+
+
+def _named(columns: Mapping[str, Column]) -> list[Column]:
+    return [column.alias(name) for name, column in columns.items()]
 
 
 class _Plan(NamedTuple):
-    """`value`: the struct that is encoded; None: the codec checks it."""
+    """`struct`: the struct that is encoded; None: the codec checks it."""
 
     codec: Codec
-    value: st.StructType | None
+    struct: st.StructType | None
 
 
-def _plan(columns: ColumnsDefinition) -> _Plan:
+def _plan(topic: "Topic", part: TypedPart) -> _Plan:
+    """The encoding of the keys or values of a topic. InvalidConfigurationError if there is none."""
+    columns = None if topic.columns is None else topic.columns.of(part.source)
+    if columns is None:
+        raise InvalidConfigurationError(
+            f"topic {topic.name!r} has no typed columns of its {part.source}s: set {part.source}.format and"
+            f" {part.source}.schema"
+        )
+    if columns.framing != "none":
+        raise InvalidConfigurationError(
+            f"topic {topic.name!r} has {part.source}.framing={columns.framing}: make its {part.source}s with"
+            " streams.encode, which takes a schema id"
+        )
     if columns.format == "json":
         fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
         return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields))
     if columns.format == "avro":
         kind = avro_type(columns.schema)
-        return _Plan(Avro(columns.schema), _avro_struct(kind, "value"))
+        return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
     with needing_protobuf():
         from spark_log.columns.protobuf.schema import message_of
     _, name, descriptor_set = message_of(columns.schema)

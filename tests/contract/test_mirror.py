@@ -213,13 +213,13 @@ def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, m
     mirror_all(mirror)
     log = Log(target)
     topic = log.find_topic("typed")
-    schema = read_schema(columns=["record_error", "record"], record=topic.columns.fields)
+    schema = read_schema(columns=["record_error", "record"], typed=topic.columns.fields)
     rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
     assert rows == [
         {"record_error": None, "record": {"a": "x", "b": None}}, {"record_error": None, "record": {"a": "x", "b": "y"}},
     ]  # fmt: skip
     mirror_all(mirror)
-    assert log.find_topic("typed").value_columns == topic.value_columns
+    assert log.find_topic("typed").typed_columns == topic.typed_columns
     log.close()
 
 

@@ -298,4 +298,4 @@ def test_topics_that_are_changed_while_versions_are_registered_know_all_of_them(
     ids = {registry.version("s", version).id for version in registry.versions("s")}
     topics = list_topics(cluster)
     assert len(topics) == 13
-    assert {frozenset(topic.columns.schemas_by_id) for topic in topics} == {frozenset(ids)}
+    assert {frozenset(topic.columns.value.schemas_by_id) for topic in topics} == {frozenset(ids)}

@@ -66,9 +66,9 @@ class History:
 
     def check(self):
         topic = self.log.find_topic("t")
-        assert {*topic.columns.schemas_by_id} == {*self.by_id}
-        assert {field.name for field in topic.columns.fields} == {*self.fields}
-        schema = read_schema(columns=["offset", "value", "record_error", "record"], record=topic.columns.fields)
+        assert {*topic.columns.value.schemas_by_id} == {*self.by_id}
+        assert {field.name for field in topic.columns.value.fields} == {*self.fields}
+        schema = read_schema(columns=["offset", "value", "record_error", "record"], typed=topic.columns.fields)
         found = [row for batch in self.log.read(ranges_of(self.log, topic), schema) for row in batch.to_pylist()]
         assert [row["value"] for row in found] == self.sent
         for row in found:

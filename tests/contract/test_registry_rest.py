@@ -163,7 +163,7 @@ def rows(cluster, log, name):
     query = sa.select(SEGMENT.columns_version).where(SEGMENT.topic_id == topic.topic_id)
     versions = {*cluster.store.read(lambda connection: connection.execute(query).scalars().all())}
     assert versions == {topic.columns.version}
-    schema = read_schema(columns=["offset", "record_error", "record"], record=topic.columns.fields)
+    schema = read_schema(columns=["offset", "record_error", "record"], typed=topic.columns.fields)
     found = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
     return [row["record"] if row["record_error"] is None else row["record_error"] for row in found]
 

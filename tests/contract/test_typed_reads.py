@@ -64,7 +64,9 @@ def test_a_read_of_one_field_decodes_only_its_pages(cluster, log, monkeypatch):
         "iter_batches",
         lambda self, **options: read.append(options["columns"]) or iter_batches(self, **options),
     )
-    schema = read_schema(columns=["offset", "record"], record=pa.struct([("price", pa.float64())]))
+    schema = read_schema(
+        columns=["offset", "record"], typed=pa.struct([("record", pa.struct([("price", pa.float64())]))])
+    )
     [batch] = log.read(ranges_of(log, topic), schema)
     assert batch.to_pylist() == [{"offset": 0, "record": {"price": 0.5}}]
     assert read == [["record.price"]]

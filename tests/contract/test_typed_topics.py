@@ -9,10 +9,12 @@ import json
 
 import fastavro
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
 from spark_log import Producer
+from spark_log.columns.parts import PARTS, TYPED
 from spark_log.columns.protobuf.schema import protobuf_schema
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.delta.publication import delta_tables
@@ -25,24 +27,38 @@ from tests.support.descriptors import descriptor_set
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.topics import append, make
-from tests.support.typed_topics import SCHEMA, SHORT, WIDER, check_columns, check_record, document, files, oracle, typed
+from tests.support.typed_topics import (
+    KEYS,
+    SCHEMA,
+    SHORT,
+    WIDER,
+    check_columns,
+    check_records,
+    document,
+    files,
+    oracle,
+    typed,
+)
 
 pytestmark = pytest.mark.delta
 
 
 def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):
-    topic = typed(cluster, inline_max_bytes="4096")
-    append(log, topic, document(1), "{oops", document(2, price="2"), "[]")
+    topic = typed(cluster, inline_max_bytes="4096", **KEYS)
+    append(log, topic, document(1), "{oops", document(2, price="2"), "[]", key=b'{"n": 1, "item": "k"}')
+    append(log, topic, document(3), key=b'{"n": "1"}')
     check_columns(cluster, log)  # decoded while the tail is read
     list(run_tasks(cluster, ["seal"], now=True))
-    log.append(topic, [Records(0, table(*(document(n) * (n != 7) for n in range(3_000))))])
+    rows = table(*(document(n) * (n != 7) for n in range(2_999)))
+    keys = pa.array([None, *(document(n).encode() * (n != 9) for n in range(1, 2_999))], pa.binary())
+    log.append(topic, [Records(0, rows.set_column(0, rows.schema.field("key"), keys))])
     assert len(check_columns(cluster, log)) == 3_004
     assert [version for version, _ in files(cluster, topic)] == [1, 1]
     [location] = delta_tables(cluster, topic).values()
-    rows = DeltaTable(location).to_pyarrow_table(columns=["value", "record", "record_error"]).to_pylist()
-    assert len(rows) == 3_004
-    for row in rows:
-        check_record(row["value"], row["record"], row["record_error"], SHORT)
+    rows = DeltaTable(location).to_pyarrow_table(columns=["key", "value", *TYPED])
+    check_records(rows)
+    good = [rows.column(part.record).null_count for part in PARTS]
+    assert (rows.num_rows, good) == (3_004, [3, 4])
     protocol = DeltaTable(location).protocol()
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
@@ -51,10 +67,7 @@ def test_a_new_field_is_a_new_column_for_new_files_and_old_files_get_it_on_reque
     topic = typed(cluster, inline_max_bytes="0")
     append(log, topic, document(1, note="a"), document(2))
     altered = alter_configs(cluster, "orders", {"value.schema": WIDER})
-    assert (altered.columns.version, [field.name for field in altered.columns.fields]) == (
-        2,
-        ["item", "price", "n", "note"],
-    )
+    assert (altered.columns.version, altered.columns.value.fields.names) == (2, ["item", "price", "n", "note"])
     before = files(cluster, topic)
     append(log, altered, document(3, note="b"))
     assert files(cluster, topic)[0][1].equals(before[0][1])
@@ -110,11 +123,39 @@ def test_columns_stay_when_fields_or_the_format_are_removed(cluster, log):
     append(log, plain, document(2))
     topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": "n INT"})
     append(log, topic, document(3))
-    assert [field.name for field in topic.columns.fields] == ["item", "price", "n"]
+    assert topic.columns.value.fields.names == ["item", "price", "n"]
     [location] = delta_tables(cluster, topic).values()
     found = DeltaTable(location).to_pyarrow_table(columns=["record"]).column("record").to_pylist()
     assert sorted(map(str, found)) == sorted(map(str, [oracle(document(1), SHORT), None, oracle(document(3), SHORT)]))
     check_columns(cluster, log)
+
+
+def test_keys_may_be_typed_alone_and_before_or_after_the_values(cluster, log):
+    topic = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1", **KEYS, key_columns="n")
+    append(log, topic, document(1), key=document(7).encode())
+    steps = [
+        {"value.format": "json", "value.schema": SCHEMA}, {"key.format": "bytes"}, {"key.format": "json"},
+        {"key.columns": "all"}, {"value.format": "bytes"},
+    ]  # fmt: skip
+    for number, changes in enumerate(steps, 2):
+        topic = alter_configs(cluster, "orders", changes)
+        assert topic.columns.version == number
+        append(log, topic, document(number), "{", key=b'{"n": %d, "item": "k"}' % number)
+        append(log, topic, document(number), key=b"bad")
+        check_columns(cluster, log)
+    of_key, of_value = ["key_record_error", "key_record"], ["record_error", "record"]
+    found = [rows.schema.names[5:] for _, rows in files(cluster, topic)]
+    both = of_key + of_value
+    assert found == [of_key, both, both, of_value, of_value, both, both, both, both, of_key, of_key]
+    [location] = delta_tables(cluster, topic).values()
+    dataset = DeltaTable(location).to_pyarrow_dataset()
+    for name in ("key_record_error", "record_error"):  # also where a file has bounds, but not of this column
+        for holds, count in ((ds.field(name).is_valid(), 4), (ds.field(name).is_null(), 12)):
+            assert dataset.to_table(filter=holds).num_rows == count, (name, holds)
+    list(run_tasks(cluster, ["columns"]))
+    assert {version for version, _ in files(cluster, topic)} == {6}
+    check_columns(cluster, log)
+    assert_delta_is_the_log(cluster)
 
 
 def test_only_the_named_fields_become_columns(cluster, log):
@@ -124,8 +165,9 @@ def test_only_the_named_fields_become_columns(cluster, log):
     assert rows.column("record").to_pylist() == [{"item": "i1", "n": 1}]
 
 
-def test_rejected_values_are_errors_of_their_records_alone(cluster, log):
+def test_rejected_keys_and_values_are_errors_of_their_records_alone(cluster, log):
     typed(cluster, value_bad_records="reject")
+    typed(cluster, "keyed", **KEYS, key_bad_records="reject")
     with Producer(cluster=str(cluster.store.address)) as producer:
         futures = [producer.send("orders", key=b"k", value=value) for value in (document(1).encode(), b"{oops", None)]
         assert [futures[0].get().offset, futures[2].get().offset] == [0, 1]
@@ -133,6 +175,10 @@ def test_rejected_values_are_errors_of_their_records_alone(cluster, log):
             futures[1].get()
         with pytest.raises(InvalidRecordError, match="row 1: not a JSON object"):
             producer.send_table("orders", pa.table({"value": [document(2), "[1"]})).get()
+        futures = [producer.send("keyed", key=key, value=b"{oops") for key in (b'{"n": 1}', b'{"n": "1"}', None)]
+        assert [futures[0].get().offset, futures[2].get().offset] == [0, 1]
+        with pytest.raises(InvalidRecordError, match="key: in row 1: n: expected BIGINT, got a string"):
+            futures[1].get()
     assert list(check_columns(cluster, log).values()) == [document(1).encode(), None]
 
 
@@ -213,7 +259,7 @@ def test_a_reset_gives_a_field_another_column_and_every_reader_sees_both(cluster
         return sorted(([row["record"].get(name) for name in ("price", "price__v2")] for row in rows), key=repr)
 
     def read():
-        schema = read_schema(columns=["offset", "record"], record=log.find_topic("orders").columns.fields)
+        schema = read_schema(columns=["offset", "record"], typed=log.find_topic("orders").columns.fields)
         rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
         return {row["offset"]: (row["record"]["price"], row["record"]["price__v2"]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""The columns of a typed topic are the decoded values after any sequence of steps, and never change the log itself.
+"""Typed columns are the decoded keys and values after any sequence of steps, and never change the log itself.
 
 Two replicas; appends of one batch, of files, and in transactions; every task that writes files, also killed at its
 failpoints; damaged files; schema changes; erasing; a mirror.
@@ -29,7 +29,7 @@ from tests.support.mirroring import mirror_all
 from tests.support.python_process import run_process
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers
-from tests.support.typed_topics import SCHEMA, WIDER, check_columns, document, files
+from tests.support.typed_topics import KEYS, SCHEMA, WIDER, check_columns, document, files
 
 pytestmark = pytest.mark.delta
 
@@ -41,6 +41,10 @@ KILLED = {
     "columns": ["columns.file-written", "columns.committed", "publish.committed"],
     "compact": ["compact.file-written", "compact.swapped"],
 }
+KEY_SCHEMAS = [
+    {"key.format": "json", "key.schema": text} for text in ("n BIGINT", KEYS["key_schema"] + ", note STRING")
+]
+SENT_KEYS = [document(1), document(2, note="k"), document(3, n="3"), "[", "k"]
 STEP = st.one_of(
     st.tuples(st.just("append"), st.lists(VALUES, min_size=1, max_size=4), st.sampled_from(["tail", "file", "table"])),
     st.tuples(st.just("transaction"), st.lists(VALUES, min_size=1, max_size=3), st.booleans()),
@@ -48,12 +52,15 @@ STEP = st.one_of(
     st.tuples(st.just("killed"), st.sampled_from([(task, at) for task, points in KILLED.items() for at in points])),
     st.tuples(st.just("schema"), st.sampled_from([SCHEMA, WIDER, "item STRING"])),
     st.tuples(st.just("format"), st.sampled_from(["json", "bytes"])),
+    st.tuples(st.just("keys"), st.sampled_from([{"key.format": "bytes"}, {"key.format": "json"}, *KEY_SCHEMAS])),
     st.tuples(st.just("policy"), st.sampled_from(["compact", "delete"])),
     st.tuples(st.just("damage"), st.sampled_from(sorted(DAMAGES))),
     st.tuples(st.just("erase")),
     st.tuples(st.just("mirror")),
 )
 CONFIGS = {
+    "key.format": "json",
+    "key.schema": KEYS["key_schema"],
     "value.format": "json",
     "value.schema": SCHEMA,
     "retention.ms": "-1",
@@ -84,7 +91,7 @@ class TypedTopic:
 
     def _append(self, values, how):
         self._alter({"inline.max.bytes": None if how == "tail" else "0"})
-        key = b"k%d" % (len(self.appended) % 5)
+        key = self._key()
         rows = self._rows(key, values)
         if how == "table":
             with Producer(cluster=str(self.cluster.store.address)) as producer:
@@ -98,12 +105,15 @@ class TypedTopic:
         with Producer(cluster=str(self.cluster.store.address), transactional_id=self.name) as producer:
             producer.init_transactions()
             producer.begin_transaction()
-            key = b"k%d" % (len(self.appended) % 5)
+            key = self._key()
             for value in values:
                 producer.send(self.name, key=key, value=coded(value))
             (producer.commit_transaction if commits else producer.abort_transaction)()
         if commits:
             self.appended += [(key, coded(value)) for value in values]
+
+    def _key(self):
+        return SENT_KEYS[len(self.appended) % len(SENT_KEYS)].encode()
 
     def _rows(self, key, values):
         rows = pa.table({"key": [key] * len(values), "value": pa.array(map(coded, values), pa.binary())})
@@ -124,6 +134,9 @@ class TypedTopic:
 
     def _format(self, name):
         self._alter({"value.format": name})
+
+    def _keys(self, configs):
+        self._alter(configs)
 
     def _policy(self, policy):
         self._alter({"cleanup.policy": policy})
@@ -185,7 +198,7 @@ def target(tmp_path):
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, min_size=4, max_size=12))
-def test_columns_are_the_decoded_values_after_any_sequence_of_steps(replicated, target, steps):
+def test_columns_are_the_decoded_keys_and_values_after_any_sequence_of_steps(replicated, target, steps):
     topic = TypedTopic(replicated, f"orders-{next(_numbers)}", target)
     for step in steps:
         topic.step(*step)

@@ -59,7 +59,7 @@ def rows(frame):
 def test_the_columns_are_those_that_from_json_makes_of_the_values(spark, cluster, orders):
     plain = read_topic(spark, cluster, "orders")
     assert "record" not in plain.columns
-    wanted = from_json(plain.where("value != '{bad'"), to_ddl(orders.columns.fields))
+    wanted = from_json(plain.where("value != '{bad'"), to_ddl(orders.columns.value.fields))
     for frame in (
         read_topic(spark, cluster, "orders", record=True),
         read(spark, cluster, subscribe="orders", columns="offset,record,record_error"),

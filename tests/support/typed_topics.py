@@ -11,15 +11,18 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic
+from spark_log.columns.parts import PARTS
 from spark_log.log.log import Log
 from spark_log.metadata.columns import SEGMENT
-from spark_log.records.schema import read_schema
+from spark_log.records.schema import SEGMENT_SCHEMA, read_schema
 from tests.support.records import ranges_of
 from tests.support.topics import make
 
 SCHEMA = "item STRING, price DOUBLE, n BIGINT"
 WIDER = "note STRING, item STRING, price DOUBLE, n BIGINT"
 SHORT = ("item", "price", "n")
+KEYS = {"key_format": "json", "key_schema": "n BIGINT, item STRING"}
+"""Configs of a topic whose keys are typed too."""
 TYPES: dict[str, Any] = {"item": str, "price": float, "n": int, "note": str}
 
 
@@ -64,27 +67,33 @@ def files(cluster: Cluster, topic: Topic) -> list[tuple[int | None, pa.Table]]:
     ]
 
 
-def check_record(value: bytes | None, record: Any, error: str | None, names: Sequence[str]) -> None:
-    expected = oracle(value, names)
-    assert record == expected
-    assert (error is not None) == (value is not None and expected is None)
+def check_records(rows: pa.Table) -> None:
+    """The typed columns of the rows are their decoded keys and values."""
+    for part in PARTS:
+        if part.record in rows.schema.names:
+            names = [field.name for field in rows.schema.field(part.record).type]
+            columns = rows.select([part.source, part.error, part.record]).to_pydict().values()
+            for given, error, record in zip(*columns, strict=True):
+                expected = oracle(given, names)
+                assert record == expected
+                assert (error is not None) == (given is not None and expected is None)
 
 
 def check_columns(cluster: Cluster, log: Log, name: str = "orders") -> dict[int, bytes | None]:
-    """The columns in files, and those that a reader gets, are the decoded values. Returns the value of each offset."""
+    """The columns in files, and those that a reader gets, are the decoded keys and values. Returns the value of each
+    offset.
+    """
     topic = log.find_topic(name)
     assert topic.columns is not None
-    schema = read_schema(columns=["value", "offset", "record_error", "record"], record=topic.columns.fields)
-    read = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
-    for row in read:
-        check_record(row["value"], row["record"], row["record_error"], [field.name for field in topic.columns.fields])
+    fields = topic.columns.fields
+    schema = read_schema(columns=["key", "value", "offset", *fields.names], typed=fields)
+    read = pa.Table.from_batches(log.read(ranges_of(log, topic), schema), schema)
+    check_records(read)
     for version, rows in files(cluster, topic):
-        assert ("record" in rows.schema.names) == (version is not None)
-        if version is not None:
-            names = [field.name for field in rows.schema.field("record").type]
-            for row in rows.to_pylist():
-                check_record(row["value"], row["record"], row["record_error"], names)
-    return {row["offset"]: row["value"] for row in read}
+        assert (len(rows.schema) > len(SEGMENT_SCHEMA)) == (version is not None)
+        assert version != topic.columns.version or list(rows.schema)[len(SEGMENT_SCHEMA) :] == list(fields)
+        check_records(rows)
+    return dict(zip(read.column("offset").to_pylist(), read.column("value").to_pylist(), strict=True))
 
 
 def document(number: int, **more: object) -> str:

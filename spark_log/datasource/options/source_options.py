@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from spark_log.cluster.names import validate_user_topic
+from spark_log.columns.parts import RECORDS, TYPED
 from spark_log.datasource.options.kafka_options import refuse_kafka_options
 from spark_log.datasource.options.offset_json import EARLIEST, LATEST, parse_offsets, parse_timestamps
 from spark_log.datasource.options.option_text import INT32_MAX, INT64_MAX, INTEGER, OptionText
@@ -36,8 +37,6 @@ DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """Fields of every row read, in order; `headers` follows them with includeHeaders."""
 HEADERS_COLUMN = "headers"
-TYPED_COLUMNS = ("record_error", "record")
-"""Fields that only option `columns` gives, for one topic with typed columns (value.format)."""
 
 _ACKS = ("all", "-1", "0", "1")
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -66,7 +65,7 @@ class ReadOptions:
     include_headers: bool = False
     """Whether rows have the field `headers`: includeHeaders, or `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order, and fields of record by their dotted paths. Option `columns`, ours; otherwise all.
+    """Fields of the rows, in order, and fields of records by their dotted paths. Option `columns`, ours; otherwise all.
     """
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
@@ -272,16 +271,16 @@ def _columns(given: OptionText) -> tuple[str, ...]:
     text = given.text("columns")
     if text is None:
         return (*READ_COLUMNS, HEADERS_COLUMN) if with_headers else READ_COLUMNS
-    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED_COLUMNS)}
+    known = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED)}
     names = [name.strip() for name in text.split(",")]
     for at, name in enumerate(names):
-        if name.lower() not in known and not name.lower().startswith("record."):
-            raise InvalidOptionError(
-                f"Option 'columns' has no column {name!r}: choose from {', '.join(known.values())}, record.<field>"
-            )
+        column, dot, _ = name.partition(".")
+        if column.lower() not in known or (dot and column.lower() not in RECORDS):
+            choice = ", ".join([*known.values(), *(f"{record}.<field>" for record in RECORDS)])
+            raise InvalidOptionError(f"Option 'columns' has no column {name!r}: choose from {choice}")
         if name.lower() in (other.lower() for other in names[:at]):
             raise InvalidOptionError(f"Option 'columns' names {name!r} twice: {text!r}")
-    columns = tuple(known.get(name.lower(), f"record{name[6:]}") for name in names)
+    columns = tuple(known[column.lower()] + dot + path for column, dot, path in (name.partition(".") for name in names))
     if given.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
         raise InvalidOptionError(
             f"Options 'columns' ({text!r}) and 'includeHeaders' ({with_headers}) contradict each other"

@@ -1,4 +1,4 @@
-"""Push-down: the partitions, offsets, timestamps and fields of record that Spark's filters rule out. Pure.
+"""Push-down: the partitions, offsets, timestamps and fields of typed columns that Spark's filters rule out. Pure.
 
 Only whole partitions, segments and row groups are skipped; Spark applies every filter again to the rows that are read.
 So a filter that is not supported here costs time, but loses no rows.
@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from spark_log.columns.parts import TYPED
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.segments.slices import Condition, FieldFilter, TimestampBounds
 
@@ -87,7 +88,7 @@ def prune(filters: Iterable[Filter]) -> Pruning:
                 values = found.value if isinstance(found, In) else (found.value,)
                 named = frozenset(value for value in values if isinstance(value, str))
                 topics = named if topics is None else topics & named
-            case ("record" | "record_error", *_):
+            case (column, *_) if column in TYPED:
                 fields += _field_filters(found)
     return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
 

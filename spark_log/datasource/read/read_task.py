@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from spark_log.columns.parts import TYPED
 from spark_log.datasource.worker_memory import spare_collections
 from spark_log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 
@@ -30,17 +31,14 @@ class ReadTask(InputPartition):
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """The names of the columns, in order, and the type of column `record`. Sent to executors."""
+    """The names of the columns, in order, and the typed ones among them. Sent to executors."""
 
     names: tuple[str, ...]
-    record: StructType | None = None
+    typed: StructType
 
     @classmethod
     def of(cls, schema: StructType) -> "ReadColumns":
-        return cls(
-            tuple(schema.names),
-            next((field.dataType for field in schema if isinstance(field.dataType, StructType)), None),
-        )
+        return cls(tuple(schema.names), StructType([field for field in schema if field.name in TYPED]))
 
 
 def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.RecordBatch"]:
@@ -51,12 +49,12 @@ def read_task(task: InputPartition, columns: ReadColumns) -> Iterator["pa.Record
     spare_collections()
     if not isinstance(task, ReadTask):  # if there is nothing to read, Spark creates a task of its own
         return iter(())
-    names, record = columns.names, None
-    if columns.record is not None:
+    names, typed = columns.names, None
+    if columns.typed:
         from pyspark.sql.pandas.types import to_arrow_type
 
-        record = to_arrow_type(columns.record, timezone="UTC")
-    schema = read_schema("headers" in names, names, record)
+        typed = to_arrow_type(columns.typed, timezone="UTC")
+    schema = read_schema("headers" in names, names, typed)
     return _in_order(Fetcher(task.log_dirs).read(task.slices, schema, task.times, task.fields), names)
 
 

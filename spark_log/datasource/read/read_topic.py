@@ -19,7 +19,7 @@ from spark_log.segments.typed_columns import add_columns, without_columns
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
-    from spark_log.columns.decoding import ColumnsDefinition
+    from spark_log.columns.topic_columns import TopicColumns
     from spark_log.log.reader import ReadPlan
 
 
@@ -36,9 +36,10 @@ def read_topic(
 
     The columns of `format("spark_log")`: key binary, value binary, topic string, partition int, offset bigint,
     timestamp timestamp, timestampType int, and with `include_headers` headers. With `record`, for a topic that has
-    typed columns (value.format, value.schema), also record_error string and record, a struct of the schema's fields:
-    Spark reads only those fields of the files that the query needs. Values in the inline tail and in files without
-    the current columns are decoded by Python workers.
+    typed columns, also those: key_record_error string and key_record, a struct of the fields of key.schema, if its
+    keys are typed; record_error string and record, with the fields of value.schema, if its values are. Spark reads only
+    those fields of the files that the query needs. Records in the inline tail and in files without the current columns
+    are decoded by Python workers.
 
     Page checksums are verified. The inline tail of the same snapshot is part of the plan. `cluster` is an address or an
     open Cluster. Segments are read from a replica in `client_rack`, if there is one.
@@ -71,14 +72,14 @@ def read_plan(
     plan: "ReadPlan",
     *,
     include_headers: bool = False,
-    columns: "ColumnsDefinition | None" = None,
+    columns: "TopicColumns | None" = None,
 ) -> DataFrame:
-    """The records of a plan's slices, all of one topic, with the columns of `read_topic`, with those of `record` if
+    """The records of a plan's slices, all of one topic, with the columns of `read_topic`, with typed columns if
     `columns` is given.
 
     Slices of files must end where their segments do: a file is read to its end.
     """
-    schema = read_schema(include_headers, record=None if columns is None else columns.fields)
+    schema = read_schema(include_headers, typed=None if columns is None else columns.fields)
     sealed = [piece for piece in plan.slices if piece.data is None]
     tail = [piece for piece in plan.slices if piece.data is not None]
     stored = [piece for piece in sealed if columns is None or piece.columns_version == columns.version]
@@ -115,7 +116,7 @@ def _sealed(
     return frame.select(*(computed.get(name, F.col(name)) for name in schema.names))
 
 
-def _decoded(frame: DataFrame, schema: pa.Schema, columns: "ColumnsDefinition") -> DataFrame:
+def _decoded(frame: DataFrame, schema: pa.Schema, columns: "TopicColumns") -> DataFrame:
     """`frame`, read with `without_columns(schema)`, with the typed columns."""
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -87,7 +87,8 @@ def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> Dat
     typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
     """
     others = _others(frame, columns)
-    if columns.value is None and topic is not None and topic.columns is not None and topic.columns.format == "json":
+    values = None if topic is None or topic.columns is None else topic.columns.value
+    if columns.value is None and topic is not None and values is not None and values.format == "json":
         with suppress(InvalidOptionError, InvalidConfigurationError):
             return typed_records(frame, topic, None, others)
     value = _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))

@@ -1,6 +1,6 @@
 """Backfill of typed columns: files that lack the topic's present columns are written again, at the same offsets.
 
-A change of value.format or value.schema never rewrites files. Merge and compaction write the present columns into their
+A change of a format or a schema never rewrites files. Merge and compaction write the present columns into their
 outputs anyway; the backfill does so for the other files.
 """
 

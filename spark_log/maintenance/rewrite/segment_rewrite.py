@@ -36,7 +36,7 @@ from spark_log.partitions.replication_rules import rewrite
 from spark_log.partitions.retired_files import retire_files
 from spark_log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.records.inline import decode as decode_inline
-from spark_log.records.schema import RECORD_SCHEMA, TYPED, read_schema
+from spark_log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
 from spark_log.records.segment_file import SegmentFacts
 from spark_log.segments import plan as planner
 from spark_log.segments.fetcher import Fetcher
@@ -214,7 +214,7 @@ def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
 
 def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
     """Offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time. Records of files with the topic's
-    present columns come with record_error and record, which are copied; those of others are to be decoded.
+    present columns come with the typed columns, which are copied; those of others are to be decoded.
     """
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
@@ -231,8 +231,7 @@ def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64A
 
 def _split(tables: Sequence[pa.Table]) -> tuple[pa.Int64Array, pa.Table]:
     whole = pa.concat_tables(tables)
-    typed = [whole.schema.field(name) for name in TYPED if name in whole.schema.names]
-    schema = pa.schema([*RECORD_SCHEMA, *typed])
+    schema = pa.schema([*RECORD_SCHEMA, *typed_fields(whole.schema)])
     return whole.column("offset").combine_chunks(), whole.select(schema.names).cast(schema)
 
 
@@ -240,7 +239,7 @@ def _tables(fetcher: Fetcher, slices: Iterable[Slice]) -> Iterator[pa.Table]:
     for piece in slices:
         if piece.data is None:
             copied = piece.columns.fields if piece.columns is not None and has_present_columns(piece) else None
-            schema = read_schema(True, _READ if copied is None else (*_READ, *TYPED), copied)
+            schema = read_schema(True, _READ if copied is None else (*_READ, *copied.names), copied)
             for batch in fetcher.read([piece], schema):
                 yield pa.Table.from_batches([batch])
         else:  # undivided, since there may be thousands

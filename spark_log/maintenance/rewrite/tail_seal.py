@@ -80,7 +80,7 @@ def sealing(
     Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
 
     Raises SchemaRegistryUnavailableError if the tail has schema ids that only an external registry may know, and it
-    does not answer; without `waits_for_schemas` these values are bad records until the backfill of the columns.
+    does not answer; without `waits_for_schemas` these are bad records until the backfill of the columns.
     """
     tail = cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
     if end_offset is not None:
@@ -89,7 +89,7 @@ def sealing(
         rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
         if rewriting is None:
             continue
-        unknown = unknown_ids(topic, _schema_ids(rewriting)) if topic.config.schema_registry_url else set()
+        unknown = unknown_ids(topic, _schema_ids(rewriting)) if topic.config.schema_registry_url else {}
         if unknown:
             try:
                 topic = learn_schemas(cluster, topic, unknown)
@@ -105,13 +105,16 @@ def sealing(
             yield rewriting, written
 
 
-def _schema_ids(rewriting: Rewriting) -> set[int]:
-    """The ids of Confluent's framing in the values of inline segments."""
-    found: set[int] = set()
+def _schema_ids(rewriting: Rewriting) -> dict[str, set[int]]:
+    """The ids of Confluent's framing in the keys and values of inline segments."""
+    columns = rewriting.topic.columns
+    framed = () if columns is None else [part.source for part, each in columns.parts if each.framing == "confluent"]
+    found: dict[str, set[int]] = {source: set() for source in framed}
     for piece in rewriting.slices:
         assert piece.data is not None
-        values = decode_inline(piece.data, piece.checksum, piece.record_count).column("value").combine_chunks()
-        found.update(np.unique(unframed(values)[1]).tolist())
+        records = decode_inline(piece.data, piece.checksum, piece.record_count)
+        for source, ids in found.items():
+            ids.update(np.unique(unframed(records.column(source).combine_chunks())[1]).tolist())
     return found
 
 

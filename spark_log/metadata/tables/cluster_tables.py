@@ -65,9 +65,9 @@ topic = _table(
     column("configs", Text, "JSON object of the configs that differ from the defaults; values are strings"),
     column("created_ms", BigInteger, "store clock"),
     column(
-        "value_columns",
+        "typed_columns",
         Text,
-        "typed columns of the values (`columns.decoding.ColumnsDefinition`, JSON); NULL: the topic never had any",
+        "typed columns of keys and values (`columns.topic_columns.TopicColumns`, JSON); NULL: the topic never had any",
         nullable=True,
     ),
     comment="A topic.",

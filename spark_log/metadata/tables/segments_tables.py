@@ -31,7 +31,7 @@ segment = _table(
     column(
         "columns_version",
         Integer,
-        "version of topic.value_columns with which the typed columns in the file were decoded; NULL: it has none",
+        "version of topic.typed_columns with which the typed columns in the file were decoded; NULL: it has none",
         nullable=True,
     ),
     column(

@@ -32,7 +32,7 @@ def record(*fields: tuple[str, Any]) -> dict[str, Any]:
 
 def definition(schema: Any, fields: pa.StructType | None = None, **more: Any) -> ColumnsDefinition:
     text = json.dumps(schema)
-    return ColumnsDefinition(1, "avro", more.pop("framing", "none"), text, fields or avro_schema_fields(text), **more)
+    return ColumnsDefinition("avro", more.pop("framing", "none"), text, fields or avro_schema_fields(text), **more)
 
 
 def decode(defined: ColumnsDefinition, *values: bytes | None) -> Decoded:
@@ -189,7 +189,7 @@ def test_framing_chooses_the_schema_of_each_record() -> None:
 
 
 def test_framing_of_json() -> None:
-    defined = ColumnsDefinition(1, "json", "confluent", "", parse_ddl("a INT"))
+    defined = ColumnsDefinition("json", "confluent", "", parse_ddl("a INT"))
     got, reasons = decode(defined, b'\0\0\0\0\7{"a":1}', b'{"a":1}', None, b"\0\0\0\0\7", b'\1\0\0\0\7{"a":1}')
     assert got.to_pylist() == [{"a": 1}, *[None] * 4]
     assert reasons is not None and reasons.to_pylist() == [

@@ -70,7 +70,7 @@ def test_a_deep_object_is_text_below_the_limit() -> None:
     value = b'{"a":' * 40 + b"1" + b"}" * 40
     fields = infer_json(pa.array([value]))
     assert to_ddl(fields).endswith("a: STRING" + ">" * 31)
-    assert decoder(ColumnsDefinition(1, "json", "none", "", fields)).decode(pa.array([value])).reasons is None
+    assert decoder(ColumnsDefinition("json", "none", "", fields)).decode(pa.array([value])).reasons is None
 
 
 TEXTS = st.text(max_size=3) | st.sampled_from(
@@ -91,4 +91,4 @@ def test_the_values_fit_the_columns_inferred_from_them(values: list[Any]) -> Non
     except InvalidSchemaError:
         return
     assert checked(fields) == fields
-    assert decoder(ColumnsDefinition(1, "json", "none", "", fields)).decode(array).reasons is None
+    assert decoder(ColumnsDefinition("json", "none", "", fields)).decode(array).reasons is None

@@ -27,7 +27,7 @@ UTC = datetime.UTC
 
 
 def definition(fields: pa.StructType) -> ColumnsDefinition:
-    return ColumnsDefinition(version=1, format="json", framing="none", schema="", fields=fields)
+    return ColumnsDefinition(format="json", framing="none", schema="", fields=fields)
 
 
 def decode(fields: pa.StructType, *values: bytes | None) -> Decoded:
@@ -248,7 +248,7 @@ def test_a_definition_is_pickled_and_its_decoder_kept() -> None:
     one = definition(parse_ddl("a INT"))
     assert pickle.loads(pickle.dumps(one)) == one
     assert decoder(pickle.loads(pickle.dumps(one))) is decoder(one)
-    for use in (lambda: decoder(ColumnsDefinition(1, "xml", "none", "", one.fields)), lambda: schema_fields("xml", "")):
+    for use in (lambda: decoder(ColumnsDefinition("xml", "none", "", one.fields)), lambda: schema_fields("xml", "")):
         with pytest.raises(InvalidSchemaError, match="format 'xml'"):
             use()
 
@@ -273,7 +273,7 @@ def test_without_the_package_of_protobuf_the_error_says_how_to_install_it(monkey
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)
     fields, text = parse_ddl("carrier STRING, missing INT"), protobuf_schema("Flight", FLIGHT_DESCRIPTOR_SET)
     for use in (
-        lambda: decoder(ColumnsDefinition(1, "protobuf", "none", text, fields)),
+        lambda: decoder(ColumnsDefinition("protobuf", "none", text, fields)),
         lambda: schema_fields("protobuf", text),
     ):
         with pytest.raises(InvalidConfigurationError, match=r"pip install 'spark-log\[protobuf\]'"):

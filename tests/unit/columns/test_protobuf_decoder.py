@@ -37,7 +37,7 @@ ROW = {
 
 def definition(schema: str, fields: pa.StructType | None = None, **more: Any) -> ColumnsDefinition:
     framing = more.pop("framing", "none")
-    return ColumnsDefinition(1, "protobuf", framing, schema, fields or protobuf_schema_fields(schema), **more)
+    return ColumnsDefinition("protobuf", framing, schema, fields or protobuf_schema_fields(schema), **more)
 
 
 def decode(defined: ColumnsDefinition, *values: bytes | None) -> Decoded:

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.columns.decoding import ColumnsDefinition
+from spark_log.columns.parts import PARTS, RECORDS
+from spark_log.columns.topic_columns import TopicColumns
 from spark_log.columns.types import parse_ddl
 from spark_log.records.segment_write import SegmentWriter
 from spark_log.segments.field_filters import file_excluded, group_excluded
@@ -24,6 +26,7 @@ from spark_log.segments.slices import Condition, FieldFilter
 from tests.support.records import table
 
 FIELDS = parse_ddl("n INT, x DOUBLE, s STRING, at TIMESTAMP, d DATE, m DECIMAL(38, 5), b BOOLEAN, p STRUCT<n: INT>")
+TYPED = TopicColumns(1, *(ColumnsDefinition("json", "none", "", FIELDS) for _ in PARTS)).fields
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _integers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
@@ -43,7 +46,7 @@ _times = st.one_of(
 _decimals = st.decimals(-(10**33), 10**33, places=5, allow_nan=False).filter(
     lambda found: len(found.as_tuple().digits) <= 38
 )
-VALUES = {
+_OF_VALUES = {
     ("record", "n"): _integers,
     ("record", "x"): _doubles,
     ("record", "s"): _texts,
@@ -54,17 +57,20 @@ VALUES = {
     ("record", "p", "n"): _integers,
     ("record_error",): _texts,
 }
+VALUES = {**_OF_VALUES, **{(f"key_{path[0]}", *path[1:]): values for path, values in _OF_VALUES.items()}}
 
 
 @st.composite
 def rows(draw):
     """Rows as Python has them, in row groups."""
-    of_any = {path: st.none() | values for path, values in VALUES.items()}
+    of_any = {path: st.none() | values for path, values in _OF_VALUES.items()}
     record = st.none() | st.fixed_dictionaries(
-        {path[1]: of_any[path] for path in VALUES if len(path) == 2}
+        {path[1]: of_any[path] for path in _OF_VALUES if len(path) == 2}
         | {"p": st.none() | st.fixed_dictionaries({"n": of_any["record", "p", "n"]})}
     )
-    row = st.fixed_dictionaries({"record_error": of_any[("record_error",)], "record": record})
+    row = st.fixed_dictionaries(
+        dict.fromkeys(("key_record_error", "record_error"), of_any["record_error",]) | dict.fromkeys(RECORDS, record)
+    )
     return draw(st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=3))
 
 
@@ -75,7 +81,7 @@ def filters(draw):
     if test in (Condition.IS_NULL, Condition.IS_NOT_NULL):
         return FieldFilter(path, test)
     if test is Condition.STARTS_WITH:
-        path = draw(st.sampled_from([("record", "s"), ("record_error",)]))
+        path = draw(st.sampled_from([path for path in VALUES if VALUES[path] is _texts]))
     count = 3 if test is Condition.IN else 1
     return FieldFilter(path, test, tuple(draw(st.lists(VALUES[path], min_size=1, max_size=count))))
 
@@ -108,17 +114,11 @@ def passes(row, found):
 
 def written(groups, format_):
     """The statistics of a file with these row groups, and its row groups."""
-    columns = ColumnsDefinition(1, format_, "none", "", FIELDS)
+    columns = TopicColumns(1, *(ColumnsDefinition(format_, "none", "", FIELDS) for _ in PARTS))
     file = io.BytesIO()
     writer = SegmentWriter(file, columns=columns)
     for group in groups:
-        typed = pa.table(
-            [
-                pa.array([row["record_error"] for row in group], pa.string()),
-                pa.array([row["record"] for row in group], FIELDS),
-            ],
-            names=["record_error", "record"],
-        )
+        typed = pa.table({field.name: pa.array([row[field.name] for row in group], field.type) for field in TYPED})
         records = table(*("" for _ in group))
         for name in typed.schema.names:
             records = records.append_column(typed.schema.field(name), typed.column(name))
@@ -131,9 +131,9 @@ def written(groups, format_):
 
 def without_nan(groups):
     """JSON values have no NaN."""
-    for row in (row for group in groups for row in group if row["record"] is not None):
-        if row["record"]["x"] is not None and math.isnan(row["record"]["x"]):
-            row["record"]["x"] = math.inf
+    for record in (row[name] for group in groups for row in group for name in RECORDS if row[name] is not None):
+        if record["x"] is not None and math.isnan(record["x"]):
+            record["x"] = math.inf
     return groups
 
 
@@ -142,9 +142,9 @@ def test_no_record_that_passes_the_filters_is_skipped(groups, found, format_):
     groups = without_nan(groups) if format_ == "json" else groups
     stats, row_groups = written(groups, format_)
     matching = [any(all(passes(row, each) for each in found) for row in group) for group in groups]
-    assert not (file_excluded(found, FIELDS, stats, sum(map(len, groups))) and any(matching))
+    assert not (file_excluded(found, TYPED, stats, sum(map(len, groups))) and any(matching))
     for group, matches in zip(row_groups, matching, strict=True):
-        assert not (group_excluded(found, FIELDS, group) and matches)
+        assert not (group_excluded(found, TYPED, group) and matches)
 
 
 @given(groups=rows(), format_=st.sampled_from(["json", "avro"]))
@@ -188,12 +188,16 @@ def of_text(bound, like):
         (("record", "p", "n"), Condition.IN, 8, True),
         (("record", "p", "n"), Condition.IN, "7", False),
         (("record", "unknown"), Condition.IN, 8, False),
+        (("key_record", "n"), Condition.IN, 1, True),
+        (("key_record_error",), Condition.IN, "bad", False),
+        (("key_record_error",), Condition.IN, "good", True),
     ],
 )
 def test_a_file_without_a_matching_record_is_skipped(path, condition, value, excluded):
     record = {"n": 1, "x": 2.5, "s": "b", "at": EPOCH, "d": date(2026, 1, 1), "m": Decimal("0.2"), "p": {"n": 7}}
-    stats, [group] = written([[{"record_error": None, "record": record}]], "json")
+    of_key = {"key_record_error": "bad", "key_record": None}
+    stats, [group] = written([[{**of_key, "record_error": None, "record": record}]], "json")
     found = [FieldFilter(path, condition, (value,))]
-    assert file_excluded(found, FIELDS, stats, 1) is excluded
-    assert group_excluded(found, FIELDS, group) is excluded
-    assert file_excluded([FieldFilter(("record_error",), Condition.IS_NOT_NULL)], FIELDS, stats, 1)
+    assert file_excluded(found, TYPED, stats, 1) is excluded
+    assert group_excluded(found, TYPED, group) is excluded
+    assert file_excluded([FieldFilter(("record_error",), Condition.IS_NOT_NULL)], TYPED, stats, 1)

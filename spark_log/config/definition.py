@@ -1,0 +1,33 @@
+"""The definition of a config, next to the field that has its value."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_log.config.values import ValueType
+
+
+@dataclass(frozen=True)
+class ConfigDefinition:
+    """One topic config, for reference pages and `describe_configs`. Texts only."""
+
+    name: str
+    """Kafka's dotted name, or that of a config that only spark-log has."""
+    kind: str
+    """Kafka's name of the type: long, int, double, boolean, string, list."""
+    default: str
+    """The default as a user would type it."""
+    valid: str
+    """The accepted values, in words."""
+    unit: str
+    """ms, bytes, messages, level, or empty."""
+    doc: str
+    """Its effect, and the reason if the default differs from Kafka's."""
+    kafka_default: str | None
+    """Kafka's default if it differs; None if they are equal or Kafka has no such config."""
+
+
+def config(name: str, default: Any, value_type: ValueType, doc: str, unit: str = "", kafka: str | None = None) -> Any:
+    definition = ConfigDefinition(
+        name, value_type.kind, value_type.show(default), value_type.expected, unit, doc, kafka
+    )
+    return field(default=default, metadata={"definition": definition, "type": value_type})
