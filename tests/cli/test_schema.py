@@ -47,6 +47,20 @@ def test_an_inferred_schema_can_be_set_and_changed(run, tmp_path: Path) -> None:
     assert (shown["renamed"], shown["replaced"]) == ({"item": "item__v2"}, ["item"])
 
 
+def test_the_schema_of_keys_has_commands_of_its_own(run) -> None:
+    run("produce", "orders", "--key-separator", ";", lines='{"id": 1};x\n')
+    ddl = run("schema", "infer", "orders", "--key")
+    assert ddl == "id BIGINT\n"
+    assert "The keys of orders have no typed columns" in run("schema", "show", "orders", "--key")
+    assert "New columns: id." in run("schema", "set", "orders", "--key", ddl)
+    assert "key_record.id" in run("schema", "show", "orders", "--key")
+    assert "The values of orders have no typed columns" in run("schema", "show", "orders")
+    assert "id: the column is BIGINT, not STRING" in run("schema", "set", "orders", "--key", "id STRING", fails=True)
+    reset = json.loads(run("schema", "set", "orders", "--key", "id STRING", "--reset", "--json"))
+    assert reset == {"topic": "orders", "version": 2, "added": ["id__v2"], "reset": {"id": "id__v2"}, "dry_run": False}
+    assert "key.schema" in run("topic", "describe", "orders")
+
+
 def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path) -> None:
     file = tmp_path / "shop.desc"
     file.write_bytes(SHOP_DESCRIPTOR_SET)
@@ -64,14 +78,18 @@ def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path)
 
 def test_bad_records_are_listed_and_copied(run) -> None:
     run("schema", "set", "orders", "price DOUBLE")
-    assert "Every value of orders can be decoded" in run("topic", "bad-records", "orders")
-    run("produce", "orders", lines='{"price": 1}\n{"price": "x"}\n[]\n')
+    assert "Every record of orders can be decoded" in run("topic", "bad-records", "orders")
+    run("schema", "set", "orders", "--key", "n BIGINT")
+    run("produce", "orders", lines='{"price": 1}\n{"price": "x"}\n')
+    run("produce", "orders", "--key-separator", ";", lines='{"n": 1};{"price": 1}\n7;[]\n')
     found = [json.loads(line) for line in run("topic", "bad-records", "orders", "--json").splitlines()]
-    assert [(row["offset"], row["reason"]) for row in found] == [
-        (1, "price: expected DOUBLE, got a string"),
-        (2, "not a JSON object, but an array"),
+    assert [(row["offset"], row["part"], row["reason"]) for row in found] == [
+        (1, "value", "price: expected DOUBLE, got a string"),
+        (3, "key", "not a JSON object, but a number"),
+        (3, "value", "not a JSON object, but an array"),
     ]
     assert "more than 1" in run("topic", "bad-records", "orders", "--limit", "1")
     assert run("topic", "bad-records", "orders", "--to", "dead") == "Copied 2 records to dead.\n"
     letters = run("consume", "dead", "--from", "earliest", "--json")
     assert "__spark_log.errors.exception.message" in letters
+    assert "key: not a JSON object, but a number; value: not a JSON object" in letters

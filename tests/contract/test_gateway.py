@@ -244,6 +244,7 @@ def test_refused_records_have_kafkas_errors(cluster, gateway):
     make(cluster, "small", max_message_bytes="1000")
     make(cluster, "compacted", cleanup_policy="compact")
     make(cluster, "typed", value_format="json", value_schema="n BIGINT", value_bad_records="reject")
+    make(cluster, "keyed", key_format="json", key_schema="n BIGINT", key_bad_records="reject")
     client = rd_producer(gateway)
     [large] = send(client, "small", [(b"k", os.urandom(2_000))])
     assert large.code() == rdkafka.KafkaError.MSG_SIZE_TOO_LARGE
@@ -252,6 +253,8 @@ def test_refused_records_have_kafkas_errors(cluster, gateway):
     [bad] = send(client, "typed", [(None, json.dumps({"n": "one"}).encode())])
     assert bad.code() == rdkafka.KafkaError.INVALID_RECORD
     assert send(client, "typed", [(None, b'{"n": 1}')]) == []
+    [bad] = send(client, "keyed", [(b"1", b"v")])
+    assert bad.code() == rdkafka.KafkaError.INVALID_RECORD
 
 
 def test_a_topic_is_created_by_its_first_use(cluster, cluster_address, tmp_path):

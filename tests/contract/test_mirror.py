@@ -203,9 +203,10 @@ def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, m
             {"name": name, "type": ["null", "string"], "default": None} for name in fields]}))  # fmt: skip
     registry.register("s", schemas[0])
     configs = {"value.format": "avro", "value.framing": "confluent", "value.schema": "registry:s"}
+    configs |= {"key.format": "json", "key.schema": "n INT", "key.columns": "n"}
     create_topic(source, "typed", configs={**configs, "retention.ms": "-1"})
     mirror = mirrors(source, target, SubscribeTopics(("typed",)))
-    append(source, 0, "\0\0\0\0\1\2\2x", topic="typed")
+    append(source, 0, "\0\0\0\0\1\2\2x", topic="typed", key=b'{"n": 1}')
     mirror_all(mirror)
     assert Registry(target).subjects() == []
     registry.register("s", schemas[1])
@@ -213,10 +214,11 @@ def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, m
     mirror_all(mirror)
     log = Log(target)
     topic = log.find_topic("typed")
-    schema = read_schema(columns=["record_error", "record"], typed=topic.columns.fields)
+    schema = read_schema(columns=["key_record", "record_error", "record"], typed=topic.columns.fields)
     rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
     assert rows == [
-        {"record_error": None, "record": {"a": "x", "b": None}}, {"record_error": None, "record": {"a": "x", "b": "y"}},
+        {"key_record": {"n": 1}, "record_error": None, "record": {"a": "x", "b": None}},
+        {"key_record": None, "record_error": None, "record": {"a": "x", "b": "y"}},
     ]  # fmt: skip
     mirror_all(mirror)
     assert log.find_topic("typed").typed_columns == topic.typed_columns

@@ -123,7 +123,7 @@ def test_columns_of_a_schema_with_references(cluster, registry, type_, line, ord
     registry.register("line", line, type_)
     registry.register("order", order, type_, [("shop.Line", "line", 1)])
     make(cluster, "orders", value_format=type_.lower(), value_schema="registry:order")
-    assert to_ddl(columns(cluster).fields) == "line STRUCT<n: BIGINT>, other STRUCT<n: BIGINT>"
+    assert to_ddl(columns(cluster).value.fields) == "line STRUCT<n: BIGINT>, other STRUCT<n: BIGINT>"
 
 
 @pytest.mark.parametrize(
@@ -247,20 +247,23 @@ def test_topics_follow_a_subject(cluster, registry):
     make(cluster, "orders", value_schema="registry:orders-value", **confluent)
     make(cluster, "fixed", value_schema="registry:orders-value@1", **confluent)
     make(cluster, "plain", value_format="avro", value_schema="registry:orders-value")
+    make(cluster, "keyed", **{name.replace("value", "key"): text for name, text in confluent.items()},
+         key_schema="registry:orders-value", value_format="json", value_schema="n INT")  # fmt: skip
     registry.register("orders-value", TWO)
-    followed, fixed, plain = columns(cluster), columns(cluster, "fixed"), columns(cluster, "plain")
-    assert (followed.version, [field.name for field in followed.fields]) == (2, ["item", "count"])
-    assert (fixed.version, [field.name for field in fixed.fields]) == (2, ["item"])
-    assert [*followed.schemas_by_id] == [*fixed.schemas_by_id] == [1, 2] and not plain.schemas_by_id
-    assert plain.schema == TWO
+    followed, fixed, plain, keyed = (columns(cluster, name) for name in ("orders", "fixed", "plain", "keyed"))
+    assert (followed.version, followed.value.fields.names) == (2, ["item", "count"])
+    assert (fixed.version, fixed.value.fields.names) == (2, ["item"])
+    assert [*followed.value.schemas_by_id] == [*fixed.value.schemas_by_id] == [1, 2] and not plain.value.schemas_by_id
+    assert plain.value.schema == TWO
+    assert (keyed.version, keyed.key, keyed.value.fields.names) == (2, followed.value, ["n"])
 
     registry.set_compatibility("NONE")
     other = avro(("item", "long"))
     with pytest.raises(IncompatibleSchemaError, match=r"topic orders follows .*: item: the column is STRING"):
         registry.register("orders-value", other)
     assert registry.versions("orders-value") == [1, 2], "nothing was changed"
-    for name in ("orders", "plain"):
-        alter_configs(cluster, name, {"value.schema": "registry:orders-value@2"})
+    for name, source in {"orders": "value", "plain": "value", "keyed": "key"}.items():
+        alter_configs(cluster, name, {f"{source}.schema": "registry:orders-value@2"})
     assert registry.register("orders-value", other).version == 3
     assert columns(cluster) == followed, "the ids of schemas that do not fit the columns are not known"
     alter_configs(cluster, "orders", {"retention.ms": "-1"})

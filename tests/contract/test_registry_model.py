@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_log import Registry
+from spark_log.columns.parts import PARTS, TYPED
 from spark_log.errors import IncompatibleSchemaError
 from spark_log.log.log import Log, Records
 from spark_log.maintenance import run_tasks
@@ -30,7 +31,8 @@ class History:
         self.register()
         self.topic = make(
             cluster, "t", value_format="avro", value_framing="confluent", value_schema="registry:s",
-            retention_ms="-1", inline_max_bytes="2000",
+            key_format="avro", key_framing="confluent", key_schema="registry:s", retention_ms="-1",
+            inline_max_bytes="2000",
         )  # fmt: skip
 
     def register(self):
@@ -60,18 +62,22 @@ class History:
 
     def append(self, count):
         values = list(self.values(count))
-        records = table(*[""] * count).set_column(1, RECORD_SCHEMA.field("value"), pa.array(values, pa.binary()))
+        records = table(*[""] * count)
+        for place, part in enumerate(PARTS):  # the keys are the values
+            records = records.set_column(place, RECORD_SCHEMA.field(part.source), pa.array(values, pa.binary()))
         self.log.append(self.log.find_topic("t"), [Records(0, records)])
         self.sent += values
 
     def check(self):
         topic = self.log.find_topic("t")
-        assert {*topic.columns.value.schemas_by_id} == {*self.by_id}
-        assert {field.name for field in topic.columns.value.fields} == {*self.fields}
-        schema = read_schema(columns=["offset", "value", "record_error", "record"], typed=topic.columns.fields)
+        for _, definition in topic.columns.parts:
+            assert {*definition.schemas_by_id} == {*self.by_id}
+            assert {*definition.fields.names} == {*self.fields}
+        schema = read_schema(columns=["offset", "value", *TYPED], typed=topic.columns.fields)
         found = [row for batch in self.log.read(ranges_of(self.log, topic), schema) for row in batch.to_pylist()]
         assert [row["value"] for row in found] == self.sent
         for row in found:
+            assert row["key_record"] == row["record"] and row["key_record_error"] == row["record_error"]
             number = int.from_bytes(row["value"][1:5])
             if row["value"][0]:
                 assert row["record_error"] == "does not begin with Confluent's framing"

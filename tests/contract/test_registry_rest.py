@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
+from spark_log.columns.parts import PARTS
 from spark_log.columns.protobuf.messages import message_class
 from spark_log.controller.topic_operations import alter_configs
 from spark_log.errors import InvalidRecordError, SchemaNotFoundError, SchemaRegistryUnavailableError
@@ -157,15 +158,22 @@ def test_confluents_client(client):
 
 
 def rows(cluster, log, name):
-    """The typed columns of all records: those in files have the present version, and a reader gets them."""
+    """The typed columns of the values of all records: those in files have the present version, and a reader gets them.
+    Typed keys equal the values.
+    """
     list(run_tasks(cluster, ["seal", "columns"], now=True))
     topic = log.find_topic(name)
     query = sa.select(SEGMENT.columns_version).where(SEGMENT.topic_id == topic.topic_id)
     versions = {*cluster.store.read(lambda connection: connection.execute(query).scalars().all())}
     assert versions == {topic.columns.version}
-    schema = read_schema(columns=["offset", "record_error", "record"], typed=topic.columns.fields)
-    found = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
-    return [row["record"] if row["record_error"] is None else row["record_error"] for row in found]
+    schema = read_schema(columns=["offset", *topic.columns.fields.names], typed=topic.columns.fields)
+    read = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+    of_key, of_value = (
+        [row[part.record] if row[part.error] is None else row[part.error] for row in read if part.record in row]
+        for part in PARTS
+    )
+    assert of_key in ([], of_value)
+    return of_value
 
 
 def context(topic):
@@ -310,13 +318,14 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
         port, first = int(server.url.rpartition(":")[2]), AvroSerializer(client, ONE)({"item": "tea"}, where)
         make(
             cluster, "orders", value_format="avro", value_framing="confluent", schema_registry_url=server.url,
-            value_schema="registry:orders-value",
+            value_schema="registry:orders-value", key_format="avro", key_framing="confluent",
+            key_schema="registry:orders-value",
         )  # fmt: skip
         second = AvroSerializer(client, TWO)({"item": "cup", "count": 7}, where)
         other = AvroSerializer(client, avro(ITEM, name="Gift"))({"item": "pen"}, context("gifts"))
     producer = produce()
     for value in (first, second, other, b"\0\0\0\0\x63\6cup"):  # the registry does not answer: appends go on
-        producer.send("orders", value).get(10)
+        producer.send("orders", value, key=value).get(10)
     with pytest.raises(SchemaRegistryUnavailableError):
         list(run_tasks(cluster, ["seal"], now=True))
     with serving(elsewhere, "127.0.0.1", port):

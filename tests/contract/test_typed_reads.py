@@ -1,4 +1,4 @@
-"""Reads of single fields of record, and publication of typed topics."""
+"""Reads of single fields of typed columns, and publication of typed topics."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from spark_log.records.schema import read_schema
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import ranges_of
 from tests.support.topics import append, make
-from tests.support.typed_topics import SCHEMA, WIDER, document, typed
+from tests.support.typed_topics import KEYS, SCHEMA, WIDER, document, typed
 
 SOON_MS = 10_000
 
@@ -27,8 +27,9 @@ def test_poll_arrow_reads_the_named_columns_alone(cluster, log):
     append(log, plain, document(1, note="a"))
     nested = SCHEMA + ", lines ARRAY<STRUCT<sku: STRING, n: INT>>"
     topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": nested})
-    append(log, topic, document(2, lines=[{"sku": "s", "n": 1}]), "{oops")
-    append(log, alter_configs(cluster, "orders", {"inline.max.bytes": None}), document(3))
+    topic = alter_configs(cluster, "orders", {name.replace("_", "."): text for name, text in KEYS.items()})
+    append(log, topic, document(2, lines=[{"sku": "s", "n": 1}]), "{oops", key=b'{"n": 2}')
+    append(log, alter_configs(cluster, "orders", {"inline.max.bytes": None}), document(3), key=b"k")
     with Consumer("orders", cluster=str(cluster.store.address), auto_offset_reset="earliest") as consumer:
         [first] = consumer.poll(SOON_MS, max_records=1).values()
         assert first[0].value == document(1, note="a").encode()
@@ -46,6 +47,15 @@ def test_poll_arrow_reads_the_named_columns_alone(cluster, log):
         assert found.column("record").to_pylist() == [{"note": "a"}, {"note": None}, None, {"note": None}]
         assert found.column("record_error").is_valid().to_pylist() == [False, False, True, False]
         consumer.seek_to_beginning()
+        [found] = consumer.poll_arrow(SOON_MS, columns=["key_record.n", "key_record_error"]).values()
+        assert found.column("key_record").to_pylist() == [None, {"n": 2}, {"n": 2}, None]
+        assert found.column("key_record_error").is_valid().to_pylist() == [False, False, False, True]
+        alter_configs(cluster, "orders", {"key.format": "bytes"})
+        consumer.seek_to_beginning()
+        consumer.poll(SOON_MS)  # other columns, so that the types are looked up again
+        consumer.seek_to_beginning()
+        with pytest.raises(InvalidOptionError, match=r"no column key_record: set key\.format"):
+            consumer.poll_arrow(SOON_MS, columns=["key_record"])
         with pytest.raises(InvalidOptionError, match=r"no field 'record\.prize'"):
             consumer.poll_arrow(SOON_MS, columns=["record.prize"])
         with pytest.raises(InvalidOptionError, match="expected distinct names"):

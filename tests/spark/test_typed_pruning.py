@@ -32,9 +32,11 @@ def orders(cluster):
     append(log, topic, document(1), document(9), partition=0)
     topic = alter_configs(cluster, "orders", {"value.format": "json", "value.schema": SCHEMA})
     append(log, topic, document(2), document(8), partition=1)
-    topic = alter_configs(cluster, "orders", {"value.schema": SCHEMA + ", note STRING"})
-    append(log, topic, document(3), document(4), partition=2)
-    append(log, topic, document(7, item=LONG), document(6, price=-0.0, item=None), "{bad", partition=3)
+    topic = alter_configs(
+        cluster, "orders", {"value.schema": SCHEMA + ", note STRING", "key.format": "json", "key.schema": "id BIGINT"}
+    )
+    append(log, topic, document(3), document(4), partition=2, key=b'{"id": 1}')
+    append(log, topic, document(7, item=LONG), document(6, price=-0.0, item=None), "{bad", partition=3, key=b"?")
     topic = alter_configs(cluster, "orders", {"inline.max.bytes": None, "delta.max.lag.ms": "-1"})
     append(log, topic, document(5), partition=4)
     log.close()
@@ -63,6 +65,8 @@ FILTERS = {
     "record.price <= 0.0": (2, 1),
     "record_error IS NOT NULL": (2, 1),
     "record.n > 100": (1, 0),
+    "key_record.id = 1": (3, 1),
+    "key_record_error IS NOT NULL": (2, 1),
 }
 """Filters, and how many of the four files of the Delta table, and of the last two of them, are read for it."""
 
@@ -75,7 +79,7 @@ def files_read(frame):
 
 def test_a_filter_reads_fewer_files_and_finds_the_same_records(spark, cluster, orders, pushdown):
     [location] = delta_tables(cluster, orders).values()
-    columns = ("partition", "value", "record", "record_error")
+    columns = ("partition", "value", "record", "record_error", "key_record", "key_record_error")
     frames = {
         "delta": spark.read.format("delta").load(location).select(*columns),
         "spark_log": read(spark, cluster, subscribe="orders", columns=",".join(columns)),

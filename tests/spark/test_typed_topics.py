@@ -32,16 +32,16 @@ def document(number, **more):
 
 @pytest.fixture
 def orders(cluster):
-    """A topic with an old file (without the present columns), a file with them, and a tail with a bad value and a
-    tombstone.
+    """A topic with an old file (without the present columns), a file with them, and a tail with a bad value and a bad
+    key.
     """
     log = Log(cluster)
     topic = make(cluster, "orders", value_format="json", value_schema=SCHEMA, inline_max_bytes="0")
-    append(log, topic, document(1), document(2))
-    topic = alter_configs(cluster, "orders", {"value.schema": WIDER})
+    append(log, topic, document(1), document(2), key=b'{"id": 1}')
+    topic = alter_configs(cluster, "orders", {"value.schema": WIDER, "key.format": "json", "key.schema": "id BIGINT"})
     append(log, topic, document(3, note="three"))
     topic = alter_configs(cluster, "orders", {"inline.max.bytes": None})
-    append(log, topic, document(4), "{bad")
+    append(log, topic, document(4), "{bad", key=b"k")
     log.close()
     return topic
 
@@ -62,8 +62,12 @@ def test_the_columns_are_those_that_from_json_makes_of_the_values(spark, cluster
     wanted = from_json(plain.where("value != '{bad'"), to_ddl(orders.columns.value.fields))
     for frame in (
         read_topic(spark, cluster, "orders", record=True),
-        read(spark, cluster, subscribe="orders", columns="offset,record,record_error"),
+        read(spark, cluster, subscribe="orders", columns="offset,record,key_record_error,record_error,key_record"),
     ):
+        keys = dict(frame.select("offset", "key_record.id").collect())
+        assert keys == {0: 1, 1: 1, 2: None, 3: None, 4: None}
+        bad_keys = frame.where("key_record_error IS NOT NULL").select("offset").collect()
+        assert sorted(bad_keys) == [(3,), (4,)]
         good = frame.where("record_error IS NULL")
         types = {field.name: field.dataType for field in frame.schema["record"].dataType}
         assert types["n"].simpleString() == "bigint"
@@ -107,9 +111,9 @@ def test_a_stream_of_records_continues_through_a_change_of_the_schema(spark, clu
 
 
 def test_option_columns_takes_fields_of_record(spark, cluster, orders):
-    frame = read(spark, cluster, subscribe="orders", columns="record.lines.sku,offset,record.n")
+    frame = read(spark, cluster, subscribe="orders", columns="record.lines.sku,offset,record.n,key_record.id")
     of_record = "struct<n:bigint,lines:array<struct<sku:string>>>"
-    assert frame.schema.simpleString() == f"struct<record:{of_record},offset:bigint>"
+    assert frame.schema.simpleString() == f"struct<record:{of_record},offset:bigint,key_record:struct<id:bigint>>"
     whole = read_topic(spark, cluster, "orders", record=True).select("offset", "record.n", "record.lines.sku")
     assert sorted(frame.select("offset", "record.n", "record.lines.sku").collect()) == sorted(whole.collect())
     with fails("no field 'record.prize'"):
@@ -120,6 +124,9 @@ def test_column_record_needs_one_typed_topic(spark, cluster, orders):
     make(cluster, "plain")
     with fails("'plain' has no typed columns"):
         read(spark, cluster, subscribe="plain", columns="record")
+    alter_configs(cluster, "orders", {"key.format": "bytes"})
+    with fails("no column key_record: set key.format"):
+        read(spark, cluster, subscribe="orders", columns="key_record.id")
     with fails("has to name one topic"):
         read(spark, cluster, subscribe="orders,plain", columns="record")
     with fails("'plain' has no typed columns"):

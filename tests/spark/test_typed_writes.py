@@ -21,6 +21,7 @@ from spark_log.streams import typed
 from tests.support.topics import fails, make
 from tests.unit.columns.strategies import SCHEMAS
 
+ORDERS_TYPE = "struct<item: string, price: double>"
 ORDERS = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP"
 _numbers = count()
 
@@ -36,14 +37,14 @@ def write(frame, cluster, topic="orders"):
 
 
 def stored(cluster, name="orders"):
-    """(value, record, record_error) of every record in the topic's files, and the decoded values."""
+    """The columns of keys and values of every record in the topic's files, and the decoded values."""
     log = Log(cluster)
     topic = log.find_topic(name)
     log.close()
     [location] = delta_tables(cluster, topic).values()
-    rows = DeltaTable(location).to_pyarrow_table(columns=["value", "record", "record_error"])
+    rows = DeltaTable(location).to_pyarrow_table(columns=["key", "value", *topic.columns.fields.names])
     values = rows.column("value").combine_chunks().cast(pa.binary())
-    return rows.to_pylist(), decoder(topic.columns).decode(values).record.to_pylist()
+    return rows.to_pylist(), decoder(topic.columns.value).decode(values).record.to_pylist()
 
 
 def check(cluster, name="orders"):
@@ -113,7 +114,12 @@ def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster):
 def test_what_the_topic_cannot_hold_is_refused_by_name(spark, cluster):
     topic_of(cluster)
     make(cluster, "plain")
+    topic_of(cluster, "keyed", key_format="json", key_schema="n INT")
     frame = spark.sql("SELECT 'a' AS item, 1.5D AS price")
+    with pytest.raises(InvalidOptionError, match=r"key\.item: the schema has no such field"):
+        typed(frame, cluster, "keyed", key=["item"])
+    with pytest.raises(InvalidConfigurationError, match=r"no typed columns of its keys: set key\.format"):
+        typed(frame, cluster, "orders", key=["item"])
     for columns, message in {
         "item, price, 1 AS more": r"value\.more: the schema has no such field",
         "item, '1' AS price": r"value\.price: string does not fit double",
@@ -135,6 +141,9 @@ def test_a_number_that_json_cannot_express_makes_a_bad_record(spark, cluster):
     assert (row["record"], row["record_error"]) == (None, "price: expected DOUBLE, got a string")
     with fails("value: in row 0: price: expected DOUBLE, got a string"):
         write(typed(frame, cluster, "strict"), cluster, "strict")
+    topic_of(cluster, "keys", key_format="json", key_schema="price DOUBLE", key_bad_records="reject")
+    with fails("key: in row 0: price: expected DOUBLE, got a string"):
+        write(typed(frame, cluster, "keys", value=sf.lit(None).cast(ORDERS_TYPE), key=["price"]), cluster, "keys")
 
 
 AVRO = {
@@ -173,11 +182,14 @@ def test_avro_values_decode_to_the_rows(spark, cluster):
 
 
 def test_a_stream_writes_typed_records(spark, cluster, tmp_path):
-    topic_of(cluster)
+    topic_of(cluster, key_format="json", key_schema="N INT, extra STRING")
     spark.range(50).selectExpr("concat('i', id) item", "id n").write.parquet(str(tmp_path / "in"))
     source = spark.readStream.schema("item STRING, n BIGINT").parquet(str(tmp_path / "in"))
-    records = typed(source, cluster, "orders", key="item")
+    records = typed(source, cluster, "orders", key=["n"])
     options = {"cluster": str(cluster.store.address), "topic": "orders", "checkpointLocation": str(tmp_path / "c")}
     sink = records.writeStream.format("spark_log").options(**options)
     sink.trigger(availableNow=True).start().awaitTermination()
     assert sorted(row["n"] for row in check(cluster)) == list(range(50))
+    assert {row["key_record"]["N"] == row["record"]["n"] for row in stored(cluster)[0]} == {True}
+    text = typed(spark.sql("SELECT 'a' AS item, '{\"N\": 7}' AS k"), cluster, "orders", value=["item"], key="k")
+    assert text.select("key").first() == ('{"N": 7}',)
