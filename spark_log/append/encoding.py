@@ -62,6 +62,7 @@ class Encoding:
         given = None if "compression.type" in topic.overrides else producer_codec
         codec = given or config.compression_type
         levels = {"zstd": config.compression_zstd_level, "gzip": config.compression_gzip_level}
+        typed = [] if topic.columns is None else [part for part, _ in topic.columns.parts]
         append_time = config.message_timestamp_type == "LogAppendTime"
         return cls(
             codec,
@@ -76,7 +77,7 @@ class Encoding:
                 compacted=config.compacts,
             ),
             topic.columns,
-            tuple(part.source for part in config.parts if part.format != "bytes" and part.bad_records == "reject"),
+            tuple(part.source for part in typed if config.part(part.source).bad_records == "reject"),
         )
 
 
@@ -164,8 +165,8 @@ def bad_records(records: pa.Table, encoding: Encoding) -> dict[int, InvalidRecor
     for part, definition in encoding.columns.parts if encoding.columns is not None else ():
         if part.source not in encoding.rejecting:
             continue
-        bytes_ = records.column(part.source).combine_chunks()
-        reasons = decoder(of_present_schema(definition)).decode(bytes_).reasons
+        column = records.column(part.source).combine_chunks()
+        reasons = decoder(of_present_schema(definition)).decode(column).reasons
         if reasons is None:
             continue
         rows = pc.indices_nonzero(reasons.is_valid())

@@ -14,7 +14,7 @@ from spark_log.errors import InvalidSchemaError
 
 TYPES = ("AVRO", "JSON", "PROTOBUF")
 FORMATS = {"AVRO": "avro", "JSON": "json", "PROTOBUF": "protobuf"}
-"""value.format of the topics that may use a schema of a type."""
+"""The format of the keys or values that may use a schema of a type."""
 
 
 class Reference(NamedTuple):
