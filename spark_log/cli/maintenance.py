@@ -49,7 +49,7 @@ def maintenance(
     - `delta`: update Delta tables, write their checkpoints, delete their expired log files
     - `files`: delete retired files, deleted topics, and files that the metadata does not name
     - `expire`: delete the offsets of empty groups, and inactive producers and transactional ids
-    - `columns`: add the present typed columns (key.schema, value.schema) to files that lack them; runs only if it is named
+    - `columns`: add the present typed columns (of keys and values) to files that lack them; runs only if it is named
 
     **Examples**
 

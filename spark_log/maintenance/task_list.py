@@ -172,7 +172,7 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         "columns",
-        "add the present typed columns (key.schema, value.schema) to files that lack them; runs only if it is named",
+        "add the present typed columns (of keys and values) to files that lack them; runs only if it is named",
         None,
         backfill_columns,
         plan_backfill,
