@@ -43,7 +43,8 @@ def segment_schema(typed: pa.StructType | None) -> pa.Schema:
 
 def typed_fields(schema: pa.Schema) -> pa.StructType:
     """The typed columns of a schema, in the order of a file."""
-    return pa.struct([schema.field(name) for name in TYPED if name in schema.names])
+    names = schema.names
+    return pa.struct([schema.field(name) for name in TYPED if name in names])
 
 
 def leaf_paths(field: pa.Field) -> list[str]:
@@ -92,7 +93,8 @@ def read_schema(
     """
     fields = [field for field in _READ_SCHEMA if include_headers or field.name != "headers"]
     if typed is not None:
-        fields += typed_fields(pa.schema(list(typed)))
+        by_name = {field.name: field for field in typed}
+        fields += [by_name[name] for name in TYPED if name in by_name]
     if columns is None:
         return pa.schema(fields)
     names = [field.name for field in fields]

@@ -66,8 +66,10 @@ def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path)
     file.write_bytes(SHOP_DESCRIPTOR_SET)
     run("topic", "create", "shop", "-c", "value.format=protobuf", "-c", f"value.schema=@{file}#shop.Order")
     assert "record.prices" in run("schema", "show", "shop")
+    run("topic", "alter", "shop", "-c", "key.format=protobuf", "-c", f"key.schema=@{file}#shop.Order")
+    assert "key_record.prices" in run("schema", "show", "shop", "--key")
     described = run("topic", "describe", "shop")
-    assert '{"message": "shop.Order", "descriptor": ' in described and len(described) < 2_000
+    assert '{"message": "shop.Order", "descriptor": ' in described and len(described) < 3_000
     assert "No new columns" in run("schema", "set", "shop", f"@{file}#shop.Order")
     assert "do not contain their schema" in run("schema", "infer", "shop", fails=True)
     assert "not in the descriptor" in run("schema", "set", "orders", f"@{file}#shop.Other", fails=True)

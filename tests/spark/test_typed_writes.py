@@ -165,14 +165,17 @@ AVRO = {
 
 @pytest.mark.delta
 def test_avro_values_decode_to_the_rows(spark, cluster):
-    topic_of(cluster, value_format="avro", value_schema=json.dumps(AVRO))
+    of_key = json.dumps({**AVRO, "fields": [field for field in AVRO["fields"] if field["name"] in ("n", "kind")]})
+    topic_of(cluster, value_format="avro", value_schema=json.dumps(AVRO), key_format="avro", key_schema=of_key)
     frame = spark.range(100).selectExpr(
         "int(id) n", "if(id % 3 = 0, null, float(id / 7)) f", "cast(id / 8 as decimal(5, 2)) total",
         "if(id = 4, null, timestamp_micros(id * 1234567)) at", "if(id % 2 = 0, 'A', 'B') kind", "binary('xy') code",
         "array(null, named_struct('sku', concat('s', id))) lines",
     )  # fmt: skip
-    write(typed(frame, cluster, "orders"), cluster)
+    write(typed(frame, cluster, "orders", key=["kind", "n"]), cluster)
     assert len(check(cluster)) == 100
+    for row in stored(cluster)[0]:
+        assert row["key_record"] == {name: row["record"][name] for name in ("n", "kind")}
     with_map = {**AVRO, "fields": [*AVRO["fields"], {"name": "m", "type": {"type": "map", "values": "long"}}]}
     topic_of(cluster, "maps", value_format="avro", value_schema=json.dumps(with_map))
     write(typed(frame.withColumn("m", sf.expr("map('b', 1L, 'a', 2L)")), cluster, "maps"), cluster, "maps")
