@@ -49,7 +49,7 @@ def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
         small[partition.topic] += size.small
     yield _by_topic("spark_log_segments", "Segments: files and blobs of the inline tail.", segments)
     yield _by_topic("spark_log_small_segments", "Segment files below 1 MiB.", small)
-    yield _by_topic("spark_log_bad_records", "Records in files whose value does not fit the topic's schema.",
+    yield _by_topic("spark_log_bad_records", "Keys and values in files that do not fit the topic's schemas.",
                     snapshot.bad_records)  # fmt: skip
 
 

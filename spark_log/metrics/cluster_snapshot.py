@@ -10,6 +10,7 @@ from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statu
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.columns.parts import PARTS
 from spark_log.delta.delta_lag import DeltaLag, delta_lags
 from spark_log.ids import LogDirId, TopicId, TopicPartition
 from spark_log.metadata import tables as t
@@ -98,7 +99,7 @@ class PartitionSize:
 
 @dataclass(frozen=True)
 class SizeSnapshot:
-    """What takes a look at every row of table segment. `bad_records`: of the files, by topic id."""
+    """What takes a look at every row of table segment. `bad_records`: bad keys and values in the files, by topic."""
 
     sizes: Mapping[TopicPartition, PartitionSize]
     bad_records: Mapping[str, int]
@@ -243,15 +244,16 @@ def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
         TopicPartition(topic, partition): PartitionSize(segments, int(bytes_), int(small_files))
         for topic, partition, segments, bytes_, small_files in connection.execute(query)
     }
-    bad = (
+    typed = (
         sa.select(TOPIC.name, SEGMENT.record_count, SEGMENT.stats)
         .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
-        .where(SEGMENT.stats.like('%"record_error"%'))
+        .where(SEGMENT.stats.is_not(None))
     )
     bad_records = {
-        row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.value_columns.is_not(None)))
+        row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.typed_columns.is_not(None)))
     }
-    for topic, record_count, stats in connection.execute(bad):
-        nulls = json.loads(stats)["nullCount"].get("record_error", record_count)
-        bad_records[topic] = bad_records.get(topic, 0) + record_count - nulls
+    for topic, record_count, stats in connection.execute(typed):
+        nulls = json.loads(stats)["nullCount"]
+        bad = sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
+        bad_records[topic] = bad_records.get(topic, 0) + bad
     return SizeSnapshot(sizes, bad_records)

@@ -112,16 +112,17 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
 
 def test_segments_and_bad_records_are_counted(cluster, log):
     configs = {"inline.max.bytes": "0", "value.format": "json", "value.schema": "n BIGINT"}
+    configs |= {"key.format": "json", "key.schema": "n BIGINT"}
     topic = create_topic(cluster, "typed", configs=configs)
     append(cluster, topic, '{"n": 1}', "no JSON")
-    append(cluster, topic, '{"n": 2}')
+    log.append(topic, [Records(0, table('{"n": 2}', key=b"k", timestamp_ms=clock.wall_ms()))])
     log.append(create_topic(cluster, "tail"), [Records(0, table("a", timestamp_ms=clock.wall_ms()))])
     found = scraped(cluster)
     assert value(found, "spark_log_small_segments", topic="tail") == 0
     assert value(found, "spark_log_segments", topic="tail") == 1
     assert value(found, "spark_log_inline_tail_bytes", topic="tail") > 0
     assert value(found, "spark_log_small_segments", topic="typed") == 2
-    assert value(found, "spark_log_bad_records", topic="typed") == 1
+    assert value(found, "spark_log_bad_records", topic="typed") == 1 + 1
     assert value(found, "kafka_log_log_size", topic="typed", partition=0) > 0
 
 
