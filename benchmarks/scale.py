@@ -152,7 +152,8 @@ class Axis:
         else:
             topic = _find(cluster, "measured") if before else _topic(cluster, "measured", 1)
             if not before:
-                simulated.add_published_segments(cluster, topic, 200)
+                # retention drops ten in each round of each size
+                simulated.add_published_segments(cluster, topic, 10 * (self.arguments.rounds + 1) * len(self.sizes))
                 simulated.add_published_segments(cluster, _topic(cluster, "one", 1), 2)
             simulated.add_topics(cluster, "one", range(before or 2, size))
         members = min(10, topic.partition_count)

@@ -24,6 +24,7 @@ from spark_log.cli import (
     registry,
     schema,
     store,
+    top,
     topic,
     transaction,
 )
@@ -56,6 +57,7 @@ app = typer.Typer(
 )
 app.command("init")(cluster.init)
 app.command("status")(cluster.status)
+app.command("top")(top.top)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")
