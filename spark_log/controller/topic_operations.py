@@ -69,8 +69,8 @@ def create_topic(
         lock_subjects(connection, config)
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
         if taken is not None:
-            reason = "exists already" if taken == name else f"collides with {taken!r}: '.' and '_' count as the same"
-            raise TopicAlreadyExistsError(f"topic {name!r}: {reason}")
+            collision = f"Topic {name!r} collides with existing topic {taken!r}: '.' and '_' count as the same."
+            raise TopicAlreadyExistsError(_exists_already(name) if taken == name else collision)
         loads = _broker_loads(connection, cluster.store.clock(connection))
         placement = place_replicas(loads, partitions, replication_factor)
         columns = typed_columns(connection, config, None, external)
@@ -82,7 +82,11 @@ def create_topic(
     try:
         return cluster.store.transact(create, announce=True)
     except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
-        raise TopicAlreadyExistsError(f"topic {name!r}: exists already") from error
+        raise TopicAlreadyExistsError(_exists_already(name)) from error
+
+
+def _exists_already(name: str) -> str:
+    return f"Topic {name!r} already exists."  # as Kafka says it
 
 
 def alter_configs(

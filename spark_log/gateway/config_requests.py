@@ -12,13 +12,16 @@ from kafka.protocol.admin import (
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
 )
 
 from spark_log.admin.configs import alter_resource, describe_resource
+from spark_log.cluster.topics import list_topics
 from spark_log.config import ClusterSettings, canonical, definitions
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.error_codes import outcome_of
+from spark_log.gateway.error_codes import NONE, outcome_of
 from spark_log.gateway.wire import Message
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ Facts = Mapping[str, Any]
 """Facts of a config, as `spark_log.admin.configs` describes them."""
 
 _TOPIC, _BROKER = int(ConfigResourceType.TOPIC), int(ConfigResourceType.BROKER)
+_CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
+_UNSUPPORTED_VERSION = 35
+_RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
+"""Those of Kafka, of which only topics and brokers have configs here."""
 
 
 async def describe_configs(gateway: "Gateway", request: Message, _client: Client) -> Message:
@@ -174,8 +181,30 @@ def _resource(number: int, name: str, configs: Mapping[str, Any] | None = None) 
     return ConfigResource(ConfigResourceType(number), name, configs)
 
 
+async def list_config_resources(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """The topics and the gateways, or those of the asked types. Version 0 asks for client metrics, which a gateway has
+    none of.
+    """
+    wanted = frozenset(request.resource_types or _RESOURCE_TYPES) if request.version else _CLIENT_METRICS
+    names: dict[int, list[str]] = {}
+    if _TOPIC in wanted:
+        names[_TOPIC] = [topic.name for topic in await gateway.call(list_topics, gateway.cluster)]
+    if _BROKER in wanted:
+        names[_BROKER] = [str(each.gateway_id) for each in await gateway.call(gateway.live_gateways)]
+    return ListConfigResourcesResponse(
+        throttle_time_ms=0,
+        error_code=NONE if wanted <= _RESOURCE_TYPES else _UNSUPPORTED_VERSION,
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=number)
+            for number, found in names.items()
+            for name in (found if wanted <= _RESOURCE_TYPES else ())
+        ],
+    )
+
+
 APIS = (
     Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4)),
     Api(AlterConfigsRequest, alter_configs, advertised=(0, 2)),
     Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1)),
+    Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1)),
 )

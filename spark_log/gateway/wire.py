@@ -47,13 +47,16 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
 
 
 def read_body(kind: type[Message], version: int, body: memoryview) -> Message:
-    """The decoded body. MalformedRequestError unless it is exactly as long as its fields."""
+    """The decoded body. MalformedRequestError if it is shorter than its fields.
+
+    Bytes after the fields are ignored, as by Kafka: librdkafka sends three with a request for all topics.
+    """
     decode = _decoder(kind, version)  # type: ignore[arg-type]  # classes are hashable
     try:
         message, end = decode(body, 0)
     except _DECODE_ERRORS as error:
         raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
-    if end != len(body):  # a string that is cut off is decoded as a shorter one
+    if end > len(body):  # a string that is cut off is decoded as a shorter one
         raise MalformedRequestError(f"{kind.name} v{version}: {len(body)} bytes, of which its fields take {end}")
     message._version = version
     return message

@@ -67,9 +67,10 @@ def check_commits(
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
             raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not an integer >= 0")
         text = "" if text is None else text
-        if not isinstance(text, str) or "\0" in text:
-            raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text that can be stored")
-        size = len(text.encode(errors="surrogatepass"))
+        try:
+            size = len(text.encode())
+        except (AttributeError, UnicodeEncodeError):
+            raise IllegalArgumentError(f"metadata to commit for {here}: {text!r} is not text in UTF-8") from None
         if size > settings.offset_metadata_max_bytes:
             raise OffsetMetadataTooLargeError(
                 f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"
@@ -140,7 +141,7 @@ def write_commits(
             "partition": partition.partition,
             "committed_offset": commit.offset,
             "leader_epoch": commit.leader_epoch,
-            "commit_metadata": commit.metadata,
+            "commit_metadata": commit.metadata.encode(),
             "committed_ms": now.wall_ms,
             "position": position,
             "log_partition": log_partition,
@@ -218,7 +219,10 @@ def read_commits(
     if wanted is not None and len(wanted) == 1:
         (only,) = wanted
         query = query.where(TOPIC.name == only.topic, GROUP_OFFSET.partition == only.partition)
-    found = {TopicPartition(name, number): Commit(*commit) for name, number, *commit in connection.execute(query)}
+    found = {
+        TopicPartition(name, number): Commit(offset, text.decode(), *rest)
+        for name, number, offset, text, *rest in connection.execute(query)
+    }
     return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
 
 

@@ -57,7 +57,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
         # without the source's leader epoch: the target has its own
-        commit = Commit(offset, metadata, topic_id=topics[topic].topic_id)
+        commit = Commit(offset, metadata.decode(), topic_id=topics[topic].topic_id)
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
     known, limits = target.store.read(
         lambda connection: (

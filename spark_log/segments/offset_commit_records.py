@@ -70,7 +70,7 @@ def _records(rows: Sequence[Any]) -> pa.Table:
             {
                 "offset": row.committed_offset,
                 "leaderEpoch": row.leader_epoch,
-                "metadata": row.commit_metadata,
+                "metadata": row.commit_metadata.decode(),
                 "commitTimestamp": row.committed_ms,
             }
         )

@@ -178,7 +178,7 @@ def test_topic_configs_lists_every_config() -> None:
         (["produce", "nope"], "a", "'nope': unknown topic or partition"),
         (["topic", "describe", "events", "nope"], None, "'nope': unknown topic"),
         (["topic", "delete", "nope", "--yes"], None, "'nope': unknown topic"),
-        (["topic", "create", "events"], None, "exists already"),
+        (["topic", "create", "events"], None, "already exists"),
         (["topic", "create", "a/b"], None, "not a legal topic name"),
         (["topic", "create", "x", "-p", "0"], None, "partitions: expected a number"),
         (["topic", "create", "x", "-r", "2"], None, "replication"),

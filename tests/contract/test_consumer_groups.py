@@ -367,6 +367,10 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
         process = start()
         run(process, polls)
         process.kill()
+        for line in process.stdout.read().splitlines():  # it went on until it was killed
+            word, *rest = line.split()
+            if word == "processed":
+                processed[int(rest[0])].append(int(rest[1]))
         process.communicate(timeout=20)
         last_commit = {partition: committed(cluster).get(("t", partition), 0) for partition in (0, 1)}
     process = start()

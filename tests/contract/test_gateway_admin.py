@@ -111,6 +111,8 @@ def test_configs_by_kafka_python(gateway, admin):
     assert of_broker["advertised.listeners"]["config_type"] == "STRING"
     admin.reset_configs([ConfigResource(*topic, ["retention.ms"])])
     assert describe(topic).keys() == {"segment.bytes"}
+    assert admin.list_config_resources() == {"topic": ["a"], "broker": ["1"]}
+    assert admin.list_config_resources(["BROKER", "GROUP"]) == {"broker": ["1"]}
     refused = admin.alter_configs([ConfigResource(*topic, {"segment.bytes": "many"})])
     assert "segment.bytes" in refused["topic"]["a"]
     assert describe(topic).keys() == {"segment.bytes"}

@@ -2,6 +2,8 @@
 
 import kafka.errors
 import pytest
+from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from spark_log import Admin, Consumer, Producer
 from spark_log.append.append_transaction import AppendRequest, run_append_transaction
@@ -12,6 +14,7 @@ from spark_log.controller.topic_operations import create_topic
 from spark_log.datasource.options.source_options import TXN_APP_ID_LENGTH_MAX, WriteOptions
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 
+PARTITION = TopicPartition("t", 0)
 BAD = ["a\0b", "a\ud800b"]
 
 
@@ -73,3 +76,13 @@ def test_an_application_of_a_write(cluster):
         batch = SparkBatch(f"txn:{longest}", "t" * 249, 1, 0, "", strict=False)
         request = AppendRequest([], hooks=[append_once_hook(batch, [])])
         assert run_append_transaction(cluster.store, request).committed_before == replayed
+
+
+def test_metadata_of_a_commit_may_have_any_characters(cluster, cluster_address):
+    create_topic(cluster, "t")
+    with Consumer(cluster=cluster_address, group_id="g") as consumer:
+        consumer.assign([PARTITION])
+        consumer.commit({PARTITION: OffsetAndMetadata(0, "a\0é\U0001f600", -1)})
+        assert consumer.committed(PARTITION, metadata=True).metadata == "a\0é\U0001f600"
+        with pytest.raises(kafka.errors.KafkaError, match="UTF-8"):
+            consumer.commit({PARTITION: OffsetAndMetadata(0, "a\ud800b", -1)})

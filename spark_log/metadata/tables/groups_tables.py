@@ -1,6 +1,6 @@
 """Tables of consumer groups: members, assignments, committed offsets."""
 
-from sqlalchemy import BigInteger, Index, Integer, String, Text, text
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, String, Text, text
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
@@ -62,7 +62,7 @@ group_offset = _table(
     partition_number(primary_key=True),
     column("committed_offset", BigInteger, "next offset that the group will read"),
     column("leader_epoch", BigInteger, "of the last record read; -1 unknown"),
-    column("commit_metadata", Text, "free text of the consumer"),
+    column("commit_metadata", LargeBinary, "free text of the consumer, in UTF-8: it may have NUL characters"),
     column("committed_ms", BigInteger, "store clock, for offset retention"),
     column("position", BigInteger, "offset of the commit in its partition of __consumer_offsets"),
     column(

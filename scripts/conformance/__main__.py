@@ -1,0 +1,42 @@
+"""Run the suites, and print a table in Markdown."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.conformance.franz_go import franz_go
+from scripts.conformance.kafka_python import kafka_python
+from scripts.conformance.kafka_tools import kafka_tools
+from scripts.conformance.librdkafka import librdkafka
+from scripts.conformance.results import Result
+
+SUITES: dict[str, Callable[[Path], list[Result]]] = {
+    "franz-go": franz_go,
+    "librdkafka": librdkafka,
+    "kafka-python": kafka_python,
+    "kafka-tools": kafka_tools,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}; default: all")
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("--cache", type=Path, default=home / "spark-log-conformance", help="where suites are kept")
+    arguments = parser.parse_args()
+    unknown = set(arguments.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"no such suite: {', '.join(sorted(unknown))}")
+    cache = arguments.cache.resolve()
+    cache.mkdir(parents=True, exist_ok=True)
+    results = [result for name in arguments.suites or SUITES for result in SUITES[name](cache)]
+    print("| Suite | Test | Result |\n| --- | --- | --- |")
+    for result in results:
+        print(f"| {result.suite} | `{result.test}` | {result.outcome} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

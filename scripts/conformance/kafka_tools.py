@@ -1,0 +1,102 @@
+"""Kafka's own tools, on a gateway and on a real broker: their outputs are compared."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.conformance.results import Result
+from scripts.conformance.servers import broker, gateway
+from tests.support.kafka_jars import broker_class_path
+
+
+class Step(NamedTuple):
+    """A run of a tool. `numbers`: its output has times, so that numbers are not compared."""
+
+    tool: str
+    main: str
+    arguments: str
+    given: str = ""
+    numbers: bool = False
+
+
+_TOPICS = "org.apache.kafka.tools.TopicCommand"
+_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+_CONFIGS = "kafka.admin.ConfigCommand"
+_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+
+STEPS = (
+    Step("kafka-topics --create", _TOPICS, "--create --topic orders --partitions 2 --config retention.ms=3600000"),
+    Step("kafka-topics --create, exists", _TOPICS, "--create --topic orders"),
+    Step("kafka-topics --list", _TOPICS, "--list"),
+    Step(
+        "kafka-console-producer", "org.apache.kafka.tools.ConsoleProducer",
+        "--topic orders --property parse.key=true --property key.separator=: --compression-codec zstd",
+        "a:1\nb:2\na:3\nc:4\n",
+    ),
+    Step("kafka-console-consumer", _CONSUMER, "--topic orders --group readers --from-beginning --max-messages 4"
+         " --property print.key=true --property print.offset=true --property print.partition=true --timeout-ms 20000"),
+    Step("kafka-get-offsets", _OFFSETS, "--topic orders"),
+    Step("kafka-get-offsets, earliest", _OFFSETS, "--topic orders --time earliest"),
+    Step("kafka-get-offsets, max-timestamp", _OFFSETS, "--topic orders --time max-timestamp"),
+    Step("kafka-consumer-groups --describe", _GROUPS, "--describe --group readers"),
+    Step("kafka-consumer-groups --describe --state", _GROUPS, "--describe --group readers --state"),
+    Step("kafka-consumer-groups --reset-offsets", _GROUPS,
+         "--reset-offsets --group readers --topic orders --to-earliest --execute"),
+    Step("kafka-consumer-groups --delete", _GROUPS, "--delete --group readers"),
+    Step("kafka-consumer-groups --list", _GROUPS, "--list"),
+    Step("kafka-topics --alter --partitions", _TOPICS, "--alter --topic orders --partitions 3"),
+    Step("kafka-configs --alter", _CONFIGS,
+         "--alter --entity-type topics --entity-name orders --add-config max.message.bytes=2000000"),
+    Step("kafka-configs --describe", _CONFIGS, "--describe --entity-type topics --entity-name orders"),
+    Step("kafka-topics --describe", _TOPICS, "--describe --topic orders"),
+    Step("kafka-producer-perf-test", "org.apache.kafka.tools.ProducerPerformance",
+         "--topic orders --num-records 100000 --record-size 100 --throughput -1", numbers=True),
+    Step("kafka-consumer-perf-test", "org.apache.kafka.tools.ConsumerPerformance",
+         "--topic orders --messages 100000 --timeout 20000", numbers=True),
+    Step("kafka-topics --delete", _TOPICS, "--delete --topic orders"),
+    Step("kafka-topics --describe, missing", _TOPICS, "--describe --topic orders"),
+)  # fmt: skip
+
+
+def kafka_tools(cache: Path) -> list[Result]:
+    """Each step, on a gateway and on a broker: "passed" if it prints the same."""
+    outputs = []
+    for server in (gateway, broker):
+        with server() as address:
+            outputs.append([_compared(_run(step, address, cache), address, step) for step in STEPS])
+    results = []
+    for step, ours, theirs in zip(STEPS, *outputs, strict=True):
+        results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
+        if ours != theirs:
+            print(f"--- {step.tool}: gateway\n{ours}\n--- broker\n{theirs}\n", file=sys.stderr)
+    return results
+
+
+def _run(step: Step, address: str, cache: Path) -> str:
+    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    server = ["--bootstrap-server", address]
+    if step.main.endswith("ProducerPerformance"):
+        server = ["--producer-props", f"bootstrap.servers={address}"]
+    done = subprocess.run(
+        [str(java), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", broker_class_path(), step.main, *server,
+         *step.arguments.split()],
+        cwd=cache, input=step.given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    return f"{done.stdout}exit code {done.returncode}"
+
+
+def _compared(output: str, address: str, step: Step) -> str:
+    """The output without what differs between any two brokers: addresses, ids, times, the order of lines."""
+    output = re.sub(r"^(SLF4J|\S+ \[?WARN|WARNING|log4j).*\n", "", output, flags=re.MULTILINE)
+    output = output.replace(address, "ADDRESS")
+    output = re.sub(r"TopicId: \S+", "TopicId: ID", output)
+    output = re.sub(r"\[\d{4}-\d\d-\d\d [\d:,]+\]", "[TIME]", output)
+    if step.numbers:
+        output = re.sub(r"\d+ records sent, [^\n]*ms max latency\.\n", "", output)  # a report every five seconds
+        output = re.sub(r"-?\d[\d.,:-]*|NaN", "N", output)
+    return "\n".join(sorted(re.sub(r"[ \t]+", " ", line).strip() for line in output.splitlines()))

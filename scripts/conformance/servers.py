@@ -1,0 +1,30 @@
+"""The servers that suites run on: a gateway, and a real broker."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_log.cluster.cluster import Cluster
+from tests.support.gateway_process import GatewayProcess
+from tests.support.kafka_broker import KafkaBroker
+
+_PARTITIONS = "4"
+"""Of topics that clients create by their first use."""
+
+
+@contextlib.contextmanager
+def gateway() -> Iterator[str]:
+    """Address of a gateway of a new cluster."""
+    with tempfile.TemporaryDirectory(prefix="spark-log-conformance-") as folder:
+        address = f"{folder}/cluster"
+        Cluster.init(address).close()
+        with GatewayProcess(Path(folder), address, "--partitions", _PARTITIONS) as running:
+            yield running.address
+
+
+@contextlib.contextmanager
+def broker() -> Iterator[str]:
+    """Address of a broker of Kafka without any topics."""
+    with KafkaBroker(num_partitions=_PARTITIONS) as running:
+        yield running.address
