@@ -8,6 +8,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from spark_log.gateway.api import Api
 from spark_log.gateway.connection import Connection
+from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 
 
@@ -37,7 +38,9 @@ def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
 
         api = Api(ProduceRequest, answer, advertised=(0, 11), served_from=3, pipelined=True)
         settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
-        gateway = SimpleNamespace(settings=settings, apis={api.key: api}, is_flexible=lambda *_: False)
+        gateway = SimpleNamespace(
+            settings=settings, apis={api.key: api}, counters=Counters(), is_flexible=lambda *_: False
+        )
         body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
         reader = asyncio.StreamReader()
         reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
