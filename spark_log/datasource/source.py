@@ -89,7 +89,7 @@ class SparkLogDataSource(DataSource):
         return StructType([StructField(name, types[name]) for name in names])
 
     def _record_types(self) -> dict[str, DataType]:
-        from spark_log.datasource.read.record_type import record_types
+        from spark_log.datasource.read.record_types import record_types
 
         return record_types(ReadOptions.parse(self.options, streaming=None, environ=os.environ))
 
