@@ -40,6 +40,8 @@ def show(name: TopicName, cluster: Cluster_, key: _Key = False, as_json: Json = 
                 "renamed": columns.renamed, "replaced": columns.replaced,
             }
         )  # fmt: skip
+    elif versions is not None and columns is None:
+        say(f"Only the {'value' if key else 'key'}s of {name} have typed columns{': see --key' * (not key)}.")
     elif versions is None or columns is None:
         say(
             f"The {part.source}s of {name} have no typed columns: set {part.source}.format and {part.source}.schema, or"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_log.metrics.cluster_snapshot import ClusterSnapshot
 
 _ROWS = 20
+_LEFT = ("topic", "group", "state")
 
 
 def top(
@@ -83,11 +84,11 @@ def _view(address: str, before: "ClusterSnapshot", now: "ClusterSnapshot", rows:
             len(topics) - rows,
         ),
         _table(
-            ("group", "members", "records/s", "lag", "lag, time", ""),
+            ("group", "members", "records/s", "lag", "lag, time"),
             [
                 (
                     one.group, str(one.members), f"{one.rate:,.0f}", f"{one.lag:,}",
-                    duration_of(int(one.lag_s * 1000)) if one.lag_s else "", "",
+                    duration_of(int(one.lag_s * 1000)) if one.lag_s else "",
                 )
                 for one in groups[:rows]
             ],
@@ -131,8 +132,8 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], omitted: int) 
 
     caption = f"and {omitted} more" if omitted > 0 else None
     table = Table(header_style="bold", expand=False, caption=caption, caption_justify="left")
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="right" if 0 < at < len(columns) - 1 else "left", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(value) for value in row))
     return table

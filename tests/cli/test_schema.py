@@ -54,7 +54,7 @@ def test_the_schema_of_keys_has_commands_of_its_own(run) -> None:
     assert "The keys of orders have no typed columns" in run("schema", "show", "orders", "--key")
     assert "New columns: id." in run("schema", "set", "orders", "--key", ddl)
     assert "key_record.id" in run("schema", "show", "orders", "--key")
-    assert "The values of orders have no typed columns" in run("schema", "show", "orders")
+    assert "Only the keys of orders have typed columns: see --key." in run("schema", "show", "orders")
     assert "id: the column is BIGINT, not STRING" in run("schema", "set", "orders", "--key", "id STRING", fails=True)
     reset = json.loads(run("schema", "set", "orders", "--key", "id STRING", "--reset", "--json"))
     assert reset == {"topic": "orders", "version": 2, "added": ["id__v2"], "reset": {"id": "id__v2"}, "dry_run": False}
