@@ -5,6 +5,7 @@ and a broker leaves its log in the page cache where a gateway commits to a store
 """
 
 import argparse
+import contextlib
 import os
 import socket
 import statistics
@@ -15,13 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka
-from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from benchmarks.kafka_report import Row, parser, print_rows
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.controller.topic_operations import create_topic
+from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_broker import KafkaBroker
@@ -86,30 +86,22 @@ def single(server: Server, count: int) -> list[float]:
     return taken[50:]
 
 
-def heartbeats(server: Server, seconds: float) -> float:
-    """Heartbeats of a member of a group, per second of CPU time of the server."""
-    subscription = ConsumerProtocolSubscription(version=0, topics=["single"], user_data=b"").encode()
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)
+def heartbeats(server: Server, members: int, seconds: float) -> float:
+    """Heartbeats per second of CPU time of the server, of members at the same time, each alone in its group."""
     count = 0
-    with WireConnection(int(server.address.rpartition(":")[2])) as wire:
-        join = JoinGroupRequest(
-            group_id="heartbeats",
-            session_timeout_ms=30_000,
-            rebalance_timeout_ms=10_000,
-            member_id="",
-            protocol_type="consumer",
-            protocols=[protocol],
-        )
-        joined = wire.exchange(join, 3)
-        assert joined.error_code == 0, joined
-        me = {"group_id": "heartbeats", "generation_id": joined.generation_id, "member_id": joined.member_id}
-        synced = wire.exchange(SyncGroupRequest(**me, assignments=[]), 2)
-        assert synced.error_code == 0, synced
+    with contextlib.ExitStack() as stack:
+        beating = []
+        for number in range(members):
+            wire = stack.enter_context(WireConnection(int(server.address.rpartition(":")[2])))
+            member = ClassicMember(wire, f"heartbeats-{members}-{number}", ["single"], assignor="range")
+            assert (member.join(), member.sync()) == (0, 0)
+            beating.append(member)
         began, end = server.cpu_s(), time.monotonic() + seconds
         while time.monotonic() < end:
-            beat = wire.exchange(HeartbeatRequest(**me), 2)
-            assert beat.error_code == 0, beat
-            count += 1
+            for member in beating:
+                member.send_beat()
+            assert [member.receive_beat() for member in beating] == [0] * members
+            count += members
         return count / max(0.01, server.cpu_s() - began)
 
 
@@ -157,9 +149,10 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
             ]
     shown = {name: f"p50 {1000 * statistics.median(each):.2f} ms" for name, each in found.items()}
     yield Row("one record, acks=all", shown, {name: statistics.median(each) for name, each in found.items()})
-    rates = {server.name: heartbeats(server, 3) for server in servers}
-    shown = {name: f"{each:,.0f} a core of the server" for name, each in rates.items()}
-    yield Row("heartbeats", shown, {name: 1 / each for name, each in rates.items()})
+    for members in (1, 100):
+        rates = {server.name: heartbeats(server, members, 3) for server in servers}
+        shown = {name: f"{each:,.0f} a core of the server" for name, each in rates.items()}
+        yield Row(f"heartbeats, {members} members", shown, {name: 1 / each for name, each in rates.items()})
     memory = {server.name: idle_connections(server, 1_000) for server in servers}
     yield Row("1,000 idle connections", {name: f"{each:.0f} MB" for name, each in memory.items()}, memory)
 

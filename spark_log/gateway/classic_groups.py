@@ -34,7 +34,6 @@ from spark_log.groups.heartbeats import (
     heartbeat_group,
     join_group,
     leave_group,
-    renew,
 )
 from spark_log.groups.rules import NO_PARTITIONS, HeartbeatRequest, Partitions
 from spark_log.groups.target_assignment import refresh_targets
@@ -143,14 +142,6 @@ def sync(store: Store, me: Identity, generation: int) -> Membership:
             f"group {me.group_id!r}: generation {generation} is over, the group is in {found.generation}"
         )
     return found
-
-
-def keep_alive(store: Store, me: Identity, generation: int) -> bool:
-    """A heartbeat. True: the member must join again. UnknownMemberIdError, FencedInstanceIdError."""
-    if not renew(store, me, generation, complete=None):
-        return False
-    store.read(lambda connection: check_live(store, connection, me, lock=False))
-    return True
 
 
 def leave(store: Store, me: Identity) -> None:

@@ -29,6 +29,7 @@ from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
+from spark_log.gateway.heartbeats import Heartbeats
 from spark_log.gateway.live_gateways import GatewaySession, LiveGateway, read_live_gateways
 from spark_log.gateway.record_streams import RecordStreams
 from spark_log.gateway.topic_cache import TopicCache
@@ -68,7 +69,7 @@ APIS: Sequence[Api] = (
 class Gateway:
     """Serves Kafka clients on a cluster until `stop`.
 
-    The handlers of requests use its parts: `cluster`, `topics`, `appender`, `streams`, `changes`.
+    The handlers of requests use its parts: `cluster`, `topics`, `appender`, `streams`, `changes`, `heartbeats`.
     """
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
@@ -76,6 +77,7 @@ class Gateway:
         self.apis: dict[int, Api] = {api.key: api for api in APIS}
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
+        self.heartbeats = Heartbeats(cluster.store, self.call)
         self.appender: Appender
         self.changes: ChangeWatch
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")

@@ -21,6 +21,7 @@ from spark_log.gateway.classic_groups import COOPERATIVE, PROTOCOL_TYPE, Members
 from spark_log.gateway.error_codes import NONE, error_code
 from spark_log.gateway.wire import Message
 from spark_log.groups.heartbeats import Identity
+from spark_log.groups.member_heartbeats import Beat
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
@@ -104,13 +105,14 @@ async def sync_group(gateway: "Gateway", request: Message, client: Client) -> Me
 
 async def heartbeat(gateway: "Gateway", request: Message, client: Client) -> Message:
     """Keeps the session alive; REBALANCE_IN_PROGRESS tells the member to join again."""
+    instance_id = getattr(request, "group_instance_id", None)
     try:
-        changed = await gateway.call(
-            classic_groups.keep_alive, gateway.cluster.store, identity(request, client), request.generation_id
+        rejoin = await gateway.heartbeats.answer(
+            Beat(request.group_id, request.member_id, instance_id, request.generation_id)
         )
     except SparkLogError as error:
         return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
-    return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if changed else NONE)
+    return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
 
 
 async def leave_group(gateway: "Gateway", request: Message, client: Client) -> Message:

@@ -100,10 +100,8 @@ def heartbeat_group(
     return response
 
 
-def renew(store: Store, me: Identity, generation: int, *, complete: bool | None) -> bool:
-    """Renew the session. Returns whether a full heartbeat is due, because the group has changed since `generation`, or
-    the member's assignment is not `complete` (None: look it up).
-    """
+def renew(store: Store, me: Identity, generation: int) -> bool:
+    """Renew the session. Returns whether a full heartbeat is due, because the group has changed since `generation`."""
 
     def read(connection: sa.Connection) -> tuple[bool, bool]:
         now = store.clock(connection)
@@ -112,15 +110,12 @@ def renew(store: Store, me: Identity, generation: int, *, complete: bool | None)
         if group is None or row is None or not row.live(now):
             return True, False
         facts = rows.topic_facts(connection, row.subscription.topics)
-        settled = complete
-        if settled is None:
-            settled = rows.assigned_to(connection, me.group_id, me.member_id) == row.member.target
         changed = (
             group.group.generation != generation
             or notice_topics(group.group, group.topics, facts, row.subscription.topics) != group.group
             or bool(rows.dead_members(connection, me.group_id, now))
         )
-        return changed or not settled, _renewal_due(row, now)
+        return changed, _renewal_due(row, now)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> bool:
         rows.read_group(connection, me.group_id, lock=True)
@@ -234,6 +229,10 @@ def _without_dead_members(
     return remove_members(connection, now, group_id, group, dead), dead
 
 
-def _renewal_due(row: rows.MemberRow, now: StoreClock) -> bool:
+def renewal_due_ms(until_ms: int, session_timeout_ms: int) -> int:
     """An unchanged member writes once in a third of its session timeout, so two more attempts fit before it ends."""
-    return row.until_ms - now.lease_ms <= row.session_timeout_ms * 2 // 3
+    return until_ms - session_timeout_ms * 2 // 3
+
+
+def _renewal_due(row: rows.MemberRow, now: StoreClock) -> bool:
+    return renewal_due_ms(row.until_ms, row.session_timeout_ms) <= now.lease_ms

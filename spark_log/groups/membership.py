@@ -116,7 +116,7 @@ class GroupMember:
         me, assignment = self._identity(), self._assignment
         if not me.member_id or assignment is None:
             return True
-        return renew(self._store, me, assignment.generation, complete=assignment.complete)
+        return renew(self._store, me, assignment.generation) or not assignment.complete
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit next offsets to read. Only a live member may commit, in the generation of its last heartbeat response.

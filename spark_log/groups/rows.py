@@ -62,7 +62,7 @@ class MemberRow:
 
 
 @lru_cache(maxsize=8192)
-def _partitions_of(text: str) -> Partitions:
+def partitions_of(text: str) -> Partitions:
     return frozenset(TopicPartition(topic, number) for topic, numbers in json.loads(text).items() for number in numbers)
 
 
@@ -74,7 +74,7 @@ def partitions_json(partitions: Iterable[TopicPartition]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _facts_of(text: str) -> Mapping[str, TopicFacts]:
+def facts_of(text: str) -> Mapping[str, TopicFacts]:
     return {name: TopicFacts(*facts) for name, facts in json.loads(text).items()}
 
 
@@ -84,7 +84,7 @@ def facts_json(facts: Mapping[str, TopicFacts]) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _subscription_of(text: str) -> Subscription:
+def subscription_of(text: str) -> Subscription:
     facts = json.loads(text)
     assignors = tuple((name, base64.b64decode(data)) for name, data in facts["assignors"])
     return Subscription(frozenset(facts["topics"]), assignors)
@@ -133,7 +133,7 @@ def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) 
     if not found:
         return None
     [(generation, target_generation, assignor, topics, empty_since_ms)] = found
-    return GroupRow(Group(generation, target_generation), assignor, _facts_of(topics), empty_since_ms)
+    return GroupRow(Group(generation, target_generation), assignor, facts_of(topics), empty_since_ms)
 
 
 def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
@@ -155,8 +155,8 @@ def save_group(connection: sa.Connection, group_id: str, group: Group, **others:
 def _member_row(row: Any) -> MemberRow:
     member_id, instance_id, client, subscription, target, generation, beat, timeout_ms, until_ms, clock_epoch = row
     who = json.loads(client)
-    said = _subscription_of(subscription)
-    member = Member(said.topics, _partitions_of(target), generation=generation, beat=beat)
+    said = subscription_of(subscription)
+    member = Member(said.topics, partitions_of(target), generation=generation, beat=beat)
     return MemberRow(member_id, instance_id, who["id"], who["host"], said, member, timeout_ms, until_ms, clock_epoch)
 
 
@@ -173,7 +173,7 @@ def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
 def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:
     """The distinct subscriptions of the members."""
     query = sa.select(GROUP_MEMBER.subscription).where(GROUP_MEMBER.group_id == group_id).distinct()
-    return [_subscription_of(text) for text in connection.execute(query).scalars()]
+    return [subscription_of(text) for text in connection.execute(query).scalars()]
 
 
 def find_instance(connection: sa.Connection, group_id: str, instance_id: str | None) -> MemberRow | None:

@@ -24,6 +24,9 @@ _POLL_S_MIN, _POLL_S_MAX = 0.0005, 0.01
 class Changes(Protocol):
     """Safe to share between threads."""
 
+    exact: bool
+    """Whether `current` has changed as soon as another connection has committed, and takes microseconds."""
+
     def current(self) -> int: ...
 
     def wait(self, seen: int, timeout_s: float) -> bool:
@@ -46,6 +49,8 @@ def changes_of(address: Address) -> Changes:
 
 
 class SqliteChanges:
+    exact = True
+
     def __init__(self, address: Address) -> None:
         assert address.folder is not None
         self._path = address.folder / SQLITE_FILE

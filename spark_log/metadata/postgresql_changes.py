@@ -19,6 +19,8 @@ _RECONNECT_S = 1.0
 
 
 class PostgresqlChanges:
+    exact = False
+
     def __init__(self, address: Address) -> None:
         url = sa.make_url(address.url).set(drivername="postgresql")
         self._conninfo = url.render_as_string(hide_password=False)

@@ -28,9 +28,18 @@ class WireConnection:
 
     def exchange(self, request: Message, version: int) -> Message:
         """The response, decoded by kafka-python: exactly as long as its fields."""
+        self.send(request, version)
+        return self.receive(request, version)
+
+    def send(self, request: Message, version: int) -> None:
         request.API_VERSION = version
         request.with_header(_CORRELATION_ID, "test")
         self._socket.sendall(request.encode(header=True, framed=True))
+
+    def receive(self, request: Message, version: int) -> Message:
+        """The response to the first request, one like this, that was sent and is not answered."""
+        request.API_VERSION = version
+        request.with_header(_CORRELATION_ID, "test")
         [size] = struct.unpack(">i", self._read(4))
         frame = self._read(size)
         assert frame[:4] == _CORRELATION_ID.to_bytes(4, "big")

@@ -1,0 +1,140 @@
+"""The rows of many members, of any groups: one statement for each table, whatever the number of members.
+
+The number of parameters is a power of two, so that few statements are compiled; the last one is repeated.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+import sqlalchemy as sa
+
+from spark_log.groups.rules import TopicFacts
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
+from spark_log.metadata.prepared import Answer, Prepared
+from spark_log.metadata.store import StoreClock
+
+MEMBERS_MAX = 128
+
+Key = tuple[str, str]
+"""Group id and member id."""
+
+_TOPICS_MAX = 128
+
+
+def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
+    """Lock the groups that exist, in the order of their ids, until the end of the transaction."""
+    wanted = sorted(group_ids)
+    _lock_groups(_size(wanted)).rows(connection, _parameters(wanted))
+
+
+def ask_members(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
+    """Rows of group_id, generation, target_generation and topics of the group, subscription, target,
+    session_timeout_ms, until_ms and clock_epoch of the member, member_id.
+    """
+    return _members(_size(keys)).ask(connection, _pairs(keys))
+
+
+def ask_owned(connection: sa.Connection, keys: Sequence[Key]) -> Answer:
+    """Rows of group_id, member_id, topic, partition: what is assigned to the members."""
+    return _owned(_size(keys)).ask(connection, _pairs(keys))
+
+
+def ask_session_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
+    """Rows of group_id, clock_epoch, and until_ms of the first session to end among all members of the group."""
+    wanted = sorted(group_ids)
+    return _session_ends(_size(wanted)).ask(connection, _parameters(wanted))
+
+
+def topic_facts(connection: sa.Connection, names: Collection[str]) -> dict[str, TopicFacts]:
+    """The topics of these names that exist."""
+    wanted, found = sorted(names), {}
+    for first in range(0, len(wanted), _TOPICS_MAX):
+        some = wanted[first : first + _TOPICS_MAX]
+        for name, topic_id, count in _topics(_size(some)).rows(connection, _parameters(some)):
+            found[name] = TopicFacts(topic_id, count)
+    return found
+
+
+def renew_sessions(connection: sa.Connection, until_ms: dict[Key, int], now: StoreClock) -> None:
+    """Let the sessions of the members end at `until_ms`."""
+    found = [
+        {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
+        for (group_id, member_id), end_ms in sorted(until_ms.items())
+    ]
+    if found:
+        _RENEW.run(connection, found)
+
+
+_RENEW = Prepared(
+    t.group_member.update()
+    .where(GROUP_MEMBER.group_id == sa.bindparam("g"), GROUP_MEMBER.member_id == sa.bindparam("m"))
+    .values(until_ms=sa.bindparam("until"), clock_epoch=sa.bindparam("epoch"))
+)
+
+
+@lru_cache
+def _lock_groups(size: int) -> Prepared:
+    query = sa.select(CONSUMER_GROUP.group_id).where(_is_one(CONSUMER_GROUP.group_id, size))
+    return Prepared(query.order_by(CONSUMER_GROUP.group_id).with_for_update())
+
+
+@lru_cache
+def _members(size: int) -> Prepared:
+    query = sa.select(
+        GROUP_MEMBER.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation, CONSUMER_GROUP.topics,
+        GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms, GROUP_MEMBER.until_ms,
+        GROUP_MEMBER.clock_epoch, GROUP_MEMBER.member_id,
+    ).join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)  # fmt: skip
+    return Prepared(query.where(_is_member(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, size)))
+
+
+@lru_cache
+def _owned(size: int) -> Prepared:
+    query = sa.select(
+        GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
+    )
+    return Prepared(query.where(_is_member(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, size)))
+
+
+@lru_cache
+def _session_ends(size: int) -> Prepared:
+    query = sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))
+    query = query.where(_is_one(GROUP_MEMBER.group_id, size))
+    return Prepared(query.group_by(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch))
+
+
+@lru_cache
+def _topics(size: int) -> Prepared:
+    return Prepared(sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(_is_one(TOPIC.name, size)))
+
+
+def _size(wanted: Collection[object]) -> int:
+    return 1 << (len(wanted) - 1).bit_length()
+
+
+def _parameters(wanted: Sequence[str]) -> dict[str, str]:
+    last = len(wanted) - 1
+    return {f"a{number}": wanted[min(number, last)] for number in range(_size(wanted))}
+
+
+def _pairs(keys: Sequence[Key]) -> dict[str, str]:
+    last = len(keys) - 1
+    found = {}
+    for number in range(_size(keys)):
+        found[f"a{number}"], found[f"b{number}"] = keys[min(number, last)]
+    return found
+
+
+def _is_one(column: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
+    return column.in_([sa.bindparam(f"a{number}") for number in range(size)])
+
+
+def _is_member(group_id: sa.ColumnElement[str], member_id: sa.ColumnElement[str], size: int) -> sa.ColumnElement[bool]:
+    """Alternatives, for which both databases use the index of the two columns."""
+    return sa.or_(
+        *(
+            (group_id == sa.bindparam(f"a{number}")) & (member_id == sa.bindparam(f"b{number}"))
+            for number in range(size)
+        )
+    )

@@ -1,0 +1,118 @@
+"""Heartbeats of classic members say what the store says at that moment, whichever gateway they reach."""
+
+import contextlib
+import time
+from threading import Event, Thread
+
+import pytest
+
+from spark_log.controller.topic_operations import add_partitions
+from spark_log.groups.batch_rows import MEMBERS_MAX
+from spark_log.groups.member_heartbeats import Beat, answer_beats, renew_sessions
+from tests.support.classic_member import ClassicMember, settle
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.topics import make
+
+NONE, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
+
+
+@pytest.fixture
+def connect(cluster, cluster_address, tmp_path):
+    """A new connection to one of two gateways, in turn."""
+    with contextlib.ExitStack() as stack:
+        gateways = [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
+        count = iter(range(10_000))
+        yield lambda: stack.enter_context(WireConnection(gateways[next(count) % 2].port))
+
+
+def test_each_change_of_a_group_is_in_the_next_heartbeat(cluster, connect):
+    make(cluster, "t", 4)
+    first = ClassicMember(connect(), "g", ["t"])
+    assert first.beat() == UNKNOWN_MEMBER_ID
+    assert (first.join(), first.sync()) == (NONE, NONE)
+    other_gateway = connect()
+    assert [first.beat(), first.beat(other_gateway)] * 2 == [NONE] * 4
+    second = ClassicMember(connect(), "g", ["t"])
+    assert second.join() == NONE
+    assert first.beat() == REBALANCE_IN_PROGRESS
+    settle(first, second)
+    assert [len(member.owned["t"]) for member in (first, second)] == [2, 2]
+    add_partitions(cluster, "t", 6)
+    assert [member.beat() for member in (first, second)] == [REBALANCE_IN_PROGRESS] * 2
+    settle(first, second)
+    assert second.leave() == NONE
+    assert (first.beat(), second.beat()) == (REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID)
+    settle(first)
+    assert first.owned == {"t": list(range(6))}
+    static, successor = (ClassicMember(connect(), "g", ["t"], instance_id="i") for _ in range(2))
+    assert static.join() == NONE
+    settle(first, static)
+    assert successor.join() == NONE
+    assert static.beat() == FENCED_INSTANCE_ID
+    settle(first, successor)
+
+
+def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect):
+    session_s = 1.5
+    make(cluster, "t", 4)
+    lively, silent = (ClassicMember(connect(), "g", ["t"], session_timeout_ms=int(1000 * session_s)) for _ in range(2))
+    other_gateway = connect()
+    for member in (lively, silent):
+        assert member.join() == NONE
+    settle(lively, silent)
+    ended = time.monotonic() + session_s
+    while (code := lively.beat(other_gateway)) == NONE:
+        assert lively.beat() in (NONE, REBALANCE_IN_PROGRESS)
+        assert time.monotonic() < ended + 0.5
+        time.sleep(0.02)
+    assert code == REBALANCE_IN_PROGRESS
+    assert silent.beat() == UNKNOWN_MEMBER_ID
+    settle(lively)
+    assert len(lively.owned["t"]) == 4
+    until = time.monotonic() + 1.2 * session_s
+    while time.monotonic() < until:
+        assert lively.beat() == NONE
+        time.sleep(0.1)
+
+
+def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect):
+    """Also while something is committed all the time, which lets no earlier answer be used again."""
+    make(cluster, "t", 1)
+    members = [ClassicMember(connect(), f"g{number}", ["t"]) for number in range(12)]
+    for member in members:
+        assert (member.join(), member.sync()) == (NONE, NONE)
+    stopped = Event()
+    others = [f"other{number}" for number in range(1_000)]
+
+    def commit():
+        while not stopped.is_set() and others:
+            make(cluster, others.pop())
+
+    committing = Thread(target=commit)
+    committing.start()
+    try:
+        for member in members[::4]:
+            member.generation -= 1
+        for member in members[1::4]:
+            member.member_id = "unknown"
+        wanted = [REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID, NONE, NONE] * 3
+        for _ in range(20):
+            for member in members:
+                member.send_beat()
+            assert [member.receive_beat() for member in members] == wanted
+    finally:
+        stopped.set()
+        committing.join()
+
+
+def test_many_members_are_read_and_renewed_together(cluster, connect):
+    make(cluster, "t", 1)
+    member = ClassicMember(connect(), "g", ["t"])
+    assert (member.join(), member.sync()) == (NONE, NONE)
+    known = Beat("g", member.member_id, None, member.generation)
+    for count in (1, 2, 3, MEMBERS_MAX):
+        beats = [known, *(Beat(f"g{number}", "m", "i", 1) for number in range(count - 1))]
+        answers = answer_beats(cluster.store, beats)
+        assert [answer.error is None for answer in answers] == [True] + [False] * (count - 1)
+        assert renew_sessions(cluster.store, beats) == [True] + [False] * (count - 1)
