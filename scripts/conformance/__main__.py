@@ -10,6 +10,7 @@ from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
 from scripts.conformance.kafka_tools import kafka_tools
 from scripts.conformance.librdkafka import librdkafka
+from scripts.conformance.matrix import matrix
 from scripts.conformance.results import Result
 
 SUITES: dict[str, Callable[[Path], list[Result]]] = {
@@ -17,6 +18,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "librdkafka": librdkafka,
     "kafka-python": kafka_python,
     "kafka-tools": kafka_tools,
+    "matrix": matrix,
 }
 
 
