@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from spark_log.gateway.null_checks import NullCheck
+
 Message = Any
 """A kafka-python ApiMessage."""
 
@@ -58,6 +60,9 @@ def read_body(kind: type[Message], version: int, body: memoryview) -> Message:
         raise MalformedRequestError(f"{kind.name} v{version}: {error}") from None
     if end > len(body):  # a string that is cut off is decoded as a shorter one
         raise MalformedRequestError(f"{kind.name} v{version}: {len(body)} bytes, of which its fields take {end}")
+    null = _null_check(kind, version).find(message)  # type: ignore[arg-type]  # classes are hashable
+    if null is not None:
+        raise MalformedRequestError(f"{kind.name} v{version}: {null} is null")
     message._version = version
     return message
 
@@ -73,6 +78,11 @@ def encode_response(response: Message, version: int, correlation_id: int) -> byt
 def _decoder(kind: type[Message], version: int) -> Any:
     flexible = kind.flexible_version_q(version)
     return kind._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=kind)
+
+
+@lru_cache(maxsize=512)
+def _null_check(kind: type[Message], version: int) -> NullCheck:
+    return NullCheck.of(kind._struct, version)
 
 
 def _after_tags(frame: memoryview, at: int) -> int:
