@@ -1,0 +1,96 @@
+"""Two gateways over PostgreSQL under load, killed in turn every few seconds, and a restart of PostgreSQL."""
+
+import threading
+import time
+from collections import Counter
+
+import confluent_kafka as rdkafka
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.log import Log
+from tests.support.gateway_process import GatewayProcess
+from tests.support.records import ranges_of
+from tests.support.topics import make
+
+SECONDS = 10.0
+PAUSE_S = 1.5
+KEYS = 20
+
+
+def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres_server, tmp_path):
+    address = own_postgres_server.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        make(cluster, "t", 4)
+        gateways = [GatewayProcess(tmp_path, address) for _ in range(2)]
+        servers = ",".join(each.address for each in gateways)
+        produced, trouble = threading.Event(), threading.Event()
+        sent, acknowledged, errors, seen = [], [], [], set()
+
+        def delivered(error, message):
+            (errors if error else acknowledged).append(error or message.value())
+
+        def produce():
+            client = rdkafka.Producer(
+                {"bootstrap.servers": servers, "linger.ms": 5, "enable.idempotence": True, "message.timeout.ms": 60_000}
+            )
+            while not trouble.is_set():
+                for _ in range(20):
+                    number = len(sent)
+                    sent.append(number)
+                    client.produce("t", b"%d" % number, b"k%d" % (number % KEYS), on_delivery=delivered)
+                client.poll(0.01)
+            client.flush(60)
+            produced.set()
+
+        def consume():
+            consumer = rdkafka.Consumer(
+                {
+                    "bootstrap.servers": servers,
+                    "group.id": "g",
+                    "auto.offset.reset": "earliest",
+                    "auto.commit.interval.ms": 200,
+                    "session.timeout.ms": 6_000,
+                    "heartbeat.interval.ms": 200,
+                    "fetch.wait.max.ms": 100,
+                }
+            )
+            consumer.subscribe(["t"])
+            until = time.monotonic() + 60
+            while time.monotonic() < until and not (produced.is_set() and len(seen) >= len(sent)):
+                seen.update(message.value() for message in consumer.consume(500, 0.1) if message.error() is None)
+            consumer.close()
+
+        threads = [threading.Thread(target=run) for run in (produce, consume, consume)]
+        try:
+            for gateway in gateways:
+                gateway.start()
+            for thread in threads:
+                thread.start()
+            until, kills = time.monotonic() + SECONDS, 0
+            while time.monotonic() < until:
+                time.sleep(PAUSE_S)  # the load; what it must survive is the rest of the loop
+                if kills == 2:
+                    own_postgres_server.stop()
+                    own_postgres_server.start()
+                gateway = gateways[kills % 2]
+                gateway.kill()
+                gateway.start()
+                kills += 1
+        finally:
+            trouble.set()
+            for thread in threads:
+                thread.join()
+            for gateway in gateways:
+                gateway.kill()
+        log = Log(cluster)
+        rows = [row for batch in log.read(ranges_of(log, log.find_topic("t"))) for row in batch.to_pylist()]
+        log.close()
+    assert errors == []
+    assert len(acknowledged) == len(sent)
+    assert kills >= 4
+    stored = Counter(int(row["value"]) for row in rows)
+    assert stored == Counter(sent)
+    assert seen == {b"%d" % number for number in sent}
+    for key in {row["key"] for row in rows}:
+        numbers = [int(row["value"]) for row in rows if row["key"] == key]
+        assert numbers == sorted(numbers)
