@@ -12,11 +12,13 @@ from hashlib import blake2b
 
 import sqlalchemy as sa
 
+from spark_log.gateway.error_codes import NONE
 from spark_log.metadata import tables as t
 from spark_log.metadata.columns import GATEWAY
 from spark_log.metadata.store import Attempt, Store
 
 _KEPT_AFTER_LEASE_MS = 3_600_000
+_LEADER_NOT_AVAILABLE = 5
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,20 @@ def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: obje
     """
     near = [each for each in gateways if zone is not None and each.zone == zone] or gateways
     return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id), default=None)
+
+
+def partition_fields(leader: LiveGateway | None, number: int, leader_epoch: int) -> dict[str, object]:
+    """The fields of a partition in descriptions of topics: the leader and only replica is a gateway."""
+    nodes = [] if leader is None else [leader.gateway_id]
+    return {
+        "error_code": NONE if nodes else _LEADER_NOT_AVAILABLE,
+        "partition_index": number,
+        "leader_id": next(iter(nodes), -1),
+        "leader_epoch": leader_epoch,
+        "replica_nodes": nodes,
+        "isr_nodes": nodes,
+        "offline_replicas": [],
+    }
 
 
 def _weight(*parts: object) -> bytes:

@@ -22,7 +22,7 @@ from spark_log.errors import SparkLogError, TopicAlreadyExistsError
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import ON_CLUSTER, ON_TOPICS
 from spark_log.gateway.error_codes import NONE, error_code
-from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, read_live_gateways
+from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.wire import Message
 from spark_log.metadata.columns import PARTITION
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _UNKNOWN_TOPIC_OR_PARTITION = 3
-_LEADER_NOT_AVAILABLE = 5
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_TOPIC = 17
 _UNKNOWN_TOPIC_ID = 100
@@ -122,21 +121,12 @@ def _topic(gateway: "Gateway", topic: Topic, gateways: Sequence[LiveGateway], cl
         lambda connection: connection.execute(query.order_by(PARTITION.partition)).all()
     )
     zone = client.zone or gateway.settings.zone
-    partitions = []
-    for number, epoch in epochs:
-        leader = choose_gateway(gateways, zone, topic.topic_id, number)
-        nodes = [] if leader is None else [leader.gateway_id]
-        partitions.append(
-            kind.MetadataResponsePartition(
-                error_code=NONE if nodes else _LEADER_NOT_AVAILABLE,
-                partition_index=number,
-                leader_id=next(iter(nodes), -1),
-                leader_epoch=epoch,
-                replica_nodes=nodes,
-                isr_nodes=nodes,
-                offline_replicas=[],
-            )
+    partitions = [
+        kind.MetadataResponsePartition(
+            **partition_fields(choose_gateway(gateways, zone, topic.topic_id, number), number, epoch)
         )
+        for number, epoch in epochs
+    ]
     return kind(
         error_code=NONE,
         name=topic.name,

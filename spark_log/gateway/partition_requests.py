@@ -27,7 +27,7 @@ from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLog
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.authorized_operations import ON_TOPICS, bits_of
 from spark_log.gateway.error_codes import NONE, error_code, outcome_of
-from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, read_live_gateways
+from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
 from spark_log.gateway.wire import Message
 from spark_log.ids import TopicPartition
 from spark_log.metadata.columns import PARTITION
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
 _INVALID_TOPIC = error_code(InvalidTopicError())
-_LEADER_NOT_AVAILABLE = 5
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 _ELECTION_NOT_NEEDED = error_code(ElectionNotNeededError())
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -104,19 +103,9 @@ def _describe_topic_partitions(gateway: "Gateway", request: Message, client: Cli
         for number in range(first, last) if topic is not None else ():
             assert topic is not None
             leader = choose_gateway(gateways, zone, topic.topic_id, number)
-            nodes = [] if leader is None else [leader.gateway_id]
+            fields = partition_fields(leader, number, epochs[topic.topic_id][number])
             partitions.append(
-                kind.DescribeTopicPartitionsResponsePartition(
-                    error_code=NONE if nodes else _LEADER_NOT_AVAILABLE,
-                    partition_index=number,
-                    leader_id=next(iter(nodes), -1),
-                    leader_epoch=epochs[topic.topic_id][number],
-                    replica_nodes=nodes,
-                    isr_nodes=nodes,
-                    eligible_leader_replicas=[],
-                    last_known_elr=[],
-                    offline_replicas=[],
-                )
+                kind.DescribeTopicPartitionsResponsePartition(**fields, eligible_leader_replicas=[], last_known_elr=[])
             )
         described.append(
             kind(
