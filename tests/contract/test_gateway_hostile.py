@@ -5,12 +5,13 @@ import resource
 import socket
 import struct
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.gateway import APIS
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, request_about
@@ -24,10 +25,26 @@ HEADER_BYTES = 12
 """Length, API key, version and correlation id."""
 
 
+@contextmanager
+def gateway_on(address, folder):
+    with GatewayProcess(folder, address, "--no-auto-create-topics") as gateway:
+        yield gateway
+
+
 @pytest.fixture
 def gateway(cluster, cluster_address, tmp_path):
     make(cluster, "flights", 2)
-    with GatewayProcess(tmp_path, cluster_address, "--no-auto-create-topics") as gateway:
+    with gateway_on(cluster_address, tmp_path) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway_on_sqlite(tmp_path):
+    """For what the store takes no part in."""
+    address = str(tmp_path / "cluster")
+    with Cluster.init(address) as cluster:
+        make(cluster, "flights", 2)
+    with gateway_on(address, tmp_path) as gateway:
         yield gateway
 
 
@@ -86,7 +103,8 @@ def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway):
     assert "Traceback" not in gateway.output, gateway.output[-4000:]
 
 
-def test_idle_clients_and_one_that_does_not_read_leave_others_served(cluster, gateway):
+def test_idle_clients_and_one_that_does_not_read_leave_others_served(gateway_on_sqlite):
+    gateway = gateway_on_sqlite
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * IDLE)), hard))
     connections = []
