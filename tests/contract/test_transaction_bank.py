@@ -227,7 +227,8 @@ def test_transfers_are_atomic_when_postgresql_crashes(own_postgres_server, tmp_p
     address = server.create_database()
     unforced = Unforced(server)  # so that a crash does lose registrations
     with Clients(address) as clients, Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
-        open_bank(cluster, address)
+        # a client that sealed or published its earlier transfers meanwhile would force the registrations to disk
+        open_bank(cluster, address, configs={"delta.max.lag.ms": "-1"})
         client = clients("a", COUNT, pause_at=2)
         client.waits_for(lambda child: child.printed("paused"))
         unforced.cut_the_power()

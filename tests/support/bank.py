@@ -70,9 +70,11 @@ def group_of(client: str) -> str:
     return f"client-{client}"
 
 
-def open_bank(cluster: Cluster, address: str, replication_factor: int = 1) -> None:
+def open_bank(
+    cluster: Cluster, address: str, replication_factor: int = 1, configs: Mapping[str, str] = SMALL_TAILS
+) -> None:
     for branch in BRANCHES:
-        create_topic(cluster, branch, _PARTITIONS, replication_factor=replication_factor, configs=SMALL_TAILS)
+        create_topic(cluster, branch, _PARTITIONS, replication_factor=replication_factor, configs=configs)
     create_topic(cluster, NUMBERS)
     with Producer(cluster=address, transactional_id="founder") as producer:
         producer.init_transactions()

@@ -48,32 +48,26 @@ class Disk:
 
 
 class Unforced:
-    """A PostgreSQL whose write-ahead log reaches the disk by forced commits only: the processes that write it or pages,
-    before which the log has to be written, are stopped.
-    """
+    """A PostgreSQL whose write-ahead log reaches the disk by forced commits only: its log writer is stopped."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self._stopped = [self._stop(name) for name in ("walwriter", "background writer", "checkpointer")]
-
-    def _stop(self, name: str) -> int:
-        writer = f"FROM pg_stat_activity WHERE backend_type = '{name}'"
-        pid = int(self._server.query(f"SELECT pid {writer}"))
+        writer = "FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+        self._writer = int(server.query(f"SELECT pid {writer}"))
         while True:  # not during its work, when it holds a lock that every commit needs
-            os.kill(pid, signal.SIGSTOP)
-            while not _stands_still(pid):
+            os.kill(self._writer, signal.SIGSTOP)
+            while not self._stands_still():
                 pass
-            if self._server.query(f"SELECT wait_event_type {writer}") == "Activity":
-                return pid
-            os.kill(pid, signal.SIGCONT)
+            if server.query(f"SELECT wait_event_type {writer}") == "Activity":
+                return
+            os.kill(self._writer, signal.SIGCONT)
+
+    def _stands_still(self) -> bool:
+        state = Path(f"/proc/{self._writer}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "T"
 
     def cut_the_power(self) -> None:
         """Lose everything in memory; the server restarts and recovers from its disk."""
-        for pid in self._stopped:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(self._writer, signal.SIGKILL)
         self._server.kill()
         self._server.start()
-
-
-def _stands_still(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
