@@ -11,6 +11,7 @@ from scripts.conformance.kafka_python import kafka_python
 from scripts.conformance.kafka_tools import kafka_tools
 from scripts.conformance.librdkafka import librdkafka
 from scripts.conformance.matrix import matrix
+from scripts.conformance.other_clients import other_clients
 from scripts.conformance.results import Result
 
 SUITES: dict[str, Callable[[Path], list[Result]]] = {
@@ -19,6 +20,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "kafka-python": kafka_python,
     "kafka-tools": kafka_tools,
     "matrix": matrix,
+    "other-clients": other_clients,
 }
 
 

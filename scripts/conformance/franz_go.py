@@ -15,6 +15,7 @@ FRANZ_GO_TESTS = (
     "TestGroupETL",
     "TestConsumeRegex",
     "TestIssue325",
+    "TestTxnEtl",
 )
 
 

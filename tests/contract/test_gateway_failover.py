@@ -1,4 +1,4 @@
-"""Two gateways over PostgreSQL under load, killed in turn every few seconds, and a restart of PostgreSQL."""
+"""Two gateways over PostgreSQL under load of librdkafka and Java, killed in turn, and a restart of PostgreSQL."""
 
 import threading
 import time
@@ -9,12 +9,15 @@ import confluent_kafka as rdkafka
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.log import Log
 from tests.support.gateway_process import GatewayProcess
+from tests.support.java_producer import java_producer
 from tests.support.records import ranges_of
 from tests.support.topics import make
 
 SECONDS = 10.0
 PAUSE_S = 1.5
 KEYS = 20
+JAVA = 10_000_000
+"""The number of the first record of the Java client."""
 
 
 def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres_server, tmp_path):
@@ -24,7 +27,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
         gateways = [GatewayProcess(tmp_path, address) for _ in range(2)]
         servers = ",".join(each.address for each in gateways)
         produced, trouble = threading.Event(), threading.Event()
-        sent, acknowledged, errors, seen = [], [], [], set()
+        sent, sent_by_java, acknowledged, acknowledged_by_java, errors, seen = [], [], [], [], [], set()
 
         def delivered(error, message):
             (errors if error else acknowledged).append(error or message.value())
@@ -36,11 +39,21 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
             while not trouble.is_set():
                 for _ in range(20):
                     number = len(sent)
-                    sent.append(number)
-                    client.produce("t", b"%d" % number, b"k%d" % (number % KEYS), on_delivery=delivered)
+                    sent.append(b"%d" % number)
+                    client.produce("t", b"%d" % number, b"librdkafka-%d" % (number % KEYS), on_delivery=delivered)
                 client.poll(0.01)
             client.flush(60)
-            produced.set()
+
+        def produce_from_java():
+            settings = {"bootstrap.servers": servers, "linger.ms": "5", "delivery.timeout.ms": "60000"}
+            with java_producer(settings) as client:
+                while not trouble.is_set():
+                    for _ in range(20):
+                        number = JAVA + len(sent_by_java)
+                        sent_by_java.append(b"%d" % number)
+                        client.send("t", b"java-%d" % (number % KEYS), b"%d" % number)
+                    time.sleep(0.01)
+                acknowledged_by_java.extend(client.acknowledged())
 
         def consume():
             consumer = rdkafka.Consumer(
@@ -56,15 +69,16 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
             )
             consumer.subscribe(["t"])
             until = time.monotonic() + 60
-            while time.monotonic() < until and not (produced.is_set() and len(seen) >= len(sent)):
+            while time.monotonic() < until and not (produced.is_set() and len(seen) >= len(sent) + len(sent_by_java)):
                 seen.update(message.value() for message in consumer.consume(500, 0.1) if message.error() is None)
             consumer.close()
 
-        threads = [threading.Thread(target=run) for run in (produce, consume, consume)]
+        producers = [threading.Thread(target=run) for run in (produce, produce_from_java)]
+        consumers = [threading.Thread(target=consume) for _ in range(2)]
         try:
             for gateway in gateways:
                 gateway.start()
-            for thread in threads:
+            for thread in (*producers, *consumers):
                 thread.start()
             until, kills = time.monotonic() + SECONDS, 0
             while time.monotonic() < until:
@@ -78,7 +92,10 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
                 kills += 1
         finally:
             trouble.set()
-            for thread in threads:
+            for thread in producers:
+                thread.join()
+            produced.set()
+            for thread in consumers:
                 thread.join()
             for gateway in gateways:
                 gateway.kill()
@@ -86,11 +103,11 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
         rows = [row for batch in log.read(ranges_of(log, log.find_topic("t"))) for row in batch.to_pylist()]
         log.close()
     assert errors == []
-    assert len(acknowledged) == len(sent)
+    assert acknowledged_by_java == sent_by_java != []
+    assert sorted(acknowledged) == sorted(sent) != []
     assert kills >= 4
-    stored = Counter(int(row["value"]) for row in rows)
-    assert stored == Counter(sent)
-    assert seen == {b"%d" % number for number in sent}
+    assert Counter(row["value"] for row in rows) == Counter(sent + sent_by_java)
+    assert seen == {*sent, *sent_by_java}
     for key in {row["key"] for row in rows}:
         numbers = [int(row["value"]) for row in rows if row["key"] == key]
         assert numbers == sorted(numbers)
