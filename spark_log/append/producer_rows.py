@@ -31,7 +31,8 @@ _REMEMBERED = Prepared(
         PRODUCER_BATCH.end_offset,
     )
     .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
-    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset)  # sequences begin at 0 again
+    # sequences begin at 0 again; a batch of an aborted transaction has no offsets, and later ones may begin there
+    .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset, PRODUCER_BATCH.end_offset)
 )
 _FORGET = Prepared(
     t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
@@ -79,6 +80,16 @@ def begin_epoch(
     _update_producer(
         connection, producer_id, epoch=epoch, transaction_timeout_ms=transaction_timeout_ms, last_used_ms=now.wall_ms
     )
+
+
+def set_epoch(connection: sa.Connection, producer_id: int, epoch: int) -> None:
+    """Write the epoch of a transactional producer that is fenced."""
+    _update_producer(connection, producer_id, epoch=epoch)
+
+
+def release_transactional_id(connection: sa.Connection, producer_id: int) -> None:
+    """Take the transactional id from a producer, so that another one can have it."""
+    connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(transactional_id=None))
 
 
 def _update_producer(connection: sa.Connection, producer_id: int, **columns: int | None) -> None:

@@ -132,7 +132,7 @@ def _repeated(state: PartitionState, batch: Batch, acks: Acks, producer: Produce
     """The earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated."""
     if batch.sequence is None:
         return None
-    known = _check_sequence(batch.sequence, batch.record_count, producer)
+    known = check_sequence(batch.sequence, batch.record_count, producer)
     if known is not None and acks == "all":
         _check_replicated(state, batch, known)
     return known
@@ -230,7 +230,7 @@ def _check_leader(state: PartitionState, batch: Batch) -> None:
         )
 
 
-def _check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
+def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
     """The remembered batch that this one repeats, None if it is the next one; otherwise an error."""
     who = f"producer {sequence.producer_id}"
     if producer.epoch is None:

@@ -16,6 +16,8 @@ class Client:
 
     client_id: str
     host: str
+    software: str = ""
+    """Name and version of the client's library (KIP-511), if it has told them."""
 
     @property
     def zone(self) -> str | None:

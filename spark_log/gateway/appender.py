@@ -19,12 +19,14 @@ from spark_log.append.rules import Acks, Appended, ProducerSequence, Rejected
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
+    InvalidTxnStateError,
     MessageSizeTooLargeError,
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.topic_cache import TopicCache
+from spark_log.gateway.transactions import register_records
 from spark_log.log.log import Log, Records
 from spark_log.produce.faults import faults
 from spark_log.records.kafka_batch.decode import DecodedBatch, decode
@@ -40,11 +42,12 @@ _TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A record batch that a client sent for a partition."""
+    """A record batch that a client sent for a partition. `transactional`: in a request with a transactional id."""
 
     topic: str
     partition: int
     data: bytes | memoryview
+    transactional: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ class Outcome:
 class _Request:
     batches: Sequence[SentBatch]
     acks: Acks
+    transactional_id: str | None
     done: "asyncio.Future[list[Outcome]]"
+
+    def may_join(self, other: "_Request") -> bool:
+        """Whether both may be in one transaction of the store."""
+        return self.acks == other.acks and (self.transactional_id is None) == (other.transactional_id is None)
 
     @property
     def bytes(self) -> int:
@@ -90,9 +98,14 @@ class Appender(threading.Thread):
         self._queue: deque[_Request] = deque()
         self._closing = False
 
-    def submit(self, batches: Sequence[SentBatch], acks: Acks) -> "asyncio.Future[list[Outcome]]":
-        """Append the batches after everything that was submitted before. Called in the event loop."""
-        request = _Request(batches, acks, self._loop.create_future())
+    def submit(
+        self, batches: Sequence[SentBatch], acks: Acks, transactional_id: str | None = None
+    ) -> "asyncio.Future[list[Outcome]]":
+        """Append the batches after everything that was submitted before. Called in the event loop.
+
+        With a transactional id they become pending in its open transaction.
+        """
+        request = _Request(batches, acks, transactional_id, self._loop.create_future())
         with self._changed:
             self._queue.append(request)
             self._changed.notify()
@@ -112,12 +125,12 @@ class Appender(threading.Thread):
             self._log.close()
 
     def _take(self) -> list[_Request]:
-        """The next requests with the same acks; empty when the appender ends."""
+        """The next requests that may be in one transaction of the store; empty when the appender ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             found: list[_Request] = []
             size = 0
-            while self._queue and (not found or self._queue[0].acks == found[0].acks):
+            while self._queue and (not found or self._queue[0].may_join(found[0])):
                 size += self._queue[0].bytes
                 if found and size > _BYTES_TOGETHER_MAX:
                     break
@@ -128,7 +141,10 @@ class Appender(threading.Thread):
         batches = [batch for request in requests for batch in request.batches]
         counters, began_s = self._counters, clock.monotonic_s()
         try:
-            outcomes = self._outcomes(batches, requests[0].acks)
+            if requests[0].transactional_id is None:
+                outcomes = self._outcomes(batches, requests[0].acks)
+            else:
+                outcomes = self._registered(requests)
         except Exception as error:
             counters.failed_appends += 1
             if not isinstance(error, SparkLogError):
@@ -143,12 +159,7 @@ class Appender(threading.Thread):
             self._loop.call_soon_threadsafe(_resolve, request.done, part)
 
     def _outcomes(self, batches: Sequence[SentBatch], acks: Acks) -> list[Outcome]:
-        topics = self._topics.find(batch.topic for batch in batches)
-        now_ms = self._log.cluster.store.now().wall_ms
-        checked = [
-            _check(batch, found, topics.get(batch.topic), now_ms)
-            for batch, found in zip(batches, decode([batch.data for batch in batches]), strict=True)
-        ]
+        checked = self._checked(batches)
         accepted = [each for each in checked if isinstance(each, _Accepted)]
         self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
@@ -159,6 +170,28 @@ class Appender(threading.Thread):
             else ()
         )
         return [self._outcome_of(each, next(appended)) if isinstance(each, _Accepted) else each for each in checked]
+
+    def _checked(self, batches: Sequence[SentBatch]) -> "list[_Accepted | Outcome]":
+        topics = self._topics.find(batch.topic for batch in batches)
+        now_ms = self._log.cluster.store.now().wall_ms
+        return [
+            _check(batch, found, topics.get(batch.topic), now_ms)
+            for batch, found in zip(batches, decode([batch.data for batch in batches]), strict=True)
+        ]
+
+    def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
+        """The outcomes of the batches of transactions, which get their offsets at the commit."""
+        checked = self._checked([batch for request in requests for batch in request.batches])
+        names = [request.transactional_id or "" for request in requests for _ in request.batches]
+        accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, _Accepted)]
+        registered = iter(
+            register_records(
+                self._log, [(name, each.topic, each.records) for name, each in accepted], timeout_ms=_TIMEOUT_MS
+            )
+            if accepted
+            else ()
+        )
+        return [self._outcome_of(each, next(registered)) if isinstance(each, _Accepted) else each for each in checked]
 
     def _outcome_of(self, accepted: _Accepted, outcome: Appended | Rejected) -> Outcome:
         if isinstance(outcome, Appended):
@@ -183,6 +216,10 @@ def _check(
             raise MessageSizeTooLargeError(
                 f"a batch of {len(batch.data)} bytes, max.message.bytes is {encoding.limits.max_message_bytes}"
             )
+        if found.header.is_transactional != batch.transactional:
+            raise InvalidTxnStateError("the batch and its request do not both belong to a transaction")
+        if batch.transactional and found.header.producer_id == NO_PRODUCER_ID:
+            raise InvalidTxnStateError("a batch of a transaction has no producer id")
         records = normalise(found.records, timestamp_ms=now_ms)
         stored = prepare(records, encoding, now_ms)
     except SparkLogError as error:

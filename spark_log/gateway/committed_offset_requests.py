@@ -19,12 +19,14 @@ from spark_log.gateway.wire import Message
 from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.membership import check_committer
+from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store import Attempt
 
 if TYPE_CHECKING:
     from spark_log.gateway.gateway import Gateway
 
+_UNSTABLE_OFFSET_COMMIT = 88
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 
 
@@ -78,10 +80,17 @@ def _commit(gateway: "Gateway", request: Message, client: Client) -> tuple[int, 
 async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) -> Message:
     """Committed offsets of one group, or from v8 on of several; -1 where there is none."""
     if request.version < 8:
-        code, found = await gateway.call(_committed, gateway, request.group_id, request.topics)
+        stable = bool(request.require_stable)
+        code, found, unstable = await gateway.call(_committed, gateway, request.group_id, request.topics, stable)
         kind = OffsetFetchResponse.OffsetFetchResponseTopic
         topics = [
-            kind(name=name, partitions=[kind.OffsetFetchResponsePartition(**_fields(each)) for each in commits.items()])
+            kind(
+                name=name,
+                partitions=[
+                    kind.OffsetFetchResponsePartition(**_fields(each, (name, each[0]) in unstable))
+                    for each in commits.items()
+                ],
+            )
             for name, commits in found.items()
         ]
         return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
@@ -89,11 +98,15 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
     topic_kind = group_kind.OffsetFetchResponseTopics
     groups = []
     for wanted in request.groups:
-        code, found = await gateway.call(_committed, gateway, wanted.group_id, wanted.topics)
+        stable = bool(request.require_stable)
+        code, found, unstable = await gateway.call(_committed, gateway, wanted.group_id, wanted.topics, stable)
         topics = [
             topic_kind(
                 name=name,
-                partitions=[topic_kind.OffsetFetchResponsePartitions(**_fields(each)) for each in commits.items()],
+                partitions=[
+                    topic_kind.OffsetFetchResponsePartitions(**_fields(each, (name, each[0]) in unstable))
+                    for each in commits.items()
+                ],
             )
             for name, commits in found.items()
         ]
@@ -102,35 +115,43 @@ async def offset_fetch(gateway: "Gateway", request: Message, _client: Client) ->
 
 
 def _committed(
-    gateway: "Gateway", group_id: str, topics: Collection[Message] | None
-) -> tuple[int, dict[str, dict[int, Commit | None]]]:
-    """By topic and partition; those that are asked for, or all that are committed."""
+    gateway: "Gateway", group_id: str, topics: Collection[Message] | None, stable: bool
+) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:
+    """By topic and partition; those that are asked for, or all that are committed. With `stable` (KIP-447) also the
+    partitions whose offset may change by the end of an open transaction.
+    """
+    store = gateway.cluster.store
+
+    def read(connection: sa.Connection) -> tuple[Mapping[TopicPartition, Commit], Collection[TopicPartition]]:
+        unstable = unstable_partitions(store, connection, group_id) if stable else ()
+        return read_commits(connection, group_id), unstable
+
     try:
         check_group_id(group_id)
-        commits = gateway.cluster.store.read(lambda connection: read_commits(connection, group_id))
+        commits, unstable = store.read(read)
     except SparkLogError as error:
-        return error_code(error), {}
+        return error_code(error), {}, ()
     found: dict[str, dict[int, Commit | None]] = {}
     if topics is None:
         for (name, number), commit in sorted(commits.items()):
             found.setdefault(name, {})[number] = commit
-        return NONE, found
+        return NONE, found, unstable
     for topic in topics:
         found[topic.name] = {
             number: commits.get(TopicPartition(topic.name, number)) for number in topic.partition_indexes
         }
-    return NONE, found
+    return NONE, found, unstable
 
 
-def _fields(entry: tuple[int, Commit | None]) -> Mapping[str, object]:
+def _fields(entry: tuple[int, Commit | None], unstable: bool) -> Mapping[str, object]:
     number, commit = entry
-    known = Commit(-1, "", -1) if commit is None else commit
+    known = Commit(-1, "", -1) if commit is None or unstable else commit
     return {
         "partition_index": number,
         "committed_offset": known.offset,
         "committed_leader_epoch": known.leader_epoch,
         "metadata": known.metadata,
-        "error_code": NONE,
+        "error_code": _UNSTABLE_OFFSET_COMMIT if unstable else NONE,
     }
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PRODUCE, _FETCH, _API_VERSIONS = 0, 1, 18
+_NAMES_SOFTWARE = 3
+"""The first version of ApiVersions that names the client's library."""
 _UNSUPPORTED_VERSION = 35
 _HEADER_START = 8
 """Bytes of API key, version and correlation id."""
@@ -42,6 +44,7 @@ class Connection:
         self._serving: asyncio.Task[None] | None = None
         self._last: asyncio.Task[bytes | None] | None = None
         self._last_is_pipelined = False
+        self._software = ""
 
     async def serve(self) -> None:
         """Until the client or the gateway ends it. The first cancellation ends the reading of requests; those that have
@@ -82,7 +85,7 @@ class Connection:
     async def _handle(self, frame: memoryview) -> None:
         header = read_request_header(frame, self._gateway.is_flexible)
         api = self._gateway.apis.get(header.api_key)
-        client = Client(header.client_id, self._host)
+        client = Client(header.client_id, self._host, self._software)
         if api is None or not api.serves(header.version):
             if header.api_key != _API_VERSIONS:
                 raise MalformedRequestError(f"API {header.api_key} v{header.version} is not served")
@@ -94,6 +97,8 @@ class Connection:
         if api.key == _PRODUCE:
             self._gateway.counters.produced_bytes += len(frame)
         request = read_body(api.request, header.version, frame[header.body :])
+        if api.key == _API_VERSIONS and header.version >= _NAMES_SOFTWARE:
+            self._software = f"{request.client_software_name} {request.client_software_version}"
         if self._last is not None and not (api.pipelined and self._last_is_pipelined):
             await asyncio.wait([self._last])
         self._last = asyncio.create_task(self._answer(api, request, header, client))

@@ -22,6 +22,7 @@ from spark_log.gateway import (
     produce_requests,
     topic_requests,
     transaction_inspection_requests,
+    transaction_requests,
 )
 from spark_log.gateway.api import Api
 from spark_log.gateway.appender import Appender
@@ -63,13 +64,14 @@ APIS: Sequence[Api] = (
     *cluster_requests.APIS,
     *group_admin_requests.APIS,
     *transaction_inspection_requests.APIS,
+    *transaction_requests.APIS,
 )
 
 
 class Gateway:
     """Serves Kafka clients on a cluster until `stop`.
 
-    The handlers of requests use its parts: `cluster`, `topics`, `appender`, `streams`, `changes`, `heartbeats`.
+    The handlers of requests use its parts: `cluster`, `topics`, `log`, `appender`, `streams`, `changes`, `heartbeats`.
     """
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
@@ -78,6 +80,7 @@ class Gateway:
         self.topics = TopicCache(cluster)
         self.streams = RecordStreams(cluster)
         self.heartbeats = Heartbeats(cluster.store, self.call)
+        self.log: Log
         self.appender: Appender
         self.changes: ChangeWatch
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
@@ -127,7 +130,7 @@ class Gateway:
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
         """Serve until `stop` is called. `started` is called as soon as clients can connect."""
         loop = self._loop = asyncio.get_running_loop()
-        log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
+        log = self.log = Log(self.cluster, holder="gateway", seal_beside=True, inline_bytes_min=_INLINE_BYTES)
         self.appender = Appender(log, self.topics, loop, self.counters)
         self.changes = ChangeWatch(self.cluster.store, loop)
         self.appender.start()

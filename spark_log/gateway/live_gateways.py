@@ -32,11 +32,15 @@ class LiveGateway:
 
 
 class GatewaySession:
-    """The lease of this process' gateway. Used by one thread."""
+    """The lease of this process' gateway. Used by one thread.
+
+    A gateway that is started again at the same address has the same id, as a broker of Kafka has.
+    """
 
     def __init__(self, store: Store, host: str, port: int, zone: str | None, duration_ms: int) -> None:
         self._store, self._host, self._port, self._zone = store, host, port, zone
         self._duration_ms = duration_ms
+        self._holder = f"{socket.gethostname()}-{os.getpid()}"
         self.gateway_id = -1
 
     def renew(self) -> None:
@@ -48,20 +52,25 @@ class GatewaySession:
             here = t.gateway.update().where(GATEWAY.gateway_id == self.gateway_id)
             if self.gateway_id >= 0 and connection.execute(here.values(lease)).rowcount:
                 return self.gateway_id
+            values = {"host": self._host, "port": self._port, "zone": self._zone, "holder": self._holder, **lease}
+            at_this_address = (GATEWAY.host == self._host) & (GATEWAY.port == self._port)
+            known = connection.execute(sa.select(sa.func.max(GATEWAY.gateway_id)).where(at_this_address)).scalar_one()
+            if known is not None:
+                connection.execute(t.gateway.update().where(GATEWAY.gateway_id == known).values(values))
+                return int(known)
             old = (GATEWAY.lease_clock_epoch != now.clock_epoch) | (
                 GATEWAY.lease_until_ms < now.lease_ms - _KEPT_AFTER_LEASE_MS
             )
             connection.execute(t.gateway.delete().where(old))
-            holder = f"{socket.gethostname()}-{os.getpid()}"
-            values = {"host": self._host, "port": self._port, "zone": self._zone, "holder": holder, **lease}
             found = connection.execute(t.gateway.insert().returning(GATEWAY.gateway_id), values)
             return int(found.scalar_one())
 
         self.gateway_id = self._store.transact(body, announce=True)
 
     def end(self) -> None:
-        """Disappear from the list of brokers at once."""
-        over = t.gateway.delete().where(GATEWAY.gateway_id == self.gateway_id)
+        """Disappear from the list of brokers at once, unless another process is there already."""
+        mine = (GATEWAY.gateway_id == self.gateway_id) & (GATEWAY.holder == self._holder)
+        over = t.gateway.update().where(mine).values(lease_until_ms=0)
         self._store.transact(lambda connection, _: connection.execute(over), announce=True)
 
 

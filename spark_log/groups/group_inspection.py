@@ -11,7 +11,6 @@ from spark_log.groups import rows
 from spark_log.groups.committed_offsets import read_commits
 from spark_log.groups.rules import Group, Member, Partitions
 from spark_log.ids import TopicPartition
-from spark_log.metadata.columns import CONSUMER_GROUP
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.segments.plan import positions
 
@@ -30,6 +29,8 @@ class GroupListing:
     state: State
     members: int
     """Number of live members."""
+    topics: frozenset[str] = frozenset()
+    """Topics to which live members have subscribed."""
     type: str = GROUP_TYPE
 
 
@@ -91,15 +92,18 @@ def list_groups(store: Store) -> list[GroupListing]:
 
     def read(connection: sa.Connection) -> list[GroupListing]:
         now = store.clock(connection)
+        members = rows.read_all_members(connection)
         return [
-            GroupListing(described.group_id, described.state, len(described.members))
-            for group_id in connection.execute(sa.select(CONSUMER_GROUP.group_id).order_by(CONSUMER_GROUP.group_id))
-            .scalars()
-            .all()
-            for described in [_describe(connection, now, group_id)]
+            _listing(group_id, group, [row for row in members.get(group_id, ()) if row.live(now)])
+            for group_id, group in rows.read_all_groups(connection).items()
         ]
 
     return store.read(read)
+
+
+def _listing(group_id: str, group: Group, live: Sequence[rows.MemberRow]) -> GroupListing:
+    topics = frozenset(topic for row in live for topic in row.subscription.topics)
+    return GroupListing(group_id, state_of(group, [row.member for row in live]), len(live), topics)
 
 
 def describe_groups(store: Store, group_ids: Collection[str]) -> list[GroupDescription]:

@@ -118,7 +118,7 @@ def reset_offsets(
     resolve = _resolution(cluster, group_id, targets)
 
     def check(connection: sa.Connection) -> "_Resolved":
-        _refuse_live(cluster.store, connection, group_id)
+        refuse_live(cluster.store, connection, group_id)
         return resolve(connection)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> "_Resolved":
@@ -184,7 +184,7 @@ def delete_group(store: Store, group_id: str) -> None:
 
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
-        _refuse_live(store, connection, group_id)
+        refuse_live(store, connection, group_id)
         for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):
             connection.execute(table.delete().where(table.c.group_id == group_id))
 
@@ -240,7 +240,8 @@ def _lock_existing(connection: sa.Connection, group_id: str) -> rows.GroupRow:
     return group
 
 
-def _refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None:
+def refuse_live(store: Store, connection: sa.Connection, group_id: str) -> None:
+    """NonEmptyGroupError if the group has live members, in a transaction that holds its lock."""
     now = store.clock(connection)
     live = rows.count_members(connection, group_id) - len(rows.dead_members(connection, group_id, now))
     if live:

@@ -6,7 +6,7 @@ A transaction that changes a group or one of its members holds the group's row l
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -103,11 +103,12 @@ _GROUP = sa.select(
     CONSUMER_GROUP.empty_since_ms,
 ).where(CONSUMER_GROUP.group_id == sa.bindparam("g"))
 _READ_GROUP, _LOCK_GROUP = Prepared(_GROUP), Prepared(_GROUP.with_for_update())
-_MEMBERS = sa.select(
+_ALL_MEMBERS = sa.select(
     GROUP_MEMBER.member_id, GROUP_MEMBER.instance_id, GROUP_MEMBER.client, GROUP_MEMBER.subscription,
     GROUP_MEMBER.target, GROUP_MEMBER.generation, GROUP_MEMBER.beat, GROUP_MEMBER.session_timeout_ms,
     GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch,
-).where(GROUP_MEMBER.group_id == sa.bindparam("g"))  # fmt: skip
+)  # fmt: skip
+_MEMBERS = _ALL_MEMBERS.where(GROUP_MEMBER.group_id == sa.bindparam("g"))
 _MEMBER = Prepared(_MEMBERS.where(GROUP_MEMBER.member_id == sa.bindparam("m")))
 _MEMBERS_SORTED = _MEMBERS.order_by(GROUP_MEMBER.member_id)
 _GIVEN = sa.select(GROUP_PARTITION.topic, GROUP_PARTITION.partition).where(
@@ -168,6 +169,31 @@ def read_member(connection: sa.Connection, group_id: str, member_id: str) -> Mem
 def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
     """All members, by id."""
     return [_member_row(row) for row in connection.execute(_MEMBERS_SORTED, {"g": group_id})]
+
+
+def read_all_groups(connection: sa.Connection) -> dict[str, Group]:
+    """Every group, by id and in its order."""
+    query = sa.select(CONSUMER_GROUP.group_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation)
+    return {row[0]: Group(row[1], row[2]) for row in connection.execute(query.order_by(CONSUMER_GROUP.group_id))}
+
+
+def read_all_members(connection: sa.Connection) -> dict[str, list[MemberRow]]:
+    """The members of all groups that have some, with their assigned partitions, in two statements."""
+    found: dict[tuple[str, str], MemberRow] = {}
+    query = _ALL_MEMBERS.add_columns(GROUP_MEMBER.group_id).order_by(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id)
+    for *columns, group_id in connection.execute(query):
+        member_row = _member_row(columns)
+        found[group_id, member_row.member_id] = member_row
+    assigned: dict[tuple[str, str], set[TopicPartition]] = {}
+    if found:
+        for row in connection.execute(sa.select(t.group_partition)):
+            partition = TopicPartition(row.topic, row.partition)
+            assigned.setdefault((row.group_id, row.member_id), set()).add(partition)
+    by_group: dict[str, list[MemberRow]] = {}
+    for key, member_row in found.items():
+        member = replace(member_row.member, assigned=frozenset(assigned.get(key, ())))
+        by_group.setdefault(key[0], []).append(replace(member_row, member=member))
+    return by_group
 
 
 def read_subscriptions(connection: sa.Connection, group_id: str) -> list[Subscription]:

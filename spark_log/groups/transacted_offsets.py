@@ -42,12 +42,17 @@ class GroupMetadata(ConsumerGroupMetadata):  # type: ignore[misc]  # kafka-pytho
 
 @dataclass(frozen=True, order=True)
 class Committer:
-    """The author of a commit: a member in a generation of its group; an empty member id for a group without members."""
+    """The author of a commit: a member in a generation of its group; an empty member id for a group without members.
+
+    `unfenced`: need not be a member: a Kafka client that names none, as before KIP-447; an open transaction of a
+    client, which was checked when it got the offsets.
+    """
 
     group_id: str
     member_id: str = ""
     generation: int = -1
     instance_id: str | None = None
+    unfenced: bool = False
 
     def __post_init__(self) -> None:
         check_group_id(self.group_id)
@@ -86,13 +91,24 @@ def _by_group(who: Committer) -> str:
 
 
 def _check(store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool) -> StoreClock:
-    me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
     try:
-        if not who.member_id:
-            if lock:
-                rows.lock_or_make_group(connection, who.group_id, store.clock(connection))
-            return refuse_with_members(store, connection, who.group_id)
-        return check_committer(store, connection, me, who.generation, commits, lock=lock)
+        return check_committing(store, connection, who, commits, lock=lock)
     except (IllegalGenerationError, UnknownMemberIdError) as error:
         hint = "" if who.member_id else "; members pass what Consumer.group_metadata() returns, not a group id alone"
         raise CommitFailedError(f"offsets of group {who.group_id!r} in a transaction: {error}{hint}") from error
+
+
+def check_committing(
+    store: Store, connection: sa.Connection, who: Committer, commits: Commits, *, lock: bool
+) -> StoreClock:
+    """Check that `who` may commit these partitions now; with `lock`, until the end of the store's transaction.
+
+    Raises UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError.
+    """
+    if not who.member_id or who.unfenced:
+        now = store.clock(connection)
+        if lock:
+            rows.lock_or_make_group(connection, who.group_id, now)
+        return now if who.unfenced else refuse_with_members(store, connection, who.group_id)
+    me = Identity(who.group_id, who.member_id, who.instance_id, "", "", 0)
+    return check_committer(store, connection, me, who.generation, commits, lock=lock)

@@ -57,19 +57,28 @@ class Transaction:
     """Ongoing for longer than transaction.timeout.ms: it can only be aborted."""
     transactional_id: str = ""
     """For error messages."""
+    numbered: bool = True
+    """False: begun by a Kafka client, whose calls do not name the number (`wire_rules`)."""
+    bumped_from: int = -1
+    """The epoch that asked for the current one (`wire_rules.bump`); -1: none."""
 
 
 def initialize(transaction: Transaction) -> Transaction:
     """init_transactions: fences every earlier producer with the id, and aborts the open transaction."""
-    fenced = replace(transaction, epoch=transaction.epoch + 1)
-    return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
+    fenced = fence(transaction)
+    return over(fenced, ABORTED) if transaction.state is ONGOING else fenced
+
+
+def fence(transaction: Transaction) -> Transaction:
+    """Increase the epoch: producers with the present one can do nothing more."""
+    return replace(transaction, epoch=transaction.epoch + 1, bumped_from=-1)
 
 
 def register(transaction: Transaction, ref: TransactionRef, batches: int) -> Transaction:
     """Add `batches` pending batches; the first ones begin the transaction. Raises the errors of `check`."""
     check(transaction, ref)
     if ref.number > transaction.number:
-        return replace(transaction, number=ref.number, state=ONGOING, pending=batches)
+        return replace(transaction, number=ref.number, state=ONGOING, pending=batches, numbered=True)
     return replace(transaction, pending=transaction.pending + batches)
 
 
@@ -88,11 +97,12 @@ def commit(transaction: Transaction, ref: TransactionRef, batches: int) -> Trans
             f"{_name(transaction, ref)}: {batches} batches were sent and {there} are there: a topic was deleted"
             " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
-    return _over(replace(transaction, number=ref.number), COMMITTED)
+    return over(replace(transaction, number=ref.number), COMMITTED)
 
 
 def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
-    """The aborted transaction, without pending batches. Unchanged if it was aborted before.
+    """The aborted transaction, without pending batches. Unchanged if it was aborted before. A Kafka client cannot
+    notice by its number that its transaction is over: it is fenced.
 
     Raises ProducerFencedError, and InvalidTxnStateError if it was committed or is an older one.
     """
@@ -101,12 +111,15 @@ def abort(transaction: Transaction, ref: TransactionRef) -> Transaction:
     _check_claim(transaction, ref)
     if ref.number == transaction.number and transaction.state is not ONGOING:
         raise InvalidTxnStateError(f"{_name(transaction, ref)} cannot be aborted: it is {transaction.state}")
-    return _over(replace(transaction, number=ref.number), ABORTED)
+    begun_by_client = not transaction.numbered and ref.number == transaction.number
+    return over(replace(fence(transaction) if begun_by_client else transaction, number=ref.number), ABORTED)
 
 
 def time_out(transaction: Transaction) -> Transaction:
-    """The transaction, aborted if it has timed out."""
-    return _over(transaction, ABORTED) if transaction.state is ONGOING and transaction.expired else transaction
+    """The transaction, aborted if it has timed out; a Kafka client is fenced."""
+    if transaction.state is not ONGOING or not transaction.expired:
+        return transaction
+    return over(transaction if transaction.numbered else fence(transaction), ABORTED)
 
 
 def check(transaction: Transaction, ref: TransactionRef) -> None:
@@ -143,7 +156,8 @@ def _is_the_last(transaction: Transaction, ref: TransactionRef) -> bool:
     return (ref.epoch, ref.number) == (transaction.epoch, transaction.number)
 
 
-def _over(transaction: Transaction, state: TransactionState) -> Transaction:
+def over(transaction: Transaction, state: TransactionState) -> Transaction:
+    """The transaction in a state without pending batches."""
     assert state in TRANSITIONS[transaction.state]
     return replace(transaction, state=state, pending=0, expired=False)
 

@@ -6,10 +6,11 @@ known to its producer alone until the commit: it is not listed here, and cannot 
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from spark_log.append.rules import Batch
 from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
@@ -18,7 +19,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.transactions.rules import EMPTY, ONGOING, TransactionRef, TransactionState
-from spark_log.transactions.transaction_rows import read_pending
+from spark_log.transactions.transaction_rows import read_all_pending, read_pending
 
 GRACE_MS = 5 * 60 * 1000
 """Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""
@@ -73,14 +74,15 @@ class TransactionDescription:
 class PartitionProducer:
     """A producer whose sequences the partition remembers, or whose open transaction has sent to it.
 
-    After the end of a transaction the partition does not remember its producer: its batches have no sequences.
+    After the end of a transaction the partition remembers its producer only if that is a Kafka client: batches of
+    spark-log's Producer have no sequences.
     """
 
     producer_id: int
     producer_epoch: int
     transactional_id: str | None
     last_sequence: int | None
-    """None: the producer is transactional."""
+    """None: the producer has none here."""
     last_ms: int
     """Store clock: the time of its last append, or of the begin of its open transaction."""
     transaction_start_offset: int | None
@@ -92,6 +94,19 @@ def list_transactions(store: Store, states: Collection[str] = ()) -> list[Transa
     """The transactions of all transactional ids, sorted by id; with `states`, only those in one of the states."""
     where = [TRANSACTION.state.in_(states)] if states else []
     return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
+
+
+def describe_open_transactions(store: Store) -> list[TransactionDescription]:
+    """The open transactions with their pending records, the longest open ones first."""
+
+    def read(connection: sa.Connection) -> list[TransactionDescription]:
+        listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
+        topics = _names(connection) if listings else {}
+        pending = read_all_pending(connection) if listings else {}
+        listings.sort(key=lambda each: -(each.open_ms or 0))
+        return [TransactionDescription(each, _amounts(pending.get(each.producer_id, ()), topics)) for each in listings]
+
+    return store.read(read)
 
 
 def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:
@@ -160,8 +175,11 @@ def describe_producers(
                 raise UnknownTopicOrPartitionError(
                     f"topic {tp.topic!r}, partition {tp.partition}: unknown topic or partition"
                 )
-            here = [*_appending(connection, topic.topic_id, tp), *_transacting(connection, topic.topic_id, tp)]
-            found[tp] = sorted(here, key=lambda each: each.producer_id)
+            here = {each.producer_id: each for each in _appending(connection, topic.topic_id, tp)}
+            for each in _transacting(connection, topic.topic_id, tp):
+                known = here.get(each.producer_id)
+                here[each.producer_id] = replace(each, last_sequence=known.last_sequence if known else None)
+            found[tp] = [here[producer_id] for producer_id in sorted(here)]
         return found
 
     return store.read(read)
@@ -209,17 +227,21 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
 def _described(
     connection: sa.Connection, transaction: TransactionListing, topics: Mapping[int, str]
 ) -> TransactionDescription:
+    batches = [each.batch for each in read_pending(connection, transaction.producer_id)] if transaction.batches else ()
+    return TransactionDescription(transaction, _amounts(batches, topics))
+
+
+def _amounts(batches: Sequence[Batch], topics: Mapping[int, str]) -> list[PendingRecords]:
+    """The batches by topic and partition, without those of deleted topics."""
     amounts: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)
-    if transaction.batches:
-        for batch in (each.batch for each in read_pending(connection, transaction.producer_id)):
-            if batch.topic_id in topics:
-                place = TopicPartition(topics[batch.topic_id], batch.partition)
-                amounts[place].append((batch.record_count, batch.bytes))
-    pending = [
+    for batch in batches:
+        if batch.topic_id in topics:
+            place = TopicPartition(topics[batch.topic_id], batch.partition)
+            amounts[place].append((batch.record_count, batch.bytes))
+    return [
         PendingRecords(*place, len(sizes), sum(records for records, _ in sizes), sum(size for _, size in sizes))
         for place, sizes in sorted(amounts.items())
     ]
-    return TransactionDescription(transaction, pending)
 
 
 def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
@@ -229,13 +251,22 @@ def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> 
             PRODUCER_BATCH.producer_epoch,
             PRODUCER_BATCH.last_sequence,
             PRODUCER_BATCH.appended_ms,
+            PRODUCER.transactional_id,
         )
+        .outerjoin(t.producer, PRODUCER.producer_id == PRODUCER_BATCH.producer_id)
         .where(PRODUCER_BATCH.topic_id == topic_id, PRODUCER_BATCH.partition == tp.partition)
-        .order_by(PRODUCER_BATCH.producer_id, PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset)
+        .order_by(
+            PRODUCER_BATCH.producer_id,
+            PRODUCER_BATCH.producer_epoch,
+            PRODUCER_BATCH.base_offset,
+            PRODUCER_BATCH.end_offset,
+        )
     )
     last = {row.producer_id: row for row in connection.execute(query)}
     return [
-        PartitionProducer(row.producer_id, row.producer_epoch, None, row.last_sequence, row.appended_ms, None)
+        PartitionProducer(
+            row.producer_id, row.producer_epoch, row.transactional_id, row.last_sequence, row.appended_ms, None
+        )
         for row in last.values()
     ]
 

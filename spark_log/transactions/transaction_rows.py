@@ -1,17 +1,18 @@
 """Transactions and their pending batches in the metadata store: locked and read, and written back."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.append.rules import Batch
+from spark_log.append.producer_rows import set_epoch
+from spark_log.append.rules import REMEMBERED_BATCHES, Batch, ProducerSequence, RememberedBatch, sequence_after
 from spark_log.errors import InvalidProducerIdMappingError
 from spark_log.metadata import tables as t
-from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared, one_message
 from spark_log.metadata.store import StoreClock
@@ -27,6 +28,8 @@ _ROW = (
         TRANSACTION.until_ms,
         TRANSACTION.clock_epoch,
         PRODUCER.transaction_timeout_ms,
+        TRANSACTION.numbered,
+        TRANSACTION.bumped_from,
     )
     .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
     .where(PRODUCER.producer_id == bindparam("producer_id"))
@@ -38,20 +41,21 @@ _PENDING = Prepared(
     .select_from(t.transaction_segment)
     .where(TRANSACTION_SEGMENT.producer_id == bindparam("producer_id"))
 )
-_STATE = ("producer_epoch", "number", "state")
+_STATE = ("producer_epoch", "number", "state", "numbered", "bumped_from")
 _TIME = ("began_ms", "until_ms", "clock_epoch")
 _HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
 _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _TIME}))
 _NOTHING_YET = {
     "producer_epoch": -1, "number": 0, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
-    "clock_epoch": "",
+    "clock_epoch": "", "numbered": True, "bumped_from": -1,
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
+_NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == bindparam("key")))
 _NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
 
 
-class _Row(NamedTuple):
+class TransactionRow(NamedTuple):
     transaction: Transaction
     timeout_ms: int
 
@@ -69,28 +73,38 @@ def insert_empty_transaction(connection: sa.Connection, producer_id: int) -> Non
     insert_if_missing(connection, t.transaction, {"producer_id": producer_id, **_NOTHING_YET})
 
 
-def ask_transaction(connection: sa.Connection, now: Callable[[], StoreClock], producer_id: int) -> Callable[[], _Row]:
+def ask_transaction(
+    connection: sa.Connection, now: Callable[[], StoreClock], producer_id: int
+) -> Callable[[], TransactionRow]:
     """The transaction, without the count of its pending batches. Inside `one_message` it can be read after the block;
     InvalidProducerIdMappingError then.
     """
     answer = _READ.ask(connection, {"producer_id": producer_id})
 
-    def read() -> _Row:
+    def read() -> TransactionRow:
         rows = answer.rows()
         if not rows:
             raise InvalidProducerIdMappingError(
                 f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
             )
-        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms)] = rows
+        [(transactional_id, epoch, number, state, until_ms, clock_epoch, timeout_ms, numbered, bumped_from)] = rows
         state = TransactionState(state)
-        expired = state is ONGOING and now().expired(until_ms, clock_epoch)
-        found = Transaction(producer_id, epoch, number, state, expired=expired, transactional_id=transactional_id)
-        return _Row(found, timeout_ms)
+        found = Transaction(
+            producer_id,
+            epoch,
+            number,
+            state,
+            expired=state is ONGOING and now().expired(until_ms, clock_epoch),
+            transactional_id=transactional_id,
+            numbered=bool(numbered),
+            bumped_from=bumped_from,
+        )
+        return TransactionRow(found, timeout_ms)
 
     return read
 
 
-def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> _Row:
+def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: int) -> TransactionRow:
     """Lock the producer's row until the end of the store's transaction, and read its transaction."""
     with one_message(connection):
         locked = _LOCK.ask(connection, {"producer_id": producer_id})
@@ -102,18 +116,18 @@ def lock_transaction(connection: sa.Connection, now: StoreClock, producer_id: in
     found, [(count,)] = transaction(), pending.rows()
     if found.transaction.state is not ONGOING:
         return found
-    return _Row(replace(found.transaction, pending=count), found.timeout_ms)
+    return TransactionRow(replace(found.transaction, pending=count), found.timeout_ms)
 
 
 def save_transaction(
-    connection: sa.Connection, now: StoreClock, row: _Row, after: Transaction, *, keep_blobs: bool = False
+    connection: sa.Connection, now: StoreClock, row: TransactionRow, after: Transaction, *, keep_blobs: bool = False
 ) -> None:
     """Write the changed columns. When the transaction ends, its pending rows are deleted, and its blobs unless they
     belong to the log now.
     """
     before = row.transaction
-    facts = (after.epoch, after.number, after.state)
-    if facts != (before.epoch, before.number, before.state):
+    facts, known = ((each.epoch, each.number, each.state, each.numbered, each.bumped_from) for each in (after, before))
+    if facts != known:
         values = {"key": after.producer_id, **dict(zip(_STATE, facts, strict=True))}
         if after.number == before.number:
             _SAVE.run(connection, [values])
@@ -129,6 +143,9 @@ def save_transaction(
             )
             delete_blobs(connection, connection.execute(mine).scalars().all())
         _NOT_PENDING.run(connection, [{"key": after.producer_id}])
+        _NO_OFFSETS.run(connection, [{"key": after.producer_id}])
+    if after.epoch != before.epoch:
+        set_epoch(connection, after.producer_id, after.epoch)
 
 
 def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:
@@ -150,9 +167,71 @@ def read_pending(connection: sa.Connection, producer_id: int) -> list[PendingBat
     return [PendingBatch(position, _batch(facts)) for position, facts in connection.execute(query)]
 
 
+def read_all_pending(connection: sa.Connection) -> dict[int, list[Batch]]:
+    """The pending batches of all open transactions, by producer id, in the order of the sends."""
+    query = sa.select(TRANSACTION_SEGMENT.producer_id, TRANSACTION_SEGMENT.facts)
+    found: dict[int, list[Batch]] = {}
+    for producer_id, facts in connection.execute(
+        query.order_by(TRANSACTION_SEGMENT.producer_id, TRANSACTION_SEGMENT.position)
+    ):
+        found.setdefault(producer_id, []).append(_batch(facts))
+    return found
+
+
+def read_last_pending(
+    connection: sa.Connection, producer_id: int, epoch: int, keys: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[RememberedBatch, ...]]:
+    """The last pending batches with sequences of each partition (topic id, number), in the order of the sends."""
+    found = {}
+    for topic_id, partition in keys:
+        query = (
+            sa.select(TRANSACTION_SEGMENT.first_sequence, TRANSACTION_SEGMENT.last_sequence)
+            .where(
+                TRANSACTION_SEGMENT.producer_id == producer_id,
+                TRANSACTION_SEGMENT.topic_id == topic_id,
+                TRANSACTION_SEGMENT.partition == partition,
+                TRANSACTION_SEGMENT.first_sequence.is_not(None),
+            )
+            .order_by(TRANSACTION_SEGMENT.position.desc())
+            .limit(REMEMBERED_BATCHES)
+        )
+        rows = connection.execute(query).all()
+        found[topic_id, partition] = tuple(RememberedBatch(epoch, first, last, -1, -1) for first, last in rows[::-1])
+    return found
+
+
+def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> list[tuple[int, int]]:
+    """The partitions (topic id, number) that have pending batches with sequences."""
+    query = (
+        sa.select(TRANSACTION_SEGMENT.topic_id, TRANSACTION_SEGMENT.partition)
+        .distinct()
+        .where(TRANSACTION_SEGMENT.producer_id == producer_id, TRANSACTION_SEGMENT.first_sequence.is_not(None))
+    )
+    return [(topic_id, partition) for topic_id, partition in connection.execute(query)]
+
+
+def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add group offsets to the open transaction; the last one of a group and partition counts."""
+    for row in rows:
+        here = [TRANSACTION_OFFSET[name] == row[name] for name in ("group_id", "topic_id", "partition")]
+        connection.execute(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == producer_id, *here))
+    if rows:
+        connection.execute(t.transaction_offset.insert(), [{"producer_id": producer_id, **row} for row in rows])
+
+
+def next_position(connection: sa.Connection, producer_id: int) -> int:
+    """The position behind the last pending batch."""
+    query = sa.select(sa.func.max(TRANSACTION_SEGMENT.position)).where(TRANSACTION_SEGMENT.producer_id == producer_id)
+    last = connection.execute(query).scalar_one()
+    return 0 if last is None else last + 1
+
+
 def _pending_row(ref: TransactionRef, pending: PendingBatch) -> dict[str, Any]:
     batch = pending.batch
     facts = {**vars(batch), "written_to": sorted(batch.written_to)}
+    sequence = batch.sequence
+    if sequence is not None:
+        facts["sequence"] = [sequence.producer_id, sequence.producer_epoch, sequence.first]
     return {
         "producer_id": ref.producer_id,
         "position": pending.position,
@@ -161,9 +240,13 @@ def _pending_row(ref: TransactionRef, pending: PendingBatch) -> dict[str, Any]:
         "facts": json.dumps({name: value for name, value in facts.items() if value is not None}),
         "name": batch.name,
         "inline": batch.inline,
+        "first_sequence": None if sequence is None else sequence.first,
+        "last_sequence": None if sequence is None else sequence_after(sequence.first, batch.record_count - 1),
     }
 
 
 def _batch(facts: str) -> Batch:
     found = json.loads(facts)
+    if "sequence" in found:
+        found["sequence"] = ProducerSequence(*found["sequence"])
     return Batch(**{**found, "written_to": frozenset(found["written_to"])})

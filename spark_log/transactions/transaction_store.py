@@ -17,7 +17,12 @@ import sqlalchemy as sa
 
 from spark_log.append.append_transaction import CommitHook, check_write_id
 from spark_log.append.encoding import LOG_DIR_FAILURES
-from spark_log.append.producer_rows import begin_epoch, insert_transactional_producer, lock_transactional_producer
+from spark_log.append.producer_rows import (
+    begin_epoch,
+    insert_transactional_producer,
+    lock_transactional_producer,
+    release_transactional_id,
+)
 from spark_log.append.rules import Batch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import segment_path
@@ -29,11 +34,12 @@ from spark_log.metadata.columns import SEGMENT
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.segments.segment_rows import insert_blobs
-from spark_log.transactions import rules
+from spark_log.transactions import rules, wire_rules
 from spark_log.transactions.rules import TransactionRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
+    delete_transactions,
     insert_empty_transaction,
     insert_pending,
     lock_transaction,
@@ -51,12 +57,14 @@ def init_producer(
     transactional_id: str,
     transaction_timeout_ms: int,
     *,
+    given: tuple[int, int] | None = None,
     settings: ClusterSettings | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> TransactionRef:
     """A producer id and a new epoch for the transactional id, with the number of its last transaction.
 
-    Producers that had the id before are fenced, and the transaction that one had open is aborted.
+    Producers that had the id before are fenced, and the transaction that one had open is aborted. With `given`, only
+    the producer with this id and epoch gets a new epoch (`wire_rules.bump`).
     InvalidTransactionTimeoutError above transaction.max.timeout.ms.
     """
     limit = (settings or store.settings).transaction_max_timeout_ms
@@ -72,9 +80,20 @@ def init_producer(
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
         before = lock_transaction(connection, now, producer_id)
-        after = rules.initialize(before.transaction)
-        begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
+        if given is None or before.transaction.epoch < 0:  # new: a client whose id has expired begins again
+            after = rules.initialize(before.transaction)
+        else:
+            after = wire_rules.bump(before.transaction, *given)
         save_transaction(connection, now, before, after)
+        if after.epoch > wire_rules.EPOCH_MAX:
+            release_transactional_id(connection, producer_id)
+            delete_transactions(connection, [producer_id])
+            producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
+            insert_empty_transaction(connection, producer_id)
+            before = lock_transaction(connection, now, producer_id)
+            after = rules.initialize(before.transaction)
+            save_transaction(connection, now, before, after)
+        begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
         return TransactionRef(producer_id, after.epoch, after.number)
 
     found = store.transact(initialize, timeout_ms=timeout_ms)

@@ -32,7 +32,7 @@ from spark_log.metadata.tables.partitions_tables import (
 )
 from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
 from spark_log.metadata.tables.segments_tables import blob, segment
-from spark_log.metadata.tables.transactions_tables import transaction, transaction_segment
+from spark_log.metadata.tables.transactions_tables import transaction, transaction_offset, transaction_segment
 
 __all__ = [
     "SCHEMA_REVISION",
@@ -69,6 +69,7 @@ __all__ = [
     "subject_version",
     "topic",
     "transaction",
+    "transaction_offset",
     "transaction_segment",
     "truncation",
     "write_id",

@@ -1,6 +1,6 @@
 """Tables of transactions of producers."""
 
-from sqlalchemy import BigInteger, Boolean, String, Text
+from sqlalchemy import BigInteger, Boolean, Index, LargeBinary, String, Text, text, true
 
 from spark_log.metadata.tables.definition import column, partition_number, tables_of, topic_id
 
@@ -19,6 +19,13 @@ transaction = _table(
     column("began_ms", BigInteger, "store clock"),
     column("until_ms", BigInteger, "store clock; after it the coordinator aborts the transaction"),
     column("clock_epoch", String(64), "boot id of the host when until_ms was written (SQLite)"),
+    column("numbered", Boolean, "false: begun by a Kafka client, whose calls name no number", server_default=true()),
+    column(
+        "bumped_from",
+        BigInteger,
+        "epoch that asked for the current one (KIP-360), so that it may ask again; -1: another producer, or a time-out",
+        server_default=text("-1"),
+    ),
     comment="The current or last transaction of a producer.",
 )
 
@@ -31,5 +38,22 @@ transaction_segment = _table(
     column("facts", Text, "JSON of the batch, for the append at commit"),
     column("name", String(96), "the future segment.name", unique=True),
     column("inline", Boolean, "the future segment.inline"),
+    column("first_sequence", BigInteger, "sequence of its first record, of a Kafka client", nullable=True),
+    column("last_sequence", BigInteger, "sequence of its last record", nullable=True),
+    Index(None, "producer_id", "topic_id", "partition", "position"),
     comment="Batches of open transactions: without offsets, invisible to readers.",
+)
+
+transaction_offset = _table(
+    "transaction_offset",
+    column("producer_id", BigInteger, "transaction.producer_id", primary_key=True),
+    column("group_id", String(249), "consumer_group.group_id", primary_key=True),
+    topic_id(primary_key=True),
+    partition_number(primary_key=True),
+    column("committed_offset", BigInteger, "the future group_offset.committed_offset"),
+    column("leader_epoch", BigInteger, "of the last record read; -1 unknown"),
+    column("commit_metadata", LargeBinary, "free text of the consumer, in UTF-8"),
+    Index(None, "group_id"),
+    deleted_with=("topic",),
+    comment="Group offsets that Kafka clients have added to open transactions.",
 )

@@ -199,7 +199,7 @@ def repeated_commit_is_refused(patch):
 
 
 def commit_leaves_it_open(patch):
-    patch(rules, "_over", lambda row, state: replace(row, pending=0))
+    patch(rules, "over", lambda row, state: replace(row, pending=0))
 
 
 def repeated_commit_is_recognized_by_number_only(patch):
@@ -223,8 +223,8 @@ def abort_of_an_unknown_transaction_is_not_stored(patch):
 
 
 def abort_keeps_pending_batches(patch):
-    over = rules._over
-    patch(rules, "_over", lambda row, state: replace(over(row, state), pending=row.pending))
+    over = rules.over
+    patch(rules, "over", lambda row, state: replace(over(row, state), pending=row.pending))
 
 
 def init_does_not_abort(patch):

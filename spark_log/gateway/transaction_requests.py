@@ -1,0 +1,205 @@
+"""Transactions: their begin, the offsets that they commit, and their end. Produce sends their records."""
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.producer.transaction import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+from spark_log.append.producer_rows import register_producer
+from spark_log.config.values import can_be_stored
+from spark_log.errors import (
+    IllegalArgumentError,
+    ProducerFencedError,
+    SparkLogError,
+)
+from spark_log.gateway import transactions
+from spark_log.gateway.api import Api, Client
+from spark_log.gateway.error_codes import NONE, error_code
+from spark_log.gateway.wire import Message
+from spark_log.groups.committed_offsets import Commit, check_commits
+from spark_log.groups.group_names import check_group_id
+from spark_log.groups.pending_offsets import add_offsets
+from spark_log.groups.transacted_offsets import Committer
+from spark_log.ids import TopicPartition
+from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions.wire_transactions import WireProducer
+
+if TYPE_CHECKING:
+    from spark_log.gateway.gateway import Gateway
+
+_UNKNOWN_TOPIC_OR_PARTITION = 3
+_OPERATION_NOT_ATTEMPTED = 55
+_COORDINATOR_NOT_AVAILABLE = 15
+_INVALID_PRODUCER_EPOCH = 47
+_KNOWS_FENCED = {InitProducerIdRequest: 4, AddPartitionsToTxnRequest: 2, AddOffsetsToTxnRequest: 2, EndTxnRequest: 2}
+"""The first version that may answer PRODUCER_FENCED; others, and other requests, answer INVALID_PRODUCER_EPOCH."""
+_TIMEOUT_MS = 30_000
+_ID_LENGTH_MAX = 249
+
+
+def _code(error: SparkLogError, request: Message) -> int:
+    if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
+        return _INVALID_PRODUCER_EPOCH
+    return error_code(error)
+
+
+async def init_producer_id(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """A new producer id, or the id and the next epoch of a transactional id."""
+    try:
+        producer_id, epoch = await gateway.call(_init, gateway, request)
+    except SparkLogError as error:
+        code = _code(error, request)
+        return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
+    return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
+
+
+def _init(gateway: "Gateway", request: Message) -> tuple[int, int]:
+    store, name = gateway.cluster.store, request.transactional_id
+    if name is None:
+        return register_producer(store, _TIMEOUT_MS), 0
+    if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
+        raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
+    given = None
+    if request.version >= 3 and request.producer_id >= 0:
+        given = request.producer_id, request.producer_epoch
+    ref = transaction_store.init_producer(
+        store, name, request.transaction_timeout_ms, given=given, timeout_ms=_TIMEOUT_MS
+    )
+    return ref.producer_id, ref.epoch
+
+
+async def add_partitions_to_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Begins the transaction. Which partitions it has is known from its records."""
+    topics = request.v3_and_below_topics
+    known = await gateway.call(gateway.topics.find, [topic.name for topic in topics])
+    missing = {
+        (topic.name, number)
+        for topic in topics
+        for number in topic.partitions
+        if topic.name not in known or not 0 <= number < known[topic.name].partition_count
+    }
+    code = NONE
+    if not missing:
+        producer = WireProducer(
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+        )
+        code = await _begin(gateway, producer, request)
+
+    def code_of(place: tuple[str, int]) -> int:
+        if not missing:
+            return code
+        return _UNKNOWN_TOPIC_OR_PARTITION if place in missing else _OPERATION_NOT_ATTEMPTED
+
+    kind = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+    return AddPartitionsToTxnResponse(
+        throttle_time_ms=0,
+        results_by_topic_v3_and_below=[
+            kind(
+                name=topic.name,
+                results_by_partition=[
+                    kind.AddPartitionsToTxnPartitionResult(
+                        partition_index=number, partition_error_code=code_of((topic.name, number))
+                    )
+                    for number in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+async def add_offsets_to_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Begins the transaction. Which groups it has is known from its offsets."""
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(gateway, producer, request))
+
+
+async def _begin(gateway: "Gateway", producer: WireProducer, request: Message) -> int:
+    try:
+        await gateway.call(wire_transactions.begin, gateway.cluster.store, producer, timeout_ms=_TIMEOUT_MS)
+    except SparkLogError as error:
+        return _code(error, request)
+    return NONE
+
+
+async def txn_offset_commit(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Offsets of a group that EndTxn will commit."""
+    kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+    unknown: list[TopicPartition] = []
+    try:
+        unknown = await gateway.call(_add_offsets, gateway, request)
+        code = NONE
+    except SparkLogError as error:
+        code = _code(error, request)
+    topics = [
+        kind(
+            name=topic.name,
+            partitions=[
+                kind.TxnOffsetCommitResponsePartition(
+                    partition_index=each.partition_index,
+                    error_code=code
+                    or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
+
+
+def _add_offsets(gateway: "Gateway", request: Message) -> list[TopicPartition]:
+    store = gateway.cluster.store
+    check_group_id(request.group_id)
+    given = {
+        TopicPartition(topic.name, each.partition_index): Commit(
+            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    member_id = request.member_id or ""
+    who = Committer(
+        request.group_id,
+        member_id,
+        request.generation_id if member_id else -1,
+        request.group_instance_id,
+        unfenced=not member_id,
+    )
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    return add_offsets(store, producer, who, check_commits(given, store.settings), timeout_ms=_TIMEOUT_MS)
+
+
+async def end_txn(gateway: "Gateway", request: Message, _client: Client) -> Message:
+    """Commit or abort. After an error that is not final the transaction is open, and the client calls again."""
+    producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
+    code = NONE
+    try:
+        if request.committed:
+            await gateway.call(transactions.commit, gateway.log, producer, timeout_ms=_TIMEOUT_MS)
+        else:
+            await gateway.call(wire_transactions.abort, gateway.cluster, producer, timeout_ms=_TIMEOUT_MS)
+    except SparkLogError as error:
+        code = _COORDINATOR_NOT_AVAILABLE if error.retriable else _code(error, request)
+    return EndTxnResponse(throttle_time_ms=0, error_code=code)
+
+
+APIS = (
+    Api(InitProducerIdRequest, init_producer_id, advertised=(0, 4)),
+    Api(AddPartitionsToTxnRequest, add_partitions_to_txn, advertised=(0, 3)),
+    Api(AddOffsetsToTxnRequest, add_offsets_to_txn, advertised=(0, 3)),
+    Api(TxnOffsetCommitRequest, txn_offset_commit, advertised=(0, 3)),
+    Api(EndTxnRequest, end_txn, advertised=(0, 3)),
+)

@@ -1,0 +1,77 @@
+"""Transactions of Kafka clients on the log: pending records, and the commit."""
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from spark_log.append.append_transaction import AppendRequest
+from spark_log.append.failed_append_files import delete_files
+from spark_log.append.rules import Appended, Rejected
+from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.failpoints import failpoint
+from spark_log.groups.pending_offsets import read_pending_offsets
+from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
+from spark_log.log.log import Log, Records
+from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions.wire_transactions import Registration, WireProducer
+
+
+def register_records(
+    log: Log, items: Sequence[tuple[str, Topic, Records]], *, timeout_ms: int
+) -> list[Appended | Rejected]:
+    """Store records of transactions, each item with its transactional id, and make them pending. All have sequences."""
+    written = log.write_batches([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
+    topics: Mapping[int, Topic] = {topic.topic_id: topic for _, topic, _ in items}
+    rows: dict[WireProducer, list[int]] = {}
+    for row, (name, _, records) in enumerate(items):
+        sequence = records.sequence
+        assert sequence is not None
+        rows.setdefault(WireProducer(name, sequence.producer_id, sequence.producer_epoch), []).append(row)
+    registrations = [Registration(producer, [written.batches[row] for row in here]) for producer, here in rows.items()]
+    try:
+        found = wire_transactions.register(
+            log.cluster.store, registrations, written.blobs, write_id=written.write_id, timeout_ms=timeout_ms
+        )
+    except Exception:
+        log.abandon(written, topics)
+        raise
+    outcomes = {
+        row: outcome
+        for here, several in zip(rows.values(), found, strict=True)
+        for row, outcome in zip(here, several, strict=True)
+    }
+    in_order = [outcomes[row] for row in range(len(items))]
+    pairs = zip(written.batches, in_order, strict=True)
+    delete_files(log.cluster, topics, [batch for batch, each in pairs if isinstance(each, Rejected) or each.duplicate])
+    return in_order
+
+
+def commit(log: Log, producer: WireProducer, *, timeout_ms: int) -> None:
+    """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
+
+    Does nothing if the same call was done before. Batches of deleted topics are dropped, as in Kafka. Raises the errors
+    of `wire_rules.is_ended`, and the error of a partition that cannot be appended to now: then the transaction is still
+    open.
+    """
+    store = log.cluster.store
+    found = wire_transactions.read_open(store, producer, commit=True, timeout_ms=timeout_ms)
+    if found is None:
+        return
+    ref, pending = found
+
+    def read(connection: sa.Connection) -> tuple[Mapping[Committer, Commits], dict[int, Topic]]:
+        offsets = read_pending_offsets(connection, producer.producer_id)
+        return offsets, topics_of_ids(connection, {each.batch.topic_id for each in pending})
+
+    offsets, topics = store.read(read, timeout_ms=timeout_ms)
+    batches = [each.batch for each in pending if each.batch.topic_id in topics]
+    hooks = [transaction_store.commit_transaction_hook(ref, len(pending)), commit_offsets_hook(store, offsets)]
+    result = log.append_batches(AppendRequest(batches, atomic=True, hooks=hooks), topics, timeout_ms=timeout_ms)
+    failpoint("transaction.committed")
+    for outcome in result.outcomes:
+        if isinstance(outcome, Rejected):
+            if isinstance(outcome.error, UnknownTopicOrPartitionError):
+                return commit(log, producer, timeout_ms=timeout_ms)  # a topic was deleted meanwhile
+            raise outcome.error
+    return None

@@ -1,0 +1,94 @@
+"""Group offsets that Kafka clients add to their open transactions (TxnOffsetCommit), until EndTxn commits them.
+
+As in Kafka, a member is checked when it adds offsets, and not again at the commit. So a member that gets a partition
+must not start from the last committed offset while another one is pending: it waits (KIP-447).
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import sqlalchemy as sa
+
+from spark_log.failpoints import failpoint
+from spark_log.groups.committed_offsets import Commit, of_their_topics
+from spark_log.groups.transacted_offsets import Commits, Committer, check_committing
+from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
+from spark_log.metadata.columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.transactions import wire_rules
+from spark_log.transactions.rules import ONGOING
+from spark_log.transactions.transaction_rows import write_pending_offsets
+from spark_log.transactions.wire_transactions import WireProducer, locked
+
+
+def add_offsets(
+    store: Store, producer: WireProducer, who: Committer, commits: Commits, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> list[TopicPartition]:
+    """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist.
+
+    Raises the errors of `wire_rules.check_open`; UnknownMemberIdError, IllegalGenerationError and
+    FencedInstanceIdError if the member may not commit them now.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+        transaction = locked(connection, store, producer).transaction
+        wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
+        # the group's lock orders this and an assignment to another member, which then finds the pending offset
+        check_committing(store, connection, who, commits, lock=True)
+        here = of_their_topics(connection, commits)
+        rows = [
+            {
+                "group_id": who.group_id,
+                "topic_id": commit.topic_id,
+                "partition": partition.partition,
+                "committed_offset": commit.offset,
+                "leader_epoch": commit.leader_epoch,
+                "commit_metadata": commit.metadata.encode(),
+            }
+            for partition, commit in sorted(here.items())
+        ]
+        write_pending_offsets(connection, producer.producer_id, rows)
+        return sorted(commits.keys() - here.keys())
+
+    unknown = store.transact(body, timeout_ms=timeout_ms)
+    failpoint("gateway.offsets-added")
+    return unknown
+
+
+def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:
+    """The offsets that the transaction will commit, by group."""
+    query = (
+        sa.select(
+            TRANSACTION_OFFSET.group_id,
+            TOPIC.name,
+            TRANSACTION_OFFSET.partition,
+            TRANSACTION_OFFSET.committed_offset,
+            TRANSACTION_OFFSET.commit_metadata,
+            TRANSACTION_OFFSET.leader_epoch,
+            TRANSACTION_OFFSET.topic_id,
+        )
+        .join(t.topic, TOPIC.topic_id == TRANSACTION_OFFSET.topic_id)
+        .where(TRANSACTION_OFFSET.producer_id == producer_id)
+    )
+    found: dict[Committer, dict[TopicPartition, Commit]] = defaultdict(dict)
+    for group_id, name, partition, offset, metadata, *rest in connection.execute(query):
+        commit = Commit(offset, metadata.decode(), *rest)
+        found[Committer(group_id, unfenced=True)][TopicPartition(name, partition)] = commit
+    return found
+
+
+def unstable_partitions(store: Store, connection: sa.Connection, group_id: str) -> Collection[TopicPartition]:
+    """The partitions whose committed offset of the group may change by the end of an open transaction."""
+    now = store.clock(connection)
+    query = (
+        sa.select(TOPIC.name, TRANSACTION_OFFSET.partition, TRANSACTION.until_ms, TRANSACTION.clock_epoch)
+        .join(t.topic, TOPIC.topic_id == TRANSACTION_OFFSET.topic_id)
+        .join(t.transaction, TRANSACTION.producer_id == TRANSACTION_OFFSET.producer_id)
+        .where(TRANSACTION_OFFSET.group_id == group_id, TRANSACTION.state == ONGOING.value)
+    )
+    return {
+        TopicPartition(name, partition)
+        for name, partition, until_ms, clock_epoch in connection.execute(query)
+        if not now.expired(until_ms, clock_epoch)  # it can only be aborted
+    }

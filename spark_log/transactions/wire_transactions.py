@@ -1,0 +1,200 @@
+"""Transactions of Kafka clients in the metadata store: read under lock, decide (`transactions.wire_rules`), write.
+
+    begin           AddPartitionsToTxn, AddOffsetsToTxn
+    register        Produce: batches become pending
+    add_offsets     TxnOffsetCommit: group offsets become pending
+    end             EndTxn: an append of the pending batches, which also commits the offsets; or an abort
+
+No state is kept between the calls, so each may reach another gateway. Each call is forced to disk before it is
+answered: the client does not tell at the end what it has sent, so nothing that was acknowledged may be lost by then.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from spark_log.append.append_transaction import check_write_id
+from spark_log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
+from spark_log.append.rules import Appended, Batch, ProducerState, Rejected
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.failpoints import failpoint
+from spark_log.metadata.columns import PARTITION
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.segments.segment_rows import insert_blobs
+from spark_log.transactions import wire_rules
+from spark_log.transactions.rules import TransactionRef
+from spark_log.transactions.transaction_rows import (
+    PendingBatch,
+    TransactionRow,
+    insert_pending,
+    lock_transaction,
+    next_position,
+    partitions_with_sequences,
+    read_last_pending,
+    read_pending,
+    save_transaction,
+)
+from spark_log.transactions.transaction_store import delete_files
+
+
+@dataclass(frozen=True)
+class WireProducer:
+    """The identity that a Kafka client sends in each call."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Batches of one producer, in order, all with sequences."""
+
+    producer: WireProducer
+    batches: Sequence[Batch]
+
+
+def locked(connection: sa.Connection, store: Store, producer: WireProducer) -> TransactionRow:
+    """The transaction of the producer, its row locked. InvalidProducerIdMappingError unless it has that id."""
+    row = lock_transaction(connection, store.clock(connection), producer.producer_id)
+    if row.transaction.transactional_id != producer.transactional_id:
+        raise InvalidProducerIdMappingError(
+            f"producer {producer.producer_id} is not that of transactional_id {producer.transactional_id!r}"
+        )
+    return row
+
+
+def begin(store: Store, producer: WireProducer, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Begin a transaction unless one is open. InvalidProducerIdMappingError, ProducerFencedError."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        now = store.clock(connection)
+        before = locked(connection, store, producer)
+        after = wire_rules.begin(before.transaction, producer.producer_id, producer.epoch)
+        save_transaction(connection, now, before, after)
+
+    store.transact(body, timeout_ms=timeout_ms)
+    failpoint("gateway.transaction-begun")
+
+
+def register(
+    store: Store,
+    registrations: Sequence[Registration],
+    blobs: Mapping[str, bytes],
+    *,
+    write_id: str | None = None,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> list[list[Appended | Rejected]]:
+    """Make the batches pending. The outcome of each batch: Appended with the offset -1, or why it was refused.
+
+    A batch that is pending already is a duplicate. Raises failures of the store, and WriteIdExpiredError.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Appended | Rejected]]:
+        if write_id is not None:
+            check_write_id(connection, write_id, release=False)
+        order = sorted(range(len(registrations)), key=lambda each: registrations[each].producer.producer_id)
+        outcomes: dict[int, list[Appended | Rejected]] = {
+            each: _register(connection, store, registrations[each], blobs) for each in order
+        }
+        return [outcomes[each] for each in range(len(registrations))]
+
+    outcomes = store.transact(body, timeout_ms=timeout_ms)
+    failpoint("transaction.registered")
+    return outcomes
+
+
+def _register(
+    connection: sa.Connection, store: Store, registration: Registration, blobs: Mapping[str, bytes]
+) -> list[Appended | Rejected]:
+    producer, batches = registration.producer, registration.batches
+    try:
+        transaction = locked(connection, store, producer).transaction
+        wire_rules.check_open(transaction, producer.producer_id, producer.epoch)
+    except SparkLogError as error:
+        return [Rejected(error)] * len(batches)
+    keys = {(batch.topic_id, batch.partition) for batch in batches}
+    there = existing_partitions(connection, keys)
+    states = _states(connection, producer.producer_id, keys)
+    pending = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
+    outcomes: list[Appended | Rejected] = []
+    new: list[Batch] = []
+    for batch in batches:
+        key = (batch.topic_id, batch.partition)
+        if key not in there:  # the gateway knows a topic that was deleted
+            outcomes.append(Rejected(UnknownTopicOrPartitionError(f"topic {key[0]}, partition {key[1]}: deleted")))
+            continue
+        outcome, remembered = wire_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)
+        outcomes.append(outcome)
+        if remembered is not None:
+            pending[key] = (*pending[key], remembered)
+            new.append(batch)
+    if new:
+        first = next_position(connection, producer.producer_id)
+        ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
+        insert_pending(connection, ref, [PendingBatch(first + row, batch) for row, batch in enumerate(new)])
+        insert_blobs(connection, {batch.name: blobs[batch.name] for batch in new if batch.inline})
+    return outcomes
+
+
+def existing_partitions(connection: sa.Connection, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of the partitions (topic id, number) that exist."""
+    query = sa.select(PARTITION.topic_id, PARTITION.partition)
+    found = connection.execute(query.where(PARTITION.topic_id.in_({topic_id for topic_id, _ in keys})))
+    return {(topic_id, partition) for topic_id, partition in found}
+
+
+def read_open(
+    store: Store, producer: WireProducer, *, commit: bool, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> tuple[TransactionRef, list[PendingBatch]] | None:
+    """The open transaction and its pending batches; None if the same call of EndTxn has ended it before.
+
+    Raises the errors of `wire_rules.is_ended`.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[TransactionRef, list[PendingBatch]] | None:
+        transaction = locked(connection, store, producer).transaction
+        if wire_rules.is_ended(transaction, producer.producer_id, producer.epoch, commit=commit):
+            return None
+        ref = TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
+        return ref, read_pending(connection, producer.producer_id)
+
+    return store.transact(body, timeout_ms=timeout_ms)
+
+
+def abort(cluster: Cluster, producer: WireProducer, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `wire_rules.is_ended`."""
+    store = cluster.store
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
+        now = store.clock(connection)
+        before = locked(connection, store, producer)
+        after = wire_rules.abort(before.transaction, producer.producer_id, producer.epoch)
+        if after is before.transaction:
+            return []
+        keys = partitions_with_sequences(connection, producer.producer_id)
+        states = _states(connection, producer.producer_id, keys)
+        last = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
+        kept = {
+            (producer.producer_id, *key): wire_rules.remember_aborted(
+                states[(producer.producer_id, *key)], last[key][-1]
+            )
+            for key in keys
+        }
+        save_producer_states(connection, now, states, kept)
+        dropped = read_pending(connection, producer.producer_id)
+        save_transaction(connection, now, before, after)
+        return dropped
+
+    dropped = store.transact(body, timeout_ms=timeout_ms)
+    failpoint("transaction.aborted")
+    delete_files(cluster, dropped)
+
+
+def _states(
+    connection: sa.Connection, producer_id: int, keys: Collection[tuple[int, int]]
+) -> dict[ProducerKey, ProducerState]:
+    """The producer in each partition (topic id, number), as committed and aborted transactions have left it."""
+    return ask_producers(connection, {(producer_id, *key) for key in keys})()

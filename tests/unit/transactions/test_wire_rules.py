@@ -1,0 +1,267 @@
+"""The rules of transactions of Kafka clients: a table, random histories against a client's own view, and mutations of
+the rules that these histories must detect.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from spark_log.append.rules import Appended, Batch, ProducerSequence, ProducerState, Rejected, check_sequence, remember
+from spark_log.errors import InvalidProducerIdMappingError, InvalidTxnStateError, ProducerFencedError
+from spark_log.transactions import rules, wire_rules
+from spark_log.transactions.rules import ABORTED, COMMITTED, EMPTY, ONGOING, Transaction
+
+PRODUCER, EPOCH = 7, 3
+SAME = object()
+INVALID, FENCED = InvalidTxnStateError, ProducerFencedError
+EXPIRED = "expired"
+TABLE = {
+    # state: begin, check_open, commit (is_ended), abort
+    EMPTY: (ONGOING, INVALID, INVALID, INVALID),
+    ONGOING: (SAME, None, False, ABORTED),
+    EXPIRED: (FENCED, FENCED, FENCED, FENCED),
+    COMMITTED: (ONGOING, INVALID, True, INVALID),
+    ABORTED: (ONGOING, INVALID, INVALID, SAME),
+}
+
+
+def stored(state):
+    expired = state is EXPIRED
+    state = ONGOING if expired else state
+    return Transaction(PRODUCER, EPOCH, 5, state, 2, expired, "bills", numbered=False)
+
+
+def calls(transaction, producer_id, epoch):
+    yield lambda: wire_rules.begin(transaction, producer_id, epoch)
+    yield lambda: wire_rules.check_open(transaction, producer_id, epoch)
+    yield lambda: wire_rules.is_ended(transaction, producer_id, epoch, commit=True)
+    yield lambda: wire_rules.abort(transaction, producer_id, epoch)
+
+
+@pytest.mark.parametrize("state", TABLE, ids=str)
+def test_transitions(state):
+    transaction = stored(state)
+    for call, expected in zip(calls(transaction, PRODUCER, EPOCH), TABLE[state], strict=True):
+        if expected is SAME:
+            assert call() is transaction, "the same object: nothing has to be written"
+        elif isinstance(expected, type):
+            with pytest.raises(expected, match="transactional_id 'bills'"):
+                call()
+        elif expected in rules.TRANSITIONS:
+            after = call()
+            number = 6 if expected is ONGOING else 5
+            assert (after.epoch, after.number, after.state, after.pending) == (EPOCH, number, expected, 0)
+            assert not after.numbered
+        else:
+            assert call() is expected
+    for producer_id, epoch, error in (
+        (PRODUCER, EPOCH - 1, FENCED),
+        (PRODUCER, EPOCH + 1, FENCED),
+        (8, EPOCH, InvalidProducerIdMappingError),
+    ):
+        for call in calls(transaction, producer_id, epoch):
+            with pytest.raises(error):
+                call()
+
+
+@pytest.mark.parametrize(
+    "end", [rules.time_out, lambda each: rules.abort(each, ref_of(each))], ids=["time-out", "operator"]
+)
+def test_transaction_that_ends_without_its_client_fences_it(end):
+    ended = end(replace(stored(ONGOING), expired=end is rules.time_out))
+    assert (ended.epoch, ended.state) == (EPOCH + 1, ABORTED)
+    numbered = end(replace(stored(ONGOING), expired=end is rules.time_out, numbered=True))
+    assert (numbered.epoch, numbered.state) == (EPOCH, ABORTED)
+
+
+def test_only_the_newest_producer_gets_the_next_epoch_and_may_ask_again():
+    bumped = wire_rules.bump(stored(ONGOING), PRODUCER, EPOCH)
+    assert (bumped.epoch, bumped.state) == (EPOCH + 1, ABORTED)
+    assert wire_rules.bump(bumped, PRODUCER, EPOCH) is bumped
+    assert wire_rules.bump(bumped, PRODUCER, EPOCH + 1).epoch == EPOCH + 2
+    used = wire_rules.begin(bumped, PRODUCER, EPOCH + 1)
+    for later in (used, rules.initialize(bumped)):
+        with pytest.raises(ProducerFencedError):
+            wire_rules.bump(later, PRODUCER, EPOCH)
+
+
+def ref_of(transaction):
+    return rules.TransactionRef(transaction.producer_id, transaction.epoch, transaction.number)
+
+
+class Client:
+    """A Kafka client: it counts on after an abort, and knows what it has sent in its transaction."""
+
+    def __init__(self, epoch):
+        self.epoch, self.sequences, self.sent, self.is_open = epoch, [0, 0], [], False
+
+
+class World(RuleBasedStateMachine):
+    """One transactional id, two partitions, clients of which only the last one may act."""
+
+    def __init__(self):
+        super().__init__()
+        self.transaction = Transaction(PRODUCER, -1, 0, EMPTY, transactional_id="bills")
+        self.states = [ProducerState(-1), ProducerState(-1)]
+        self.pending = [[], []]
+        self.logs, self.expected = [[], []], [[], []]
+        self.clients = []
+        self.names = iter(range(10**6))
+        self.init()
+
+    @rule()
+    def init(self):
+        self._save(rules.initialize(self.transaction))
+        self.clients.append(Client(self.transaction.epoch))
+
+    @rule(again=st.booleans())
+    def bump(self, again):
+        client = self.clients[-1]
+        if self.transaction.epoch != client.epoch:  # fenced by a time-out: it needs init
+            with pytest.raises(ProducerFencedError):
+                wire_rules.bump(self.transaction, PRODUCER, client.epoch)
+            return
+        for _ in range(1 + again):
+            self._save(wire_rules.bump(self.transaction, PRODUCER, client.epoch))
+        self.clients[-1] = Client(self.transaction.epoch)
+        assert self.clients[-1].epoch == client.epoch + 1
+
+    @rule(late=st.integers(0, 3), partition=st.integers(0, 1), count=st.integers(1, 3), sent=st.integers(1, 2))
+    def send(self, late, partition, count, sent):
+        """A request that is sent again after its answer was lost changes nothing more."""
+        client = self._client(late)
+        if not self._may_act(client):
+            with pytest.raises(ProducerFencedError):
+                wire_rules.begin(self.transaction, PRODUCER, client.epoch)
+            return
+        if not client.is_open:
+            self._save(wire_rules.begin(self.transaction, PRODUCER, client.epoch))
+            client.is_open = True
+        batch = self._batch(partition, ProducerSequence(PRODUCER, client.epoch, client.sequences[partition]), count)
+        for turn in range(sent):
+            outcome = self._register(batch)
+            assert isinstance(outcome, Appended) and outcome.duplicate == (turn > 0)
+        client.sequences[partition] += count
+        client.sent.append((partition, batch.name))
+        gap = replace(batch, sequence=replace(batch.sequence, first=client.sequences[partition] + 1))
+        assert isinstance(self._register(gap), Rejected)
+
+    @rule(late=st.integers(0, 3), commit=st.booleans(), sent=st.integers(1, 2))
+    def end(self, late, commit, sent):
+        client = self._client(late)
+        if not self._may_act(client):
+            with pytest.raises(ProducerFencedError):
+                self._end(client, commit)
+            return
+        if not client.is_open:
+            return
+        for _ in range(sent):
+            self._end(client, commit)
+        if commit:
+            for partition, name in client.sent:
+                self.expected[partition].append(name)
+        client.sent, client.is_open = [], False
+
+    @rule(partition=st.integers(0, 1), commit=st.booleans())
+    def send_and_end(self, partition, commit):
+        self.send(0, partition, 1, 1)
+        self.end(0, commit, 1)
+
+    @rule()
+    def time_out(self):
+        if self.transaction.state is ONGOING:
+            self._save(rules.time_out(replace(self.transaction, expired=True)))
+
+    @invariant()
+    def log_has_what_the_clients_have_committed(self):
+        assert self.logs == self.expected
+        assert self.transaction.state is ONGOING or self.pending == [[], []]
+
+    def _client(self, late):
+        return self.clients[max(0, len(self.clients) - 1 - late)] if late > 1 else self.clients[-1]
+
+    def _may_act(self, client):
+        return client is self.clients[-1] and client.epoch == self.transaction.epoch
+
+    def _batch(self, partition, sequence, count):
+        name = str(next(self.names))
+        return Batch(1, partition, name, True, count, count, 0, 0, 0, "none", "", sequence=sequence)
+
+    def _register(self, batch):
+        wire_rules.check_open(self.transaction, PRODUCER, batch.sequence.producer_epoch)
+        here = self.pending[batch.partition]
+        outcome, new = wire_rules.accept(self.states[batch.partition], [each for _, each in here][-5:], batch)
+        if new is not None:
+            here.append((batch, new))
+        return outcome
+
+    def _end(self, client, commit):
+        if not commit:
+            after = wire_rules.abort(self.transaction, PRODUCER, client.epoch)
+            if after is not self.transaction:
+                for partition, here in enumerate(self.pending):
+                    if here:
+                        self.states[partition] = wire_rules.remember_aborted(self.states[partition], here[-1][1])
+                self._save(after)
+            return
+        if wire_rules.is_ended(self.transaction, PRODUCER, client.epoch, commit=True):
+            return
+        for partition, here in enumerate(self.pending):
+            for batch, _ in here:
+                state, log = self.states[partition], self.logs[partition]
+                assert check_sequence(batch.sequence, batch.record_count, state) is None
+                base = 10 * len(log)
+                self.states[partition] = remember(state, batch, Appended(base, base + batch.record_count))
+                log.append(batch.name)
+        self._save(rules.commit(replace(self.transaction, pending=0), ref_of(self.transaction), 0))
+
+    def _save(self, after):
+        if after.state is not ONGOING:
+            self.pending = [[], []]
+        self.states = [replace(state, epoch=after.epoch) for state in self.states]
+        self.transaction = after
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+MUTANTS = settings(max_examples=200, database=None, derandomize=True, phases=[Phase.generate])
+
+
+def forget_aborted(patch):
+    patch(wire_rules, "remember_aborted", lambda state, last: state)
+
+
+def take_duplicates(patch):
+    accept = wire_rules.accept
+
+    def accept_all(state, pending, batch):
+        outcome, new = accept(state, pending, batch)
+        return (Appended(-1, -1), accept(state, pending[:-1], batch)[1]) if new is None and pending else (outcome, new)
+
+    patch(wire_rules, "accept", accept_all)
+
+
+def trust_epochs(patch):
+    patch(wire_rules, "check_producer", lambda transaction, producer_id, epoch: None)
+
+
+def keep_epoch_at_time_out(patch):
+    patch(rules, "fence", lambda transaction: transaction)
+
+
+def end_anything(patch):
+    patch(wire_rules, "is_ended", lambda transaction, producer_id, epoch, commit: transaction.state is not ONGOING)
+
+
+@pytest.mark.parametrize(
+    "mutant", [forget_aborted, take_duplicates, trust_epochs, keep_epoch_at_time_out, end_anything]
+)
+def test_histories_detect_the_mutation(monkeypatch, mutant):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - hypothesis finds any of the assertions
+        run_state_machine_as_test(World, settings=MUTANTS)
